@@ -61,7 +61,8 @@ func TestEveryFlippedBitOfARankIsFound(t *testing.T) {
 	begin := 8 + int(binary.LittleEndian.Uint64(good)) // tensors; the last one: checksums
 	end := len(good) - int(tensors[len(tensors)-1].Bytes())
 	if len(tensors) != 4 || end-begin < 100 {
-		t.Fatalf("the file has %v", tensors)
+		t.Fatalf("the file has %v, %d bytes of data, want 4 tensors, at least 100 bytes",
+			tensors, end-begin)
 	}
 	for i := range good {
 		rewrite(t, name, func(b []byte) { b[i] ^= 1 << (i % 8) })
@@ -195,7 +196,7 @@ func TestPartsAreCheckedByBlocks(t *testing.T) {
 				continue
 			}
 			if err != nil {
-				t.Fatalf("%d bytes from %d: %v", of.n, of.first, err)
+				t.Fatalf("%d bytes from %d: %v, want no error", of.n, of.first, err)
 			}
 			got := make([]byte, of.n)
 			if err := errors.Join(part.ReadBytes(got), part.Close()); err != nil || !bytes.Equal(got, whole[of.first:of.first+of.n]) {
@@ -224,7 +225,7 @@ func TestCommitNeedsChecksums(t *testing.T) {
 		t.Error(err)
 	}
 	if names := files(t, filepath.Dir(path)); len(names) != 0 {
-		t.Errorf("%v", names)
+		t.Errorf("files are left: %v, want none", names)
 	}
 }
 
@@ -402,10 +403,10 @@ func TestCopiedChecksumsAreAnError(t *testing.T) {
 	smallCheckpoint(t, path)
 	rewrite(t, path, func(b []byte) { copy(b, bytes.Replace(b, []byte(`"bias"`), []byte(`"bibs"`), 1)) })
 	if _, err := checkpoint.Open(path); err == nil || !strings.Contains(err.Error(), `must leave out "torchstream.crc32"`) {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want an error with %q", err, `must leave out "torchstream.crc32"`)
 	}
 	if err := checkpoint.Save(path, nil, map[string]string{"torchstream.crc32": ""}); err == nil || !strings.Contains(err.Error(), "reserved") {
-		t.Errorf("metadata with the key of the checksums: %v", err)
+		t.Errorf("metadata with the key of the checksums: %v, want an error with \"reserved\"", err)
 	}
 }
 

@@ -180,10 +180,10 @@ func checkMemory(t *testing.T, name, base string, file []byte, perByte uint64) {
 
 func TestOpenNeedsARegularFile(t *testing.T) {
 	if _, err := checkpoint.Open(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a missing file: %v", err)
+		t.Errorf("a missing file: %v, want fs.ErrNotExist", err)
 	}
 	if _, err := checkpoint.Open(t.TempDir()); err == nil || !strings.Contains(err.Error(), "not a regular file") {
-		t.Errorf("a folder: %v", err)
+		t.Errorf("a folder: %v, want an error with \"not a regular file\"", err)
 	}
 }
 
@@ -197,7 +197,7 @@ func TestReadRejectsBooleansOtherThan0And1(t *testing.T) {
 	}
 	defer c.Close()
 	if _, err := c.Read("a"); err == nil || !strings.Contains(err.Error(), "element 2 is the byte 2") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error with \"element 2 is the byte 2\"", err)
 	}
 }
 
@@ -227,7 +227,7 @@ func FuzzCheckpoint(f *testing.F) {
 			x, err := c.Read(s.Name)
 			if !s.DType.Known() || len(s.Shape) > 64 {
 				if err == nil {
-					t.Fatalf("%v was read", s)
+					t.Fatalf("%v was read, want an error", s)
 				}
 				continue
 			}
@@ -239,7 +239,7 @@ func FuzzCheckpoint(f *testing.F) {
 			}
 			defer x.Close()
 			if x.DType() != s.DType || x.Elements() != s.Elements() {
-				t.Fatalf("%v was read as %v", s, x)
+				t.Fatalf("%v was read as %v, want its dtype and number of elements", s, x)
 			}
 			m, err := c.Map(s.Name)
 			if err != nil {
@@ -261,7 +261,7 @@ func FuzzCheckpoint(f *testing.F) {
 		}
 		defer again.Close()
 		if len(again.Tensors()) != len(named) || !maps.Equal(again.Metadata(), c.Metadata()) {
-			t.Fatalf("%v became %v", c.Tensors(), again.Tensors())
+			t.Fatalf("%v became %v, want the same tensors and metadata", c.Tensors(), again.Tensors())
 		}
 	})
 }
@@ -335,7 +335,7 @@ func TestSaveReplacesOnlyCheckpoints(t *testing.T) {
 		t.Error(err)
 	}
 	if now, err := os.ReadFile(path); err != nil || string(now) != text {
-		t.Errorf("the file holds %q, %v", now, err)
+		t.Errorf("the file holds %q, %v, want %q, nil", now, err, text)
 	}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -384,10 +384,10 @@ func TestFailedSaveLeavesTheOldFile(t *testing.T) {
 		t.Errorf("the old file changed, %v", err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
-		t.Errorf("files left: %v, %v", left, err)
+		t.Errorf("files left: %v, %v, want length 1, nil", left, err)
 	}
 	if err := nn.Save(filepath.Join(dir, "none", "x"), net, nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a missing folder: %v", err)
+		t.Errorf("a missing folder: %v, want fs.ErrNotExist", err)
 	}
 }
 
@@ -433,6 +433,6 @@ func TestAllTypesRoundTrip(t *testing.T) {
 		}
 	}
 	if _, err := c.Read("none"); err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("an unknown name: %v", err)
+		t.Errorf("an unknown name: %v, want an error with %q", err, path)
 	}
 }

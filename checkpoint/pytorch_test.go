@@ -77,7 +77,7 @@ func TestLoadReadsPyTorchFiles(t *testing.T) {
 		loaded = append(loaded, values)
 		c := openFixture(t, name)
 		if got := readFloats(t, c, "1.num_batches_tracked"); !reflect.DeepEqual(got, []float64{2}) {
-			t.Errorf("%s: num_batches_tracked is %v", name, got)
+			t.Errorf("%s: num_batches_tracked is %v, want [2]", name, got)
 		}
 		names := []string{}
 		for _, s := range c.Tensors() {
@@ -89,7 +89,7 @@ func TestLoadReadsPyTorchFiles(t *testing.T) {
 		}
 	}
 	if !reflect.DeepEqual(loaded[0], loaded[1]) || !reflect.DeepEqual(loaded[0], loaded[2]) {
-		t.Errorf("the same state was loaded as %v", loaded)
+		t.Errorf("the same state was loaded as %v, want three equal ones", loaded)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestStridesOfPyTorchFiles(t *testing.T) {
 		}
 	}
 	if got := readFloats(t, c, "channels_last"); len(got) != 24 || got[0] != 0 || got[1] != 1 || got[23] != 23 {
-		t.Errorf("channels_last: %v", got)
+		t.Errorf("channels_last: %v, want length 24, 0, 1, 23", got)
 	}
 }
 
@@ -139,7 +139,7 @@ func TestValuesOfPyTorchFiles(t *testing.T) {
 	}
 	for _, path := range [][]any{{"none of these"}, {"epoch", "x"}, {"flags", 2}, {"flags", -1}, {"flags", "x"}, {"size", 2}, {[]int{1}}} {
 		if v, err := c.Value(path...); err == nil || !strings.Contains(err.Error(), "checkpoint.pt") {
-			t.Errorf("%v is %v, %v", path, v, err)
+			t.Errorf("%v is %v, %v, want an error with \"checkpoint.pt\"", path, v, err)
 		}
 	}
 	all, err := c.Value()
@@ -153,17 +153,17 @@ func TestValuesOfPyTorchFiles(t *testing.T) {
 	}
 	defer best.Close()
 	if v, err := best.Float64(); err != nil || v != 0.75 || stored.Spec().DType != torch.Float32 || len(stored.Spec().Shape) != 0 {
-		t.Errorf("best is %v %v, %v", v, stored.Spec(), err)
+		t.Errorf("best is %v %v, %v, want 0.75 of float32 without dimensions, nil", v, stored.Spec(), err)
 	}
 	averages, err := c.Value("optimizer", "state", 0, "exp_avg")
 	if err != nil || !reflect.DeepEqual(averages.(*checkpoint.StoredTensor).Spec().Shape, []int64{2, 1, 3, 3}) {
-		t.Errorf("exp_avg is %v, %v", averages, err)
+		t.Errorf("exp_avg is %v, %v, want the shape [2 1 3 3], nil", averages, err)
 	}
 	if v, err := openFixture(t, "tensor.pt").Value(); err != nil || v.(*checkpoint.StoredTensor).Spec().Shape[0] != 3 {
-		t.Errorf("a file of one tensor: %v, %v", v, err)
+		t.Errorf("a file of one tensor: %v, %v, want 3 rows, nil", v, err)
 	}
 	if _, err := openCheckpoint(t, write(t, safetensors("{}", 0))).Value("epoch"); err == nil || !strings.Contains(err.Error(), "Metadata") {
-		t.Errorf("a value of a safetensors file: %v", err)
+		t.Errorf("a value of a safetensors file: %v, want an error with \"Metadata\"", err)
 	}
 }
 
@@ -195,14 +195,14 @@ func TestValueSharesContainers(t *testing.T) {
 	v, err := c.Value()
 	runtime.ReadMemStats(&after)
 	if took := after.TotalAlloc - before.TotalAlloc; err != nil || took > 1<<20 {
-		t.Errorf("Value took %d bytes, %v", took, err)
+		t.Errorf("Value took %d bytes, %v, want at most %v, nil", took, err, 1<<20)
 	}
 	depth := 0
 	for pair := v.([]any)[1].([]any); len(pair) == 2; depth++ {
 		pair = pair[0].([]any)
 	}
 	if depth != 20 {
-		t.Errorf("the tree is %d deep", depth)
+		t.Errorf("the tree is %d deep, want 20", depth)
 	}
 }
 
@@ -217,7 +217,7 @@ func TestRefusedPyTorchFiles(t *testing.T) {
 	}
 	net := fixtureNet(t)
 	if _, err := nn.Load(filepath.Join(fixtures, "tensor.pt"), net); err == nil || !strings.Contains(err.Error(), "0.weight is not in the file") {
-		t.Errorf("a file without a dict: %v", err)
+		t.Errorf("a file without a dict: %v, want an error with \"0.weight is not in the file\"", err)
 	}
 }
 
@@ -251,7 +251,7 @@ func TestUnreadValuesAreErrorsByPath(t *testing.T) {
 		}
 	}
 	if err := checkpoint.SavePyTorch(filepath.Join(t.TempDir(), "x.pt"), all); err == nil || !strings.Contains(err.Error(), "is not read") {
-		t.Errorf("values that are not read were written: %v", err)
+		t.Errorf("values that are not read were written: %v, want an error with \"is not read\"", err)
 	}
 	keys, err := openFixture(t, "opaque/tuple_key.pt").Value("value")
 	if err != nil {
@@ -307,7 +307,7 @@ func TestSaveAndLoadPyTorchFiles(t *testing.T) {
 			}
 			got, err := nn.Load(path, other)
 			if err != nil || !reflect.DeepEqual(got, meta) {
-				t.Fatalf("metadata %v, %v", got, err)
+				t.Fatalf("metadata %v, %v, want %v, nil", got, err, meta)
 			}
 			want := nn.State(net)
 			for i, n := range nn.State(other) {
@@ -383,11 +383,11 @@ func TestSavePyTorch(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Size() > 6000 {
-		t.Errorf("%d bytes for one tensor of 4000, %v", info.Size(), err)
+		t.Errorf("%d bytes for one tensor of 4000, %v, want at most 6000, nil", info.Size(), err)
 	}
 	c := openCheckpoint(t, path)
 	if specs := c.Tensors(); len(specs) != 2 || specs[0].Name != "b" || specs[1].Name != "a" {
-		t.Errorf("tensors %v", specs)
+		t.Errorf("tensors %v, want b, a", specs)
 	}
 	all, err := c.Value()
 	if err != nil {
@@ -404,7 +404,7 @@ func TestSavePyTorch(t *testing.T) {
 		t.Fatal(err)
 	}
 	if v, err := openCheckpoint(t, again).Value("optimizer", "step"); err != nil || v.(*checkpoint.StoredTensor).Spec().Shape[0] != 1000 {
-		t.Errorf("%v, %v", v, err)
+		t.Errorf("got %v, %v, want 1000 rows, nil", v, err)
 	}
 }
 
@@ -433,17 +433,17 @@ func TestFailedSavePyTorchLeavesTheOldFile(t *testing.T) {
 		"float32": []any{float32(1)}, "key": map[any]any{1.5: 1}, "loop": loop, "nil tensor": (*checkpoint.StoredTensor)(nil), "type": []any{struct{}{}},
 	} {
 		if err := checkpoint.SavePyTorch(path, value); err == nil || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want an error with %q", name, err, path)
 		}
 	}
 	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(old, now) {
 		t.Errorf("the old file changed, %v", err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
-		t.Errorf("files left: %v, %v", left, err)
+		t.Errorf("files left: %v, %v, want length 1, nil", left, err)
 	}
 	if err := nn.Save(filepath.Join(dir, "none", "x.pt"), net, nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a missing folder: %v", err)
+		t.Errorf("a missing folder: %v, want fs.ErrNotExist", err)
 	}
 	// Neither kind of checkpoint replaces the other, nor another zip archive.
 	tensors := filepath.Join(dir, "net.safetensors")
@@ -456,7 +456,7 @@ func TestFailedSavePyTorchLeavesTheOldFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := nn.Save(to, net, nil); err == nil || !strings.Contains(err.Error(), "a file of another kind") {
-			t.Errorf("%s was replaced: %v", to, err)
+			t.Errorf("saving over %s: %v, want an error with \"a file of another kind\"", to, err)
 		}
 	}
 }
@@ -492,6 +492,6 @@ print(c["epoch"], c["classes"] == ["cat", "\u00e9"], list(c))
 	out, err := exec.Command(program, "-c", script, dir).Output()
 	want := "OrderedDict <All keys matched successfully> 9.0\n3 True ['classes', 'epoch', 'state_dict']\n"
 	if err != nil || string(out) != want {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("got %v\n%s\nwant\n%s", err, out, want)
 	}
 }

@@ -146,7 +146,7 @@ func requireDivided(t testing.TB, path string, value byte) {
 		logical := whole.AsStrided(w.shape, w.strides, torch.AsStridedOptions{})
 		got, wanted := make([]byte, len(want)), make([]byte, len(want))
 		if err := errors.Join(x.ReadBytes(got), logical.ReadBytes(wanted), x.Close(), logical.Close()); err != nil || !bytes.Equal(got, wanted) {
-			t.Errorf("%s: %v, %v", w.name, got, err)
+			t.Errorf("%s: %v, %v, want %v, nil", w.name, got, err, wanted)
 		}
 		stored, err := c.Tensor(w.name)
 		if err != nil {
@@ -171,7 +171,7 @@ func requireDivided(t testing.TB, path string, value byte) {
 		t.Errorf("the value %v, want %d: %v", v, value, err)
 	}
 	if v, err := c.Value("optimizer", 0, "exp_avg"); err != nil || !slices.Equal(v.(*checkpoint.StoredTensor).Spec().Shape, wholeTensors[1].shape) {
-		t.Errorf("%v, %v", v, err)
+		t.Errorf("got %v, %v, want the shape %v, nil", v, err, wholeTensors[1].shape)
 	}
 }
 
@@ -186,7 +186,7 @@ func TestDividedCheckpoint(t *testing.T) {
 		}
 		requireDivided(t, path, byte(i))
 		if names := files(t, dir); len(names) != ranks+1 {
-			t.Errorf("%d ranks: %v", ranks, names)
+			t.Errorf("%d ranks: %v, want length %v", ranks, names, ranks+1)
 		}
 	}
 	// A copy written by one process is whole, and replacing it leaves no files.
@@ -208,7 +208,7 @@ func TestDividedCheckpoint(t *testing.T) {
 	}
 	requireDivided(t, path, 4)
 	if names := files(t, dir); !slices.Equal(names, []string{"last.pt", "whole.pt"}) {
-		t.Errorf("%v", names)
+		t.Errorf("got %v, want [last.pt whole.pt]", names)
 	}
 }
 
@@ -253,7 +253,7 @@ func TestReadPartInAnotherOrder(t *testing.T) {
 			first, n int64
 		}{{[]int64{3, 1}, 5, 2}, {[]int64{3, 1}, -1, 2}, {[]int64{3, 1}, 0, -1}, {[]int64{4, 1}, 0, 1}, {[]int64{1}, 0, 1}, {[]int64{3, 1}, 1, 1<<63 - 1}} {
 			if part, err := stored.ReadPart(bad.strides, bad.first, bad.n); !errors.Is(err, cuda.ErrInvalidArgument) {
-				t.Errorf("%s, %+v: %v, %v", name, bad, part, err)
+				t.Errorf("%s, %+v: %v, %v, want cuda.ErrInvalidArgument", name, bad, part, err)
 			}
 		}
 		if err := checkpoint.SavePyTorch(filepath.Join(dir, "again.pt"), map[string]any{"x": stored}); err != nil {
@@ -317,7 +317,7 @@ func TestUnfinishedDividedCheckpointLeavesTheOldOne(t *testing.T) {
 		}
 		requireDivided(t, path, 1)
 		if names := files(t, dir); len(names) != 3 {
-			t.Errorf("%v", names)
+			t.Errorf("got %v, want 3 files", names)
 		}
 	}
 
@@ -399,7 +399,7 @@ func TestFilesOfAReplacedCheckpointAreRemoved(t *testing.T) {
 			}
 			requireDivided(t, path, of.value)
 			if names := files(t, dir); len(names) != of.files {
-				t.Errorf("%v", names)
+				t.Errorf("got %v, want %d files", names, of.files)
 			}
 		})
 	}
@@ -508,7 +508,7 @@ func TestFilesOfACheckpointHaveOneMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := modes(t, filepath.Dir(first)); !slices.Equal(got, []fs.FileMode{0o640, 0o640}) {
-		t.Errorf("the modes %v", got)
+		t.Errorf("got the modes %v, want 0640 for both", got)
 	}
 
 	// The index of a sharded checkpoint and its files.
@@ -521,7 +521,7 @@ func TestFilesOfACheckpointHaveOneMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := modes(t, dir); !slices.Equal(got, slices.Repeat([]fs.FileMode{0o600}, 3)) {
-		t.Errorf("the modes of a sharded checkpoint: %v", got)
+		t.Errorf("the modes of a sharded checkpoint: %v, want 0600 for all 3", got)
 	}
 }
 
@@ -543,7 +543,7 @@ func TestLateRankLeavesNoFile(t *testing.T) {
 		t.Error(err)
 	}
 	if names := files(t, dir); len(names) != 0 {
-		t.Errorf("files are left: %v", names)
+		t.Errorf("files are left: %v, want none", names)
 	}
 }
 
@@ -581,11 +581,11 @@ func TestCommitRefusesWhatCannotBeRead(t *testing.T) {
 		change(v, &division)
 		d[plain] = division
 		if err := s.Commit(v, d); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want cuda.ErrInvalidArgument with %q", name, err, path)
 		}
 		requireDivided(t, path, 1)
 		if names := files(t, dir); len(names) != 3 {
-			t.Errorf("%s: %v", name, names)
+			t.Errorf("%s: %v, want length 3", name, names)
 		}
 	}
 }
@@ -609,7 +609,7 @@ func TestDictsOfAProgramInADividedCheckpoint(t *testing.T) {
 	}
 	defer c.Close()
 	if got := c.Metadata(); got["divided"] != "by 2" || got["shards"] != "7" {
-		t.Errorf("%v", got)
+		t.Errorf("got %v, want divided \"by 2\", shards \"7\"", got)
 	}
 }
 
@@ -646,7 +646,7 @@ func TestMemoryOfDividedFilesIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c, err := checkpoint.Open(path); err == nil || !strings.Contains(err.Error(), "rank 0") {
-		t.Errorf("%v, %v", c, err)
+		t.Errorf("got %v, %v, want an error with \"rank 0\"", c, err)
 	}
 }
 
@@ -779,7 +779,7 @@ func divided(t *testing.T, text string, shard []byte) error {
 	}
 	n, err := readAll(path)
 	if n > 1<<20 {
-		t.Errorf("%d bytes", n)
+		t.Errorf("%d bytes, want at most %v", n, 1<<20)
 	}
 	return err
 }
@@ -832,7 +832,7 @@ func TestHostileDivided(t *testing.T) {
 	for _, sums := range []string{`{"dtype":"I8","shape":[4],"data_offsets":[8,12]}`, `{"dtype":"U8","shape":[2,2],"data_offsets":[8,12]}`,
 		`{"dtype":"U8","shape":[0],"data_offsets":[8,8]},"v":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}`} {
 		if err := divided(t, sealed, rankOfTwo(sums)); err == nil || !strings.Contains(err.Error(), "bytes of checksums") {
-			t.Errorf("checksums as %s: %v", sums, err)
+			t.Errorf("checksums as %s: %v, want an error with \"bytes of checksums\"", sums, err)
 		}
 	}
 	for name, change := range hostileDividedFiles {
@@ -919,7 +919,7 @@ func TestDividedCheckpointSurvivesKills(t *testing.T) {
 			t.Fatal(err)
 		}
 		if names := files(t, dir); len(names) != ranks+1 {
-			t.Errorf("files are left: %v", names)
+			t.Errorf("files are left: %v, want length %v", names, ranks+1)
 		}
 	}
 }
@@ -999,7 +999,7 @@ for name in ["plain", "last", "one", "mask"]:
 `
 	out, err := exec.Command(program, "-c", script+string(code)+show, path).CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("%v, want no error\n%s", err, out)
 	}
 	c, err := checkpoint.Open(path)
 	if err != nil {

@@ -27,7 +27,7 @@ func safetensorsCases(t testing.TB) []safetensorsCase {
 	}
 	var cases []safetensorsCase
 	if err := json.Unmarshal(text, &cases); err != nil || len(cases) < 40 {
-		t.Fatalf("%d files, %v", len(cases), err)
+		t.Fatalf("%d files, %v, want at least 40, nil", len(cases), err)
 	}
 	return cases
 }

@@ -73,7 +73,7 @@ func TestSaveSharded(t *testing.T) {
 			t.Fatal(err)
 		}
 		if metadata["made"] != "here" || metadata["total_size"] != "1532" {
-			t.Errorf("metadata %v", metadata)
+			t.Errorf("metadata %v, want made \"here\", total_size \"1532\"", metadata)
 		}
 		for i, n := range nn.State(net) {
 			want, err1 := n.Tensor.Float64s()
@@ -89,7 +89,7 @@ func TestSaveSharded(t *testing.T) {
 	}
 	defer c.Close()
 	if len(c.Tensors()) != len(nn.State(net)) {
-		t.Errorf("%d tensors", len(c.Tensors()))
+		t.Errorf("%d tensors, want %v", len(c.Tensors()), len(nn.State(net)))
 	}
 	x, err := c.Map("0.weight")
 	if err != nil {
@@ -97,7 +97,7 @@ func TestSaveSharded(t *testing.T) {
 	}
 	defer x.Close()
 	if got := x.Shape(); !slices.Equal(got, []int64{4, 3, 3, 3}) {
-		t.Errorf("mapped shape %v", got)
+		t.Errorf("mapped shape %v, want [4 3 3 3]", got)
 	}
 }
 
@@ -134,7 +134,7 @@ func TestSaveShardedRefusesTooManyFiles(t *testing.T) {
 		t.Error(err)
 	}
 	if after := files(t, dir); !slices.Equal(after, before) {
-		t.Errorf("%d files", len(after))
+		t.Errorf("%d files, want %v", len(after), before)
 	}
 	if c, err := checkpoint.Open(path); err != nil {
 		t.Error(err)
@@ -160,7 +160,7 @@ func TestSaveRefusesOtherDTypes(t *testing.T) {
 	}
 	defer x.Close()
 	if err := checkpoint.Save(path, []torch.Named{{Name: "z", Tensor: x}}, nil); err == nil || !strings.Contains(err.Error(), "complex128") {
-		t.Errorf("saving complex128: %v", err)
+		t.Errorf("saving complex128: %v, want an error with \"complex128\"", err)
 	}
 	if after, err := os.ReadFile(path); err != nil || !slices.Equal(after, before) {
 		t.Errorf("the file before is lost: %v", err)
@@ -192,7 +192,7 @@ func TestSaveShardedRefuses(t *testing.T) {
 	for _, path := range []string{good, taken} {
 		left := slices.DeleteFunc(files(t, filepath.Dir(path)), func(name string) bool { return path == taken && name == filepath.Base(taken) })
 		if len(left) != 0 {
-			t.Errorf("files are left: %v", left)
+			t.Errorf("files are left: %v, want none", left)
 		}
 	}
 }
@@ -230,7 +230,7 @@ func TestHostileIndex(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c, err := checkpoint.Open(path); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%.60s: %v, %v", text, c, err)
+			t.Errorf("%.60s: %v, %v, want an error with %q", text, c, err, says)
 		}
 	}
 }
@@ -263,13 +263,13 @@ func TestMap(t *testing.T) {
 	for _, n := range tensors {
 		m, err := c.Map(n.Name)
 		if err != nil {
-			t.Fatalf("%s: %v", n.Name, err)
+			t.Fatalf("%s: %v, want no error", n.Name, err)
 		}
 		defer m.Close()
 		mapped[n.Name] = m
 	}
 	if n := torch.LiveTensors(); n > live+int64(len(tensors))+1 {
-		t.Errorf("%d handles of %d tensors and the file", n-live, len(tensors))
+		t.Errorf("%d more handles of %d tensors and the file, want at most one each", n-live, len(tensors))
 	}
 	if _, err := c.Map("none"); err == nil {
 		t.Error("Map of an unknown name: got no error, want one")
@@ -296,7 +296,7 @@ func TestMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	if v, err := mapped["w"].Float64s(); err != nil || v[5] != 1 {
-		t.Errorf("after Fill_: %v, %v", v, err)
+		t.Errorf("after Fill_: %v, %v, want 1, nil", v, err)
 	}
 	if after, err := os.ReadFile(path); err != nil || !slices.Equal(after, before) {
 		t.Errorf("the file changed, %v", err)
@@ -316,7 +316,7 @@ func TestShardedTotalSize(t *testing.T) {
 	}
 	text, err := os.ReadFile(path)
 	if err != nil || !strings.Contains(string(text), `"total_size": 2400000`) {
-		t.Errorf("%s, %v", text, err)
+		t.Errorf("%s, %v, want it to contain %q, nil", text, err, `"total_size": 2400000`)
 	}
 	c, err := checkpoint.Open(path)
 	if err != nil {
@@ -324,6 +324,6 @@ func TestShardedTotalSize(t *testing.T) {
 	}
 	defer c.Close()
 	if size := c.Metadata()["total_size"]; size != "2400000" {
-		t.Errorf("total_size is %s", size)
+		t.Errorf("total_size is %s, want \"2400000\"", size)
 	}
 }

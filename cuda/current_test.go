@@ -68,12 +68,14 @@ func TestFailureLeavesNoLock(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if n := threadsUsed(goroutines, fn); n > goroutines/2 {
-				t.Errorf("%d goroutines used %d threads: they ended locked", goroutines, n)
+				t.Errorf("%d goroutines used %d threads, want at most %d: they ended locked",
+					goroutines, n, goroutines/2)
 			}
 		})
 	}
 	if n := threadsUsed(goroutines, runtime.LockOSThread); n <= goroutines/2 {
-		t.Errorf("%d goroutines that ended locked used %d threads: the test proves nothing", goroutines, n)
+		t.Errorf("%d goroutines that ended locked used %d threads, want more: the test proves nothing",
+			goroutines, n)
 	}
 }
 
@@ -132,7 +134,7 @@ func TestEveryGoroutineKeepsItsStream(t *testing.T) {
 			}
 			all.Wait()
 			if wrong.Load() != 0 {
-				t.Errorf("wrong stream in %d of %d rounds", wrong.Load(), goroutines*rounds)
+				t.Errorf("wrong stream in %d of %d rounds, want 0", wrong.Load(), goroutines*rounds)
 			}
 			requireDefaultStreams(t, &used)
 		})
@@ -242,12 +244,13 @@ func TestWithStreamSurvivesPanicAndGoexit(t *testing.T) {
 				threads[<-thread] = true
 			}
 			if len(threads) > goroutines/2 {
-				t.Errorf("%d goroutines used %d threads: they ended locked", goroutines, len(threads))
+				t.Errorf("%d goroutines used %d threads, want at most half: they ended locked",
+					goroutines, len(threads))
 			}
 		})
 	}
 	if n := threadsUsed(300, func() { WithStream(stream, func() error { return nil }) }); n > 150 {
-		t.Errorf("300 goroutines used %d threads: they ended locked", n)
+		t.Errorf("300 goroutines used %d threads, want at most 150: they ended locked", n)
 	}
 	requireDefaultStreams(t, &sync.Map{})
 }

@@ -72,7 +72,7 @@ func TestWithoutGPU(t *testing.T) {
 			if !errors.Is(err, ErrNoDevice) {
 				t.Errorf("got %v, want ErrNoDevice", err)
 			} else if !strings.Contains(err.Error(), advice) || !strings.Contains(err.Error(), "cuda.CPU") {
-				t.Errorf("%q does not advise what to do", err)
+				t.Errorf("%q does not advise what to do, want it to contain %q, \"cuda.CPU\"", err, advice)
 			}
 		})
 	}
@@ -119,7 +119,8 @@ func TestDeviceReportsItsMemory(t *testing.T) {
 		t.Errorf("1 MiB was allocated and freed: before %+v, during %+v, after %+v", before, during, after)
 	}
 	if after.Free <= 0 || after.Free > after.Total || after.Reserved < after.Allocated {
-		t.Errorf("got %+v", after)
+		t.Errorf("got %+v, want Free more than 0, Free at most %v, Reserved at least %v",
+			after, after.Total, after.Allocated)
 	}
 	check(t, EmptyCache())
 }

@@ -108,7 +108,7 @@ func TestEventCloseBesideUse(t *testing.T) {
 					_, err := e.use("test")
 					if err != nil {
 						if !errors.Is(err, ErrClosed) {
-							t.Errorf("got %v", err)
+							t.Errorf("got %v, want ErrClosed", err)
 						}
 						return
 					}

@@ -28,7 +28,7 @@ func TestForkAndJoinErrors(t *testing.T) {
 		t.Errorf("a stream that was never made: got %v, want ErrInvalidArgument", err)
 	}
 	if err := errors.Join(Fork(good), Join(good), Fork(good, good), Join(good, good, good)); err != nil {
-		t.Errorf("a fork and a join of no other streams: %v", err)
+		t.Errorf("a fork and a join of no other streams: %v, want no error", err)
 	}
 }
 
@@ -120,7 +120,7 @@ func TestForkDoesNotAllocate(t *testing.T) {
 	s := newStreams(t, 4)
 	check(t, Fork(s[0], s[1:]...))
 	if n := testing.AllocsPerRun(100, func() { check(t, Fork(s[0], s[1:]...)); check(t, Join(s[0], s[1:]...)) }); n != 0 {
-		t.Errorf("%v allocations a fork and join", n)
+		t.Errorf("%v allocations a fork and join, want 0", n)
 	}
 }
 

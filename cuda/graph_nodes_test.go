@@ -43,12 +43,12 @@ func TestNodesHandlesAndDOTOfAGraph(t *testing.T) {
 		t.Errorf("handles %#x, %#x, %v", exec, graph, err)
 	}
 	if s := g.String(); !strings.Contains(s, "nodes on cuda:0") {
-		t.Errorf("String: %s", s)
+		t.Errorf("String: %s, want it to contain \"nodes on cuda:0\"", s)
 	}
 	plain := must[*Graph](t)(Capture(CaptureOptions{}, c.increase))
 	defer plain.Close()
 	if _, err := plain.DOT(false); !errors.Is(err, ErrInvalidArgument) {
-		t.Errorf("DOT without Debug: %v", err)
+		t.Errorf("DOT without Debug: %v, want ErrInvalidArgument", err)
 	}
 	if exec, graph, err := plain.Handles(); err != nil || exec == 0 || graph != 0 {
 		t.Errorf("handles without Debug %#x, %#x, %v", exec, graph, err)
@@ -82,13 +82,13 @@ func TestExternalEventsInAGraph(t *testing.T) {
 		t.Errorf("%+v, want 2 records and a wait", n)
 	}
 	if _, err := end.Query(); !errors.Is(err, ErrNotRecorded) {
-		t.Errorf("before the first replay: %v", err)
+		t.Errorf("before the first replay: %v, want ErrNotRecorded", err)
 	}
 	for range 3 {
 		check(t, g.Replay(streams[0]))
 		check(t, streams[0].Synchronize())
 		if took := must[time.Duration](t)(Elapsed(begin, end)); took <= 0 || took > time.Second {
-			t.Errorf("the replay took %v", took)
+			t.Errorf("the replay took %v, want more than 0, at most %v", took, time.Second)
 		}
 	}
 	c.expected = 0
@@ -99,10 +99,10 @@ func TestEventHandleAndString(t *testing.T) {
 	onGPU(t, 1)
 	e := must[*Event](t)(NewEvent(EventOptions{}))
 	if _, _, err := e.Handle(); !errors.Is(err, ErrNotRecorded) {
-		t.Errorf("before Record: %v", err)
+		t.Errorf("before Record: %v, want ErrNotRecorded", err)
 	}
 	if s := e.String(); s != "event that was never recorded" {
-		t.Errorf("before Record: %s", s)
+		t.Errorf("before Record: %s, want \"event that was never recorded\"", s)
 	}
 	check(t, e.Record(DefaultStream(0)))
 	if h, d, err := e.Handle(); err != nil || h == 0 || d != 0 {
@@ -113,7 +113,7 @@ func TestEventHandleAndString(t *testing.T) {
 	}
 	check(t, e.Close())
 	if s := e.String(); s != "closed event" {
-		t.Errorf("after Close: %s", s)
+		t.Errorf("after Close: %s, want \"closed event\"", s)
 	}
 }
 
@@ -121,11 +121,11 @@ func TestMemoryLimitIsReturned(t *testing.T) {
 	onGPU(t, 1)
 	defer Device(0).LimitMemory(1)
 	if got := must[float64](t)(Device(0).MemoryLimit()); got != 1 {
-		t.Errorf("at the start: %v", got)
+		t.Errorf("at the start: %v, want 1", got)
 	}
 	check(t, Device(0).LimitMemory(0.5))
 	if got := must[float64](t)(Device(0).MemoryLimit()); got < 0.49 || got > 0.51 {
-		t.Errorf("after LimitMemory(0.5): %v", got)
+		t.Errorf("after LimitMemory(0.5): %v, want at least 0.49, none.51", got)
 	}
 }
 
@@ -145,10 +145,11 @@ func TestMemorySnapshot(t *testing.T) {
 		t.Errorf("the snapshot begins with %x", before[:min(8, len(before))])
 	}
 	if len(after) < len(before)+1000 {
-		t.Errorf("%d bytes with a history, %d without", len(after), len(before))
+		t.Errorf("%d bytes with a history, %d without, want at least %v",
+			len(after), len(before), len(before)+1000)
 	}
 	if err := RecordMemoryHistory(-1); !errors.Is(err, ErrInvalidArgument) {
-		t.Errorf("-1 entries: %v", err)
+		t.Errorf("-1 entries: %v, want ErrInvalidArgument", err)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 func TestNilGraphIsRefused(t *testing.T) {
 	for _, g := range []*Graph{nil, {}} {
 		if err := g.Replay(Stream{}); !errors.Is(err, ErrInvalidArgument) {
-			t.Errorf("Replay: %v", err)
+			t.Errorf("Replay: %v, want ErrInvalidArgument", err)
 		}
 		if _, err := Capture(CaptureOptions{SharePool: g}, func() error { return nil }); g != nil && DeviceCount() > 0 && !errors.Is(err, ErrInvalidArgument) {
 			t.Errorf("SharePool: %v", err)
@@ -48,7 +48,7 @@ func TestClosedGraphLivesUntilItsCallsEnd(t *testing.T) {
 	}
 	g.Close()
 	if g.refs.Load() != 1 {
-		t.Errorf("%d references", g.refs.Load())
+		t.Errorf("%d references, want 1", g.refs.Load())
 	}
 	g.done()
 	if _, err := g.use("test"); !errors.Is(err, ErrClosed) {
@@ -80,7 +80,7 @@ func TestCaptureAndReplay(t *testing.T) {
 		t.Fatalf("the capture ran its work: the counter is %v, want 0", got)
 	}
 	if g.Nodes() != 5 || g.Device() != 0 {
-		t.Errorf("%d nodes on %v", g.Nodes(), g.Device())
+		t.Errorf("%d nodes on %v, want 5, 0", g.Nodes(), g.Device())
 	}
 	for i, s := range append(newStreams(t, 3), DefaultStream(0)) {
 		check(t, g.Replay(s))
@@ -110,7 +110,7 @@ func TestCaptureAndReplay(t *testing.T) {
 	}
 	check(t, g.Close())
 	if err := g.Replay(streams[0]); !errors.Is(err, ErrClosed) {
-		t.Errorf("after Close: %v", err)
+		t.Errorf("after Close: %v, want ErrClosed", err)
 	}
 }
 
@@ -145,7 +145,7 @@ func TestCloseWithReplaysInFlight(t *testing.T) {
 		}
 		all.Wait()
 		if got := c.value(t); got != float64(100*accepted) {
-			t.Fatalf("%d replays: %v", accepted, got)
+			t.Fatalf("%d replays: %v, want %v", accepted, got, float64(100*accepted))
 		}
 	}
 }
@@ -215,7 +215,7 @@ func TestCaptureBesideOtherWork(t *testing.T) {
 	close(stop)
 	all.Wait()
 	if got := c.value(t); got != 6000 {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v, want 6000", got)
 	}
 }
 
@@ -311,7 +311,7 @@ func TestCaptureRefusesBreakingCalls(t *testing.T) {
 				return nil
 			})
 			if err != nil {
-				t.Fatalf("the call broke the capture: %v", err)
+				t.Fatalf("the capture around the call: %v, want no error", err)
 			}
 			captured++
 			check(t, g.Replay(DefaultStream(0)))
@@ -319,7 +319,7 @@ func TestCaptureRefusesBreakingCalls(t *testing.T) {
 		})
 	}
 	if got := c.value(t); got != float64(captured) {
-		t.Errorf("the counter is %v after %d replays", got, captured)
+		t.Errorf("the counter is %v after %d replays, want %v", got, captured, float64(captured))
 	}
 	err := pool.Use(func() error {
 		if err := EmptyCache(); !errors.Is(err, ErrBusy) {
@@ -456,7 +456,7 @@ func TestCaptureBesidePools(t *testing.T) {
 	close(stop)
 	all.Wait()
 	if got := c.value(t); got != 3000 {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v, want 3000", got)
 	}
 }
 
@@ -517,7 +517,7 @@ func TestFailedCapture(t *testing.T) {
 			check(t, side.Synchronize())
 			g, err := Capture(CaptureOptions{Stream: stream}, c.increase)
 			if err != nil {
-				t.Fatalf("a capture afterwards: %v", err)
+				t.Fatalf("a capture afterwards: %v, want no error", err)
 			}
 			check(t, g.Replay(stream))
 			check(t, g.Close())
@@ -574,13 +574,13 @@ func TestCaptureWithForks(t *testing.T) {
 	check(t, err)
 	defer g.Close()
 	if g.Nodes() < 21 {
-		t.Errorf("%d nodes", g.Nodes())
+		t.Errorf("%d nodes, want at least 21", g.Nodes())
 	}
 	for range 3 {
 		check(t, g.Replay(DefaultStream(0)))
 	}
 	if a.value(t) != 30 || b.value(t) != 30 || sum.value(t) != 3 {
-		t.Errorf("got %v, %v, %v", a.value(t), b.value(t), sum.value(t))
+		t.Errorf("got %v, %v, %v, want 30, 30, 3", a.value(t), b.value(t), sum.value(t))
 	}
 }
 
@@ -649,14 +649,15 @@ func TestSharedPool(t *testing.T) {
 	three := reserved() - start
 	t.Logf("one graph %d MiB, with one that shares %d MiB, with one that does not %d MiB", one>>20, two>>20, three>>20)
 	if one < 4*elements || two-one >= 4*elements || three-two < 4*elements {
-		t.Errorf("reserved: %d, %d, %d bytes", one, two, three)
+		t.Errorf("reserved: %d, %d, %d bytes, want at least %v, less than %v, at least %v",
+			one, two, three, 4*elements, 4*elements, 4*elements)
 	}
 	streams := newStreams(t, 2)
 	for i := range 20 {
 		check(t, []*Graph{first, second}[i%2].Replay(streams[i%2]))
 	}
 	if got := c.value(t); got != 21 {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v, want 21", got)
 	}
 	check(t, first.Close())
 	check(t, second.Replay(streams[0])) // the memory still exists
@@ -664,7 +665,7 @@ func TestSharedPool(t *testing.T) {
 	check(t, alone.Close())
 	check(t, Device(0).Synchronize())
 	if left := reserved() - start; left > 0 {
-		t.Errorf("%d bytes are still reserved", left)
+		t.Errorf("%d bytes are still reserved, want 0", left)
 	}
 	if _, err := Capture(CaptureOptions{SharePool: first}, c.increase); !errors.Is(err, ErrClosed) {
 		t.Errorf("SharePool is a closed graph: got %v, want ErrClosed", err)

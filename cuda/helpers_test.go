@@ -126,7 +126,7 @@ func eachThread(t *testing.T, used *sync.Map, visit func() error) {
 		for range goroutines {
 			v := <-arrived
 			if v.err != nil {
-				t.Errorf("thread %d: %v", v.thread, v.err)
+				t.Errorf("thread %d: %v, want no error", v.thread, v.err)
 			}
 			if threads[v.thread] {
 				t.Errorf("two locked goroutines are on thread %d", v.thread)
@@ -154,7 +154,7 @@ func eachThread(t *testing.T, used *sync.Map, visit func() error) {
 	close(release)
 	all.Wait()
 	if thread := missing(); thread != 0 {
-		t.Errorf("thread %d used streams, is alive, and was not visited", thread)
+		t.Errorf("thread %d used streams, is alive, and was not visited, want every thread visited", thread)
 	}
 }
 

@@ -96,6 +96,6 @@ func TestOpenHandlesNameTheirMaker(t *testing.T) {
 	end()
 	end()
 	if open := through(leaks.Open(), "cuda."+t.Name()); len(open) > 0 {
-		t.Errorf("open after Close: %v", open)
+		t.Errorf("open after Close: %v, want none", open)
 	}
 }

@@ -138,10 +138,12 @@ func TestAllocatorStats(t *testing.T) {
 	capi.FreeTensor(x)
 	after := must[AllocatorStats](t)(Device(0).Allocator())
 	if during.RequestedBytes != before.RequestedBytes+1000 || during.Allocations != before.Allocations+1 || during.TotalAllocations != before.TotalAllocations+1 {
-		t.Errorf("1000 bytes were allocated: before %+v, during %+v", before, during)
+		t.Errorf("1000 bytes were allocated: before %+v, during %+v,"+
+			" want 1000 bytes and one allocation more", before, during)
 	}
 	if after.RequestedBytes != before.RequestedBytes || after.Allocations != before.Allocations || after.Segments < 1 || after.DriverAllocations < after.Segments {
-		t.Errorf("and freed: before %+v, after %+v", before, after)
+		t.Errorf("and freed: before %+v, after %+v, want the bytes and allocations as before",
+			before, after)
 	}
 	for _, fraction := range []float64{0, -1, 1.5} {
 		if err := Device(0).LimitMemory(fraction); !errors.Is(err, ErrInvalidArgument) {
@@ -161,7 +163,7 @@ func TestMemoryPool(t *testing.T) {
 	onGPU(t, 1)
 	p := must[*MemoryPool](t)(NewMemoryPool(0))
 	if p.Device() != 0 {
-		t.Errorf("the pool is on %v", p.Device())
+		t.Errorf("the pool is on %v, want 0", p.Device())
 	}
 	empty := func(n int64) *capi.Tensor {
 		return must[*capi.Tensor](t)(capi.EmptyTensor([]int64{n}, capi.Uint8, 0, capi.Contiguous))
@@ -197,7 +199,7 @@ func TestMemoryPool(t *testing.T) {
 	}()
 	check(t, p.Use(func() error { capi.FreeTensor(empty(n)); return nil }))
 	if n := threadsUsed(300, func() { p.Use(func() error { return nil }) }); n > 150 {
-		t.Errorf("300 goroutines used %d threads: they ended locked", n)
+		t.Errorf("300 goroutines used %d threads, want at most 150: they ended locked", n)
 	}
 	reserved, _, err := p.Bytes()
 	check(t, err)
@@ -214,7 +216,8 @@ func TestMemoryPool(t *testing.T) {
 	}
 	check(t, EmptyCache())
 	if after := must[MemoryStats](t)(Device(0).Memory()); after.Reserved > before.Reserved-reserved {
-		t.Errorf("the pool's %d bytes are still held: %d before, %d after", reserved, before.Reserved, after.Reserved)
+		t.Errorf("%d bytes before, %d after, want the pool's %d bytes freed",
+			before.Reserved, after.Reserved, reserved)
 	}
 	runtime.KeepAlive(p)
 }

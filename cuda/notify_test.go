@@ -80,7 +80,7 @@ func TestFailedNoticeLeavesNothingPending(t *testing.T) {
 	var b dispatcher
 	problem := errors.New("problem")
 	if done, err := b.add(Stream{}, func(*capi.Notifier, uint64) error { return problem }); done != nil || !errors.Is(err, problem) {
-		t.Errorf("got %v, %v", done, err)
+		t.Errorf("got %v, %v, want nil, %v", done, err, problem)
 	}
 	if b.running || len(b.waiting) != 0 {
 		t.Errorf("%d notices are pending, want 0", len(b.waiting))

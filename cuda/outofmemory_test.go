@@ -119,7 +119,8 @@ func TestObserveOutOfMemoryOnAGPU(t *testing.T) {
 		}
 	}
 	if filepath.Dir(got[0].Snapshot) != dir || got[1].Snapshot != "" {
-		t.Errorf("the snapshots are %q and %q", got[0].Snapshot, got[1].Snapshot)
+		t.Errorf("the snapshots are %q and %q, want one in %s, and none",
+			got[0].Snapshot, got[1].Snapshot, dir)
 	}
 	if b := must[[]byte](t)(os.ReadFile(got[0].Snapshot)); !bytes.Contains(b, []byte("segments")) {
 		t.Errorf("the snapshot has %d bytes and no segments", len(b))

@@ -72,7 +72,7 @@ func TestBoundedStreams(t *testing.T) {
 	onGPU(t, 1)
 	bounded := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{Priority: -1, MaxMultiprocessors: 23}))
 	if n := bounded.Multiprocessors(); n < 8 || n > 23 {
-		t.Errorf("a bound of 23 gives %d multiprocessors", n)
+		t.Errorf("a bound of 23 gives %d multiprocessors, want at least 8, at most 23", n)
 	}
 	if p := must[int](t)(bounded.Priority()); p != -1 {
 		t.Errorf("priority %d, want -1", p)
@@ -97,11 +97,11 @@ func TestBoundedStreams(t *testing.T) {
 	}
 	for _, refused := range []int{1, -5, math.MinInt} {
 		if s, err := NewOwnedStream(0, StreamOptions{MaxMultiprocessors: refused}); !errors.Is(err, ErrInvalidArgument) {
-			t.Errorf("a bound of %d: %v, %v", refused, s, err)
+			t.Errorf("a bound of %d: %v, %v, want ErrInvalidArgument", refused, s, err)
 		}
 	}
 	if s, err := NewStream(0, StreamOptions{MaxMultiprocessors: 16}); !errors.Is(err, ErrInvalidArgument) {
-		t.Errorf("a bound for a stream of the pool: %v, %v", s, err)
+		t.Errorf("a bound for a stream of the pool: %v, %v, want ErrInvalidArgument", s, err)
 	}
 }
 

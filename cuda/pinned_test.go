@@ -22,7 +22,7 @@ func TestNewPinnedRefusesEmptyBuffers(t *testing.T) {
 func TestNilPinnedIsEmpty(t *testing.T) {
 	var p *Pinned
 	if err := p.Close(); err != nil || p.Bytes() != nil {
-		t.Errorf("Close: %v; Bytes: %v", err, p.Bytes())
+		t.Errorf("Close: %v; Bytes: %v, want nil, nil", err, p.Bytes())
 	}
 }
 
@@ -36,7 +36,7 @@ func TestPinned(t *testing.T) {
 	}
 	memory := p.Bytes()
 	if len(memory) != n || cap(memory) != n || !bytes.Equal(memory, make([]byte, n)) {
-		t.Errorf("%d bytes with capacity %d, or not zeroed", len(memory), cap(memory))
+		t.Errorf("%d bytes with capacity %d, or not zeroed, want %d zeros", len(memory), cap(memory), n)
 	}
 	for i := range memory {
 		memory[i] = byte(i % 251)

@@ -111,7 +111,8 @@ func TestSlab(t *testing.T) {
 	before := PinnedBytes()
 	s := must[*Slab](t)(NewSlab(slots, n))
 	if got := PinnedBytes() - before; got < slots*n || got > slots*(n+slotAlign) {
-		t.Errorf("%d bytes are pinned for %d slots of %d", got, slots, n)
+		t.Errorf("%d bytes are pinned for %d slots of %d, want at least %v, at most %v",
+			got, slots, n, slots*n, slots*(n+slotAlign))
 	}
 	stream := newStreams(t, 1)[0]
 	load := newWork(t)

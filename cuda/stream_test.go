@@ -79,7 +79,7 @@ func TestPoolAndPriorities(t *testing.T) {
 	onGPU(t, 1)
 	least, greatest, err := PriorityRange()
 	if err != nil || least != 0 || greatest >= 0 {
-		t.Fatalf("priorities from %d to %d (%v)", least, greatest, err)
+		t.Fatalf("priorities from %d to %d, %v, want 0, less than 0, nil", least, greatest, err)
 	}
 	for p := greatest; p <= least; p++ {
 		s := must[Stream](t)(NewStream(0, StreamOptions{Priority: p}))
@@ -148,7 +148,8 @@ func TestTwoDevices(t *testing.T) {
 		return nil
 	}))
 	if current := must[capi.Stream](t)(capi.GetCurrentCUDAStream(capi.DeviceCurrent)); current != DefaultStream(0).s {
-		t.Errorf("the current device's stream is %v afterwards", Stream{current})
+		t.Errorf("the current device's stream is %v afterwards, want %v",
+			Stream{current}, DefaultStream(0).s)
 	}
 	for _, streams := range [][]Stream{{a, b}, {b, a}} {
 		check(t, WithStreams(streams, func() error {

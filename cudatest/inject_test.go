@@ -102,7 +102,7 @@ func TestDelayShowsAMissingEdge(t *testing.T) {
 		return v
 	}
 	if v := run(false); v != 0 {
-		t.Errorf("without an edge the reader saw %v: the delay did not hold the writer back", v)
+		t.Errorf("without an edge the reader saw %v, want 0: the delay did not hold the writer back", v)
 	}
 	if v := run(true); v != 7 {
 		t.Errorf("with an edge the reader saw %v, want 7", v)
@@ -125,11 +125,11 @@ func TestOutOfMemoryEndsWithTheTest(t *testing.T) {
 		}
 		restore()
 		if err := large(); err != nil {
-			t.Fatalf("after restore: %v", err)
+			t.Fatalf("after restore: %v, want no error", err)
 		}
 		OutOfMemory(t, gpu)
 	}).mustPass(t)
 	if err := large(); err != nil {
-		t.Errorf("after the test: %v", err)
+		t.Errorf("after the test: %v, want no error", err)
 	}
 }

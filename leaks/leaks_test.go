@@ -28,12 +28,13 @@ func TestSitesAreGroupedAndSorted(t *testing.T) {
 	open, caught := of(kind, Open()), of(kind, Caught())
 	if !Enabled {
 		if len(open)+len(caught) > 0 {
-			t.Errorf("without the tag: %v, %v", open, caught)
+			t.Errorf("without the tag: %v, %v, want none", open, caught)
 		}
 		return
 	}
 	if len(open) != 2 || open[0].Count != 2 || open[1].Count != 1 || len(caught) != 1 || caught[0].Count != 1 {
-		t.Fatalf("open:\n%v\ncaught:\n%v", open, caught)
+		t.Fatalf("open:\n%v\ncaught:\n%v\nwant two open sites with counts 2 and 1, and one caught",
+			open, caught)
 	}
 	text := open.String()
 	for _, want := range []string{"2 x grouped", "1 x grouped", "leaks_test.go:", "testing.tRunner"} {
@@ -45,7 +46,7 @@ func TestSitesAreGroupedAndSorted(t *testing.T) {
 		o.Closed()
 	}
 	if open := of(kind, Open()); len(open) > 0 {
-		t.Errorf("all are closed, but open are\n%s", open)
+		t.Errorf("all are closed, but open are\n%s\nwant none", open)
 	}
 }
 
@@ -62,7 +63,7 @@ func TestStacksBeginWhereProgramsCall(t *testing.T) {
 	} {
 		t.Run(function, func(t *testing.T) {
 			if got := inner(function); got != want {
-				t.Errorf("inner(%q) is %v", function, got)
+				t.Errorf("inner(%q) is %v, want %v", function, got, want)
 			}
 		})
 	}

@@ -92,7 +92,7 @@ func TestAutocastMatchesPyTorch(t *testing.T) {
 			x, labels := record{Name: r.Name, Input: shape}.input(t)
 			output := net.Forward(x.Autocast(dtypes[r.DType]))
 			if d := output.DType(); d != dtypes[r.OutputDType] {
-				t.Fatalf("the output is %v, and PyTorch's is %s: %v", d, r.OutputDType, output.Err())
+				t.Fatalf("the output is %v: %v, want PyTorch's dtype, %s", d, output.Err(), r.OutputDType)
 			}
 			loss := output.CrossEntropy(labels)
 			if err := loss.Backward(); err != nil {
@@ -194,14 +194,14 @@ func TestAutocastOfTokens(t *testing.T) {
 	tokens = scope.Own(tokens)
 	logits := net.Forward(tokens.View(2, 4).Autocast(torch.BFloat16))
 	if logits.DType() != torch.BFloat16 {
-		t.Errorf("the logits are %v: %v", logits.DType(), logits.Err())
+		t.Errorf("the logits are %v: %v, want bfloat16", logits.DType(), logits.Err())
 	}
 	if err := logits.Flatten(0, 1).CrossEntropy(tokens).Backward(); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range nn.NamedParameters(net) {
 		if g := p.Tensor.In(scope).Grad(); g.DType() != torch.Float32 {
-			t.Errorf("%s has a gradient of %v: %v", p.Name, g.DType(), g.Err())
+			t.Errorf("%s has a gradient of %v: %v, want float32", p.Name, g.DType(), g.Err())
 		}
 	}
 }

@@ -102,7 +102,7 @@ func TestGPT2LeavesOutMasks(t *testing.T) {
 	for name, m := range map[string]nn.Module{"with a head": net, "without": net.Transformer()} {
 		r, err := nn.LoadWith(path, m, nn.LoadOptions{})
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: %v, want no error", name, err)
 		}
 		note := "the network does not use these tensors of the file: \"h.0.attn."
 		if text := r.String(); r.Share() != 1 || len(r.Unexpected) != 0 || !strings.Contains(text, note) || !strings.Contains(text, "masked_bias") {

@@ -172,7 +172,7 @@ func (r record) fill(t *testing.T, net nn.Module) {
 			t.Fatal(err)
 		}
 		if err := n.Tensor.NoGrad().Copy_(from).Err(); err != nil {
-			t.Fatalf("%s: %v", n.Name, err)
+			t.Fatalf("%s: %v, want no error", n.Name, err)
 		}
 		from.Close()
 	}
@@ -316,7 +316,7 @@ func (r record) checkLogits(t *testing.T, logits *torch.Tensor, same bool) {
 	}
 	columns := int(shape[len(shape)-1])
 	if len(values) != columns*len(r.Logits) {
-		t.Fatalf("logits %v, and the reference has %d rows", shape, len(r.Logits))
+		t.Fatalf("logits %v, want %d rows, as the reference has", shape, len(r.Logits))
 	}
 	largest := 0.0
 	for _, v := range values {
@@ -378,7 +378,7 @@ func (r record) checkTraining(t *testing.T, net nn.Module, x, loss *torch.Tensor
 		}
 		norm, err := g.ToDType(torch.Float64).Norm().Float64()
 		if err != nil {
-			t.Fatalf("%s: %v", p.Name, err)
+			t.Fatalf("%s: %v, want no error", p.Name, err)
 		}
 		// A gradient that is zero up to rounding is compared with the largest one.
 		if want := r.Gradients[i]; !(math.Abs(norm-want) <= forGradient*(want+0.01*largest)) {
@@ -399,19 +399,19 @@ func TestNames(t *testing.T) {
 		}
 	}
 	if sorted := slices.Compact(slices.Sorted(slices.Values(names))); len(sorted) != len(names) {
-		t.Errorf("a name occurs twice: %v", names)
+		t.Errorf("the names are %v, want each once", names)
 	}
 	_, err := models.ByName("resnet19", models.Options{})
 	if !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "resnet18, resnet34") {
-		t.Errorf("an unknown name: %v", err)
+		t.Errorf("an unknown name: %v, want cuda.ErrInvalidArgument with \"resnet18, resnet34\"", err)
 	}
 	net, err := models.ByName("resnet18", models.Options{NumClasses: -1})
 	if net != nil || !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("-1 classes: %v, %v", net, err)
+		t.Errorf("-1 classes: %v, %v, want nil, cuda.ErrInvalidArgument", net, err)
 	}
 	net, err = models.ByName("gpt2", models.Options{NumClasses: 2})
 	if net != nil || !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("a GPT-2 of 2 classes: %v, %v", net, err)
+		t.Errorf("a GPT-2 of 2 classes: %v, %v, want nil, cuda.ErrInvalidArgument", net, err)
 	}
 }
 
@@ -420,7 +420,7 @@ func TestByNameSetsClasses(t *testing.T) {
 	for _, name := range []string{"resnet18", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "vit_b_16"} {
 		net, err := models.ByName(name, models.Options{NumClasses: 7, ImageSize: 32})
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: %v, want no error", name, err)
 		}
 		nn.Train(net, false)
 		scope := torch.NewScope(name)
@@ -430,7 +430,7 @@ func TestByNameSetsClasses(t *testing.T) {
 		}
 		y := net.Forward(scope.Own(x).NoGrad())
 		if err := y.Err(); err != nil || !reflect.DeepEqual(y.Shape(), []int64{1, 7}) {
-			t.Errorf("%s: logits %v, %v", name, y, err)
+			t.Errorf("%s: logits %v, %v, want [1 7], nil", name, y, err)
 		}
 		scope.Close()
 		nn.Close(net)
@@ -446,7 +446,7 @@ func TestChannelsLastAndBFloat16(t *testing.T) {
 	for _, name := range []string{"resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16"} {
 		net, err := models.ByName(name, models.Options{NumClasses: 7, ImageSize: 32})
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: %v, want no error", name, err)
 		}
 		defer nn.Close(net)
 		if vit, ok := net.(*models.ViT); ok { // its head starts with zeros, which hide all else
@@ -465,7 +465,7 @@ func TestChannelsLastAndBFloat16(t *testing.T) {
 		nn.Train(net, false)
 		want, err := net.Forward(images.NoGrad()).Float64s()
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: %v, want no error", name, err)
 		}
 		got, err := net.Forward(last.NoGrad()).Float64s()
 		if err != nil || len(got) != len(want) {
@@ -484,7 +484,7 @@ func TestChannelsLastAndBFloat16(t *testing.T) {
 		nn.Train(net, true)
 		loss := net.Forward(last.ToDType(torch.BFloat16)).Sum()
 		if err := loss.Backward(); err != nil || loss.DType() != torch.BFloat16 {
-			t.Errorf("%s in bfloat16: %v, %v", name, loss.DType(), err)
+			t.Errorf("%s in bfloat16: %v, %v, want bfloat16, nil", name, loss.DType(), err)
 		}
 	}
 }
@@ -563,7 +563,8 @@ func TestNetworksKeepNoOutputsOfLayers(t *testing.T) {
 				before := scope.Len()
 				y := c.net.Forward(x)
 				if made := scope.Len() - before; y.Err() != nil || made != c.made || y.Scope() != scope {
-					t.Errorf("training: %v: %d tensors are left, in %v: %v", training, made, y.Scope(), y.Err())
+					t.Errorf("training: %v: %d tensors are left, in %v: %v, want %v, %v, nil",
+						training, made, y.Scope(), y.Err(), c.made, scope)
 				}
 				scope.Close()
 			}
@@ -597,7 +598,7 @@ func TestInputsAreChecked(t *testing.T) {
 		return scope.Own(x)
 	}
 	if n := nn.State(gpt2.Transformer())[2].Name; n != "h.0.ln_1.weight" {
-		t.Errorf("the third tensor of the transformer is %s", n)
+		t.Errorf("the third tensor of the transformer is %s, want \"h.0.ln_1.weight\"", n)
 	}
 	closed := zeros(torch.Int64, 1, 2)
 	closed.Close()
@@ -684,7 +685,8 @@ func TestGPT2GeneratesAsWholePasses(t *testing.T) {
 	live := torch.LiveTensors()
 	got := net.Generate(prompt, models.GenerateOptions{Tokens: 9})
 	if n := torch.LiveTensors(); n != live+1 || got.Scope() != scope {
-		t.Errorf("Generate left %d tensors, its result in the scope %q", n-live-1, got.Scope().Name())
+		t.Errorf("Generate left %d tensors, its result in the scope %q, want 0, %q",
+			n-live-1, got.Scope().Name(), scope.Name())
 	}
 	want := prompt
 	for range 9 {
@@ -748,7 +750,7 @@ func TestGPT2InParts(t *testing.T) {
 	}
 	tokens = scope.Own(tokens)
 	if n := len(net.Blocks()); n != 3 {
-		t.Fatalf("%d blocks of 3", n)
+		t.Fatalf("%d blocks, want 3", n)
 	}
 	x := net.Embed(tokens.NoGrad())
 	for _, b := range net.Blocks() {
@@ -768,13 +770,13 @@ func TestGPT2InParts(t *testing.T) {
 			want[2] = 32
 		}
 		if y := part.Module.Forward(x); !slices.Equal(y.Shape(), want) {
-			t.Errorf("%s gives %v: %v", part.Name, y.Shape(), y.Err())
+			t.Errorf("%s gives %v: %v, want %v", part.Name, y.Shape(), y.Err(), want)
 		}
 	}
 	if err := net.Blocks()[0].Forward(x.Unsqueeze(0)).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "[1 2 3 8]") {
-		t.Errorf("an input of four dimensions: %v", err)
+		t.Errorf("an input of four dimensions: %v, want cuda.ErrInvalidArgument with \"[1 2 3 8]\"", err)
 	}
 	if err := net.Embed(scope.Own(tokens.ToDType(torch.Float32))).Err(); err == nil || !strings.Contains(err.Error(), "Embedding") {
-		t.Errorf("tokens of float32: %v", err)
+		t.Errorf("tokens of float32: %v, want an error with \"Embedding\"", err)
 	}
 }

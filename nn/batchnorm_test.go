@@ -90,7 +90,7 @@ func TestForwardReLUNamesItsLayer(t *testing.T) {
 		"residual": b.ForwardReLU(images(t, 2, 3, 2, 2), images(t, 7)),
 	} {
 		if err := y.Err(); err == nil || !strings.Contains(err.Error(), "nn: BatchNorm2d made at batchnorm_test.go:") {
-			t.Errorf("%s: the error is %v", name, err)
+			t.Errorf("%s: got %v, want an error with the layer's line in batchnorm_test.go", name, err)
 		}
 	}
 	failed := torch.Fail("x", errors.New("earlier"))
@@ -125,7 +125,8 @@ func TestSequentialOfNormAndReLU(t *testing.T) {
 		t.Error(y.Err())
 	}
 	if lowest, err := made.Min().Float64(); err != nil || lowest >= 0 {
-		t.Errorf("ReLU has overwritten the result of a function: its minimum is %v, %v", lowest, err)
+		t.Errorf("the minimum of a function's result after ReLU is %v, %v, want less than 0, nil",
+			lowest, err)
 	}
 	last := nn.NewSequential(nn.NewIdentity(), other)
 	if y := last.Forward(x); y.Err() != nil {

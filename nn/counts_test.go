@@ -45,7 +45,7 @@ func TestBatchCountsAreThoseOfEachForward(t *testing.T) {
 	check := func(when string, err error, want ...int64) {
 		t.Helper()
 		if err != nil {
-			t.Errorf("%s: %v", when, err)
+			t.Errorf("%s: %v, want no error", when, err)
 		}
 		if got := countsOf(t, norms); !slices.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", when, got, want)

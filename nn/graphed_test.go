@@ -96,7 +96,7 @@ func TestGraphedTakesThePlaceOfItsModule(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := g.Forward(x).Err(); err != nil || g.Stats().Calls != 12 {
-		t.Errorf("with a part in evaluation mode: %v, %d calls", err, g.Stats().Calls)
+		t.Errorf("with a part in evaluation mode: %v, %d calls, want nil, 12", err, g.Stats().Calls)
 	}
 	Train(net, false) // the Graphed itself keeps its mode, and its parts do not
 	if training, same := g.training(), g.sameModes(); !training || same {
@@ -117,6 +117,6 @@ func TestGraphedTrainsAsItsModuleOnTheGPU(t *testing.T) {
 		}
 	}
 	if s := g.Stats(); s.Captures != 1 || s.Replays != 9 || s.Eager != 3 || s.Refused != nil {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want Captures 1, Replays 9, Eager 3, Refused nil", s)
 	}
 }

@@ -195,10 +195,10 @@ func TestConstructorsRefuseBadOptions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			defer nn.Close(m)
 			if err := nn.Err(m); !errors.Is(err, cuda.ErrInvalidArgument) {
-				t.Errorf("Err: %v", err)
+				t.Errorf("Err: %v, want cuda.ErrInvalidArgument", err)
 			}
 			if err := m.Forward(images(t, 2, 4, 8)).Err(); !errors.Is(err, cuda.ErrInvalidArgument) {
-				t.Errorf("Forward: %v", err)
+				t.Errorf("Forward: %v, want cuda.ErrInvalidArgument", err)
 			}
 		})
 	}
@@ -257,7 +257,7 @@ func TestDropoutDropsInTraining(t *testing.T) {
 			}
 			d.SetTraining(false)
 			if y, err := d.Forward(x).Sum().Float64(); y != 64*4*9 || err != nil {
-				t.Errorf("in evaluation the sum is %v, %v", y, err)
+				t.Errorf("in evaluation the sum is %v, %v, want %v, nil", y, err, 64*4*9)
 			}
 		})
 	}
@@ -297,32 +297,34 @@ func TestCacheEqualsTheWholeSequence(t *testing.T) {
 		}
 		for i := range got {
 			if d := got[i] - whole[i]; d > 1e-5 || d < -1e-5 {
-				t.Fatalf("%v: logit %d is %v, %v without a cache", parts, i, got[i], whole[i])
+				t.Fatalf("%v: logit %d is %v, want %v, as without a cache", parts, i, got[i], whole[i])
 			}
 		}
 	}
 	if cache.Len() != 6 {
-		t.Errorf("the cache has %d positions", cache.Len())
+		t.Errorf("the cache has %d positions, want 6", cache.Len())
 	}
 	x := images(t, 2, 1, 8)
 	attend := func(x *torch.Tensor) error {
 		return g.attn.Attend(x, x, x, nn.AttentionOptions{Cache: cache}).Err()
 	}
 	if err := attend(x.NoGrad()); err == nil || !strings.Contains(err.Error(), "6 of 6 positions") {
-		t.Errorf("a full cache: %v", err)
+		t.Errorf("a full cache: %v, want an error with \"6 of 6 positions\"", err)
 	}
 	if err := attend(x); err == nil || !strings.Contains(err.Error(), "NoGrad") {
-		t.Errorf("with gradients: %v", err)
+		t.Errorf("with gradients: %v, want an error with \"NoGrad\"", err)
 	}
 	cache.Reset()
 	if err := g.attn.Attend(images(t, 1, 1, 8).NoGrad(), x.NoGrad(), x.NoGrad(), nn.AttentionOptions{Cache: cache, Mask: images(t, 3, 7)}).Err(); err == nil || cache.Len() != 0 {
-		t.Errorf("a mask of another shape: %v, and the cache has %d positions", err, cache.Len())
+		t.Errorf("a mask of another shape: %v, and the cache has %d positions, want an error, 0",
+			err, cache.Len())
 	}
 	if err := attend(images(t, 1, 1, 8).NoGrad()); err == nil || !strings.Contains(err.Error(), "the KVCache is for 2 sequences of float32") {
-		t.Errorf("another number of sequences: %v", err)
+		t.Errorf("another number of sequences: %v,"+
+			" want an error with \"the KVCache is for 2 sequences of float32\"", err)
 	}
 	if err := g.attn.Attend(x, x, x, nn.AttentionOptions{Causal: true, Mask: x}).Err(); err == nil || !strings.Contains(err.Error(), "excludes Mask") {
-		t.Errorf("a mask and causal: %v", err)
+		t.Errorf("a mask and causal: %v, want an error with \"excludes Mask\"", err)
 	}
 }
 
@@ -358,7 +360,7 @@ func TestLayersHoldNoMemoryOutsideOfScopes(t *testing.T) {
 			}
 			// There may be fewer than before: cleanups of that collection were still running.
 			if n := torch.LiveTensors(); n > before {
-				t.Errorf("%d references more after three passes", n-before)
+				t.Errorf("%d references more after three passes, want none", n-before)
 			}
 		})
 	}
@@ -387,20 +389,20 @@ layer1.2       Func         [2 3 4 4]  -
 head           Linear       [2 2]      8
 98 parameters, 90 of them trainable; 0.0 MiB with buffers`
 	if table.String() != want {
-		t.Errorf("got\n%s", table)
+		t.Errorf("got\n%s\nwant\n%s", table, want)
 	}
 	if table.Bytes != 98*4+6*4+8 {
-		t.Errorf("%d bytes", table.Bytes)
+		t.Errorf("%d bytes, want %v", table.Bytes, 98*4+6*4+8)
 	}
 	block := net.layer1.Parts().Modules[0].Module.(*residual)
 	if n, err := block.norm.NumBatches.Int64(); n != 0 || err != nil {
-		t.Errorf("Summary trained the running statistics: %d batches, %v", n, err)
+		t.Errorf("Summary trained the running statistics: %d batches, %v, want 0, nil", n, err)
 	}
 	if err := net.Forward(x).Err(); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := block.norm.NumBatches.Int64(); n != 1 || err != nil {
-		t.Errorf("Summary left the model in evaluation mode: %d batches, %v", n, err)
+		t.Errorf("Summary left the model in evaluation mode: %d batches, %v, want 1, nil", n, err)
 	}
 
 	// One layer in two places, and a failing model.
@@ -409,7 +411,7 @@ head           Linear       [2 2]      8
 	defer nn.Close(shared)
 	table, err = nn.Summary(twice, images(t, 5, 3))
 	if err != nil || table.Parameters != 12 || table.Rows[1].Calls != 2 || !strings.Contains(table.String(), "[5 3] x2") {
-		t.Errorf("got %v\n%s", err, table)
+		t.Errorf("got %v\n%s\nwant 12 parameters, and row 1 called twice with [5 3]", err, table)
 	}
 	if _, err := nn.Summary(twice, images(t, 5, 4)); err == nil || !strings.HasPrefix(err.Error(), "0: Linear") && !strings.HasPrefix(err.Error(), "1: Linear") {
 		t.Errorf("got %v", err)
@@ -448,7 +450,7 @@ func TestFreezeExcludesParameters(t *testing.T) {
 		return [2]bool{!slices.Equal(before[0], values(trunk.Weight)), !slices.Equal(before[1], values(head.Weight))}
 	}
 	if got := changed(); got != [2]bool{true, true} {
-		t.Errorf("trunk and head changed: %v", got)
+		t.Errorf("trunk and head changed: %v, want [true true]", got)
 	}
 	if err := net.Forward(images(t, 2, 3)).Sum().Backward(); err != nil {
 		t.Fatal(err)
@@ -457,20 +459,20 @@ func TestFreezeExcludesParameters(t *testing.T) {
 		t.Fatal(err)
 	}
 	if g := trunk.Weight.Grad(); g != nil {
-		t.Errorf("a frozen parameter has the gradient %v", g)
+		t.Errorf("a frozen parameter has the gradient %v, want nil", g)
 	}
 	if got := changed(); got != [2]bool{false, true} {
-		t.Errorf("with a frozen trunk, trunk and head changed: %v", got)
+		t.Errorf("with a frozen trunk, trunk and head changed: %v, want [false true]", got)
 	}
 	if err := nn.Unfreeze(net); err != nil {
 		t.Fatal(err)
 	}
 	if got := changed(); got != [2]bool{true, true} {
-		t.Errorf("after Unfreeze, trunk and head changed: %v", got)
+		t.Errorf("after Unfreeze, trunk and head changed: %v, want [true true]", got)
 	}
 	bad := nn.NewLinear(0, 1, nn.LinearOptions{})
 	if err := nn.Freeze(bad); err == nil || !strings.HasPrefix(err.Error(), "nn: weight: ") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error that begins with \"nn: weight: \"", err)
 	}
 }
 
@@ -520,7 +522,7 @@ func TestToMemoryFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := nn.Parameters(net)[4].Strides(); !slices.Equal(got, []int64{4, 1, 1, 1}) {
-		t.Errorf("back: %v", got)
+		t.Errorf("back: %v, want [4 1 1 1]", got)
 	}
 }
 
@@ -535,10 +537,10 @@ func TestToDTypeConvertsInPlace(t *testing.T) {
 		t.Errorf("got %v, %v", norm.Weight, norm.RunningVar)
 	}
 	if norm.NumBatches.DType() != torch.Int64 {
-		t.Errorf("the count is %v", norm.NumBatches)
+		t.Errorf("the count is %v, want int64", norm.NumBatches)
 	}
 	if err := nn.ToDType(norm, torch.Int64); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want cuda.ErrInvalidArgument", err)
 	}
 }
 
@@ -571,7 +573,7 @@ func TestLoadTakesFilesWithoutCountsOfBatches(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.Equal(r.Missing, []string{"0.num_batches_tracked", "1.num_batches_tracked"}) || len(r.Loaded) != len(kept) {
-			t.Errorf("%s: %v", name, r)
+			t.Errorf("%s: %v, want both counts missing and the other %d kept", name, r, len(kept))
 		}
 		for i, n := range nn.State(net) {
 			want := nn.State(old)[i].Tensor.String()
@@ -657,7 +659,7 @@ tensor 1.weight is float32[5 4] in the file and float32[2 4] in the module
 tensor 1.bias is float32[5] in the file and float32[2] in the module
 tensor 2.weight is not in the module`
 	if r.String() != want || r.Metadata["epoch"] != "3" || !slices.Equal(r.Loaded, []string{"0.weight", "0.bias"}) {
-		t.Errorf("got %v, %v", r, r.Metadata)
+		t.Errorf("got\n%v\n%v, want epoch 3 and\n%s", r, r.Metadata, want)
 	}
 	loaded, err := nn.State(old)[0].Tensor.Float32s()
 	if err != nil {
@@ -672,7 +674,8 @@ tensor 2.weight is not in the module`
 	other := nn.NewSequential(nn.NewReLU(), nn.NewReLU(), nn.NewReLU(), nn.NewReLU(), nn.NewLinear(1, 1, nn.LinearOptions{}))
 	defer nn.Close(other)
 	if _, err := nn.LoadWith(path, other, nn.LoadOptions{Partial: true}); err == nil || !strings.Contains(err.Error(), "tensor 4.weight is not in the file") {
-		t.Errorf("a file without a common tensor: %v", err)
+		t.Errorf("a file without a common tensor: %v,"+
+			" want an error with \"tensor 4.weight is not in the file\"", err)
 	}
 }
 

@@ -574,14 +574,14 @@ func TestInitsMatchPyTorch(t *testing.T) {
 				t.Fatalf("%v, %v", err, c.Weight)
 			}
 			if n := torch.LiveTensors() - before; n > 0 {
-				t.Errorf("%d tensors more", n)
+				t.Errorf("%d tensors more, want 0", n)
 			}
 			peer{t, p.c}.near("init_"+name, c.Weight, 1e-7)
 		})
 	}
 	for name, init := range map[string]nn.Init{"fans": nn.XavierUniform(), "rows": nn.Orthogonal(1)} {
 		if err := nn.NewParameter(init, 3).Err(); !errors.Is(err, cuda.ErrInvalidArgument) {
-			t.Errorf("%s of a vector: %v", name, err)
+			t.Errorf("%s of a vector: %v, want cuda.ErrInvalidArgument", name, err)
 		}
 	}
 }

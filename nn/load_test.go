@@ -102,7 +102,7 @@ func TestLoadConvertsDTypesAsPyTorch(t *testing.T) {
 			}
 			r, err := nn.LoadWith(loading(file), net, nn.LoadOptions{Partial: partial})
 			if err != nil {
-				t.Errorf("%s, partial %v: %v", name, partial, err)
+				t.Errorf("%s, partial %v: %v, want no error", name, partial, err)
 				continue
 			}
 			checkState(t, name, net, want.State)
@@ -112,7 +112,7 @@ func TestLoadConvertsDTypesAsPyTorch(t *testing.T) {
 					name, partial, r.Parameters, r.AllParameters, r.Elements, r.AllElements, len(r.Converted), converted)
 			}
 			if d := nn.Parameters(net)[0].DType().String(); d != want.DType {
-				t.Errorf("%s: the parameters have become %s", name, d)
+				t.Errorf("%s: the parameters have become %s, want %v", name, d, want.DType)
 			}
 		}
 	}
@@ -176,7 +176,7 @@ func TestLoadRefusesIntegersInPlaceOfNumbers(t *testing.T) {
 	}
 	for name, v := range stateNumbers(t, net) {
 		if v[0] != 9 {
-			t.Errorf("a refused file changed %s to %v", name, v)
+			t.Errorf("a refused file changed %s to %v, want 9", name, v)
 		}
 	}
 	r, err := nn.LoadWith(loading("int8_weight.safetensors"), net, nn.LoadOptions{Partial: true})
@@ -252,7 +252,7 @@ func TestSaveAndLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(got, meta) {
-		t.Errorf("metadata %v", got)
+		t.Errorf("metadata %v, want %v", got, meta)
 	}
 	want := nn.State(net)
 	for i, n := range nn.State(other) {
@@ -285,7 +285,7 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 	left, err := os.ReadDir(filepath.Dir(path))
 	if err != nil || len(left) != 1 {
-		t.Errorf("files left: %v, %v", left, err)
+		t.Errorf("files left: %v, %v, want length 1, nil", left, err)
 	}
 }
 
@@ -341,17 +341,17 @@ func TestLoadChangesNothingIfATensorIsDamaged(t *testing.T) {
 	}
 	file[len(file)-1] = 2
 	if err := load(); err == nil || !strings.Contains(err.Error(), "element 2 is the byte 2") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error with \"element 2 is the byte 2\"", err)
 	}
 	if v, err := weight.Float64(); err != nil || v != 1 {
-		t.Errorf("the first tensor became %v, %v", v, err)
+		t.Errorf("the first tensor became %v, %v, want 1, nil", v, err)
 	}
 	file[len(file)-1] = 1
 	if err := load(); err != nil {
 		t.Error(err)
 	}
 	if v, err := weight.Float64(); err != nil || v != 0 {
-		t.Errorf("the first tensor is %v, %v after a load of zeros", v, err)
+		t.Errorf("the first tensor is %v, %v after a load of zeros, want 0, nil", v, err)
 	}
 }
 
@@ -380,6 +380,6 @@ func TestLoadFrom(t *testing.T) {
 	}
 	report, err := nn.LoadFrom(c, net, nn.LoadOptions{})
 	if err != nil || len(report.Loaded) != 2 || c.Path() != path {
-		t.Errorf("%+v of %s, %v", report, c.Path(), err)
+		t.Errorf("%+v of %s, %v, want 2 loaded, %s, nil", report, c.Path(), err, path)
 	}
 }

@@ -31,7 +31,7 @@ func TestLoadRemovesPrefixesOfAllNames(t *testing.T) {
 			net := loadingNet(t)
 			r, err := nn.LoadWith(loading(file), net, nn.LoadOptions{Partial: partial})
 			if err != nil {
-				t.Errorf("%s, partial %v: %v", file, partial, err)
+				t.Errorf("%s, partial %v: %v, want no error", file, partial, err)
 				continue
 			}
 			checkState(t, file, net, want)
@@ -100,7 +100,7 @@ func TestLoadOptionsRename(t *testing.T) {
 	one := func(string) string { return "0.bias" }
 	_, err = nn.LoadWith(loading("detector.safetensors"), net, nn.LoadOptions{Rename: one, Partial: true})
 	if err == nil || !strings.Contains(err.Error(), "both become 0.bias") {
-		t.Errorf("two tensors of one name: got %v", err)
+		t.Errorf("two tensors of one name: got %v, want an error with \"both become 0.bias\"", err)
 	}
 }
 
@@ -194,7 +194,7 @@ func TestLoadReadsTiedWeights(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := nn.LoadWith(path, tiedNet(t, head, tokens), nn.LoadOptions{}); err != nil || !slices.Equal(r.Loaded, []string{head, tokens}) {
-		t.Errorf("one of two names: got %v, %v", r, err)
+		t.Errorf("one of two names: got %v, %v, want %s and %s loaded, nil", r, err, head, tokens)
 	}
 	// Tensors of equal values are not tied.
 	value, err := torch.FromSlice([]float32{1, 2})
@@ -269,7 +269,7 @@ func TestLoadPrefersKnownDicts(t *testing.T) {
 		}
 		net := vectors(t, 9, "w")
 		if _, err := nn.Load(path, net); err != nil {
-			t.Errorf("%s and %s: %v", c.first, c.second, err)
+			t.Errorf("%s and %s: %v, want no error", c.first, c.second, err)
 			continue
 		}
 		if got := stateNumbers(t, net)["w"]; got[0] != 1 {

@@ -45,13 +45,15 @@ func TestNamesMatchStateDict(t *testing.T) {
 	defer nn.Close(net)
 	want := []string{"0.conv.weight", "0.conv.bias", "0.norm.weight", "0.norm.bias", "0.norm.running_mean", "0.norm.running_var", "0.norm.num_batches_tracked", "1.2.weight"}
 	if got := names(nn.State(net)); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v, want %v", got, want)
 	}
 	if got := names(nn.NamedParameters(net)); !reflect.DeepEqual(got, []string{"0.conv.weight", "0.conv.bias", "0.norm.weight", "0.norm.bias", "1.2.weight"}) {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v,"+
+			" want [\"0.conv.weight\" \"0.conv.bias\" \"0.norm.weight\" \"0.norm.bias\" \"1.2.weight\"]", got)
 	}
 	if got := names(nn.NamedBuffers(net)); !reflect.DeepEqual(got, []string{"0.norm.running_mean", "0.norm.running_var", "0.norm.num_batches_tracked"}) {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v,"+
+			" want [\"0.norm.running_mean\" \"0.norm.running_var\" \"0.norm.num_batches_tracked\"]", got)
 	}
 	for _, n := range nn.NamedBuffers(net) {
 		if n.Tensor.RequiresGrad() {
@@ -65,7 +67,7 @@ func TestNamesMatchStateDict(t *testing.T) {
 	defer x.Close()
 	y := net.Forward(x)
 	if err := y.Err(); err != nil || !reflect.DeepEqual(y.Shape(), []int64{4, 3}) {
-		t.Errorf("got %v", y)
+		t.Errorf("got %v, want [4 3], nil", y)
 	}
 }
 
@@ -89,29 +91,30 @@ func TestTrainingAndEvaluation(t *testing.T) {
 	x := data.In(torch.NewScope("test"))
 	defer x.Scope().Close()
 	if got := values(net.Forward(x)); !reflect.DeepEqual(got, []float32{0, 0}) {
-		t.Errorf("training: %v", got)
+		t.Errorf("training: %v, want [0 0]", got)
 	}
 	if got := values(norm.RunningMean); got[0] != 1 {
-		t.Errorf("running mean %v", got)
+		t.Errorf("running mean %v, want 1", got)
 	}
 	if got := values(norm.RunningVar); got[0] != 1.5 { // halfway from 1 to 2, the variance with n-1
-		t.Errorf("running variance %v", got)
+		t.Errorf("running variance %v, want 1.5", got)
 	}
 	if n, err := norm.NumBatches.Int64(); n != 1 || err != nil {
-		t.Errorf("%d batches, %v", n, err)
+		t.Errorf("%d batches, %v, want 1, nil", n, err)
 	}
 	nn.Train(net, false)
 	got := values(net.Forward(x))
 	if d := got[1] - got[0]; got[0] != 0 || d < 1.63 || d > 1.64 { // 2 / sqrt(1.5)
-		t.Errorf("evaluation: %v", got)
+		t.Errorf("evaluation: %v, want 0 and from 1.63 to 1.64", got)
 	}
 	if n, err := norm.NumBatches.Int64(); n != 1 || err != nil {
-		t.Errorf("evaluation counted: %d batches, %v", n, err)
+		t.Errorf("evaluation counted: %d batches, %v, want 1, nil", n, err)
 	}
 	nn.Train(net, true)
 	one := x.Narrow(0, 0, 1)
 	if err := net.Forward(one).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "more than one value") {
-		t.Errorf("a batch without a variance: %v", err)
+		t.Errorf("a batch without a variance: %v,"+
+			" want cuda.ErrInvalidArgument with \"more than one value\"", err)
 	}
 }
 
@@ -138,7 +141,7 @@ func TestModulesReportErrors(t *testing.T) {
 				t.Error(out.Err())
 			}
 			if err := nn.Err(net); err == nil || !strings.HasPrefix(err.Error(), "nn: 1.") {
-				t.Errorf("Err %v", err)
+				t.Errorf("Err %v, want an error that begins with \"nn: 1.\"", err)
 			}
 			if _, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{}); err == nil {
 				t.Error("NewSGD of the failed module: got no error, want one")
@@ -204,7 +207,7 @@ func TestTrainingHoldsNoMoreMemoryOverTime(t *testing.T) {
 	}
 	runtime.GC()
 	if got := torch.Caught(); got != caught {
-		t.Errorf("%d tensors were left to the garbage collector", got-caught)
+		t.Errorf("%d tensors were left to the garbage collector, want 0", got-caught)
 	}
 	for _, c := range []interface{ Close() error }{opt, x, y} {
 		if err := c.Close(); err != nil {
@@ -215,6 +218,6 @@ func TestTrainingHoldsNoMoreMemoryOverTime(t *testing.T) {
 		t.Error(err)
 	}
 	if live := torch.LiveTensors(); live != before {
-		t.Errorf("%d references left at the end", live-before)
+		t.Errorf("%d references left at the end, want 0", live-before)
 	}
 }

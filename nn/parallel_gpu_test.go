@@ -326,7 +326,7 @@ func TestParallelTakesItsStreamsOnce(t *testing.T) {
 		}
 		for i := range used {
 			if used[i] != first[i] {
-				t.Fatalf("the branches ran on %v, and on %v at first", used, first)
+				t.Fatalf("the branches ran on %v, want %v as at first", used, first)
 			}
 		}
 	}
@@ -381,7 +381,7 @@ func TestParallelPanics(t *testing.T) {
 	s.check(gpu.Synchronize())
 	g, err := cuda.Capture(cuda.CaptureOptions{}, func() error { panics(); return nil })
 	if err != nil {
-		t.Fatalf("a capture in which a branch panicked: %v", err)
+		t.Fatalf("a capture in which a branch panicked: %v, want no error", err)
 	}
 	s.check(g.Close())
 }
@@ -433,7 +433,7 @@ func TestParallelInACaptureUsesExclusiveStreams(t *testing.T) {
 	s.check(gpu.Synchronize())
 	for i, counter := range counters {
 		if n, err := counter.Float64(); n != 3 || err != nil {
-			t.Errorf("stream %d of the pool counted %v of 3 (%v)", i, n, err)
+			t.Errorf("stream %d of the pool counted %v, %v, want 3, nil", i, n, err)
 		}
 	}
 	// The graph no longer needs the Parallel.
@@ -445,7 +445,8 @@ func TestParallelInACaptureUsesExclusiveStreams(t *testing.T) {
 	s.want("the sum", into, 18)
 	for i, counter := range counters {
 		if n, err := counter.Float64(); n != 3 || err != nil {
-			t.Errorf("the replays counted on stream %d of the pool as well: %v (%v)", i, n, err)
+			t.Errorf("the replays counted on stream %d of the pool as well: %v (%v), want 3, nil",
+				i, n, err)
 		}
 	}
 }
@@ -466,7 +467,7 @@ func TestParallelCloseOnTheGPU(t *testing.T) {
 		y := p.Forward(x.NoGrad())
 		defer y.Close()
 		if err := p.Close(); !errors.Is(err, cuda.ErrInvalidArgument) {
-			t.Errorf("Close of a Parallel whose stream is captured: %v", err)
+			t.Errorf("Close of a Parallel whose stream is captured: %v, want cuda.ErrInvalidArgument", err)
 		}
 		return y.Err()
 	})
@@ -476,10 +477,10 @@ func TestParallelCloseOnTheGPU(t *testing.T) {
 		s.check(nn.Close(nn.NewSequential(p)))
 	}
 	if _, err := used.Query(); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("the stream was not given back: %v", err)
+		t.Errorf("the stream was not given back: %v, want cuda.ErrInvalidArgument", err)
 	}
 	if err := p.Forward(x).Err(); !errors.Is(err, cuda.ErrClosed) {
-		t.Errorf("Forward after Close: %v", err)
+		t.Errorf("Forward after Close: %v, want cuda.ErrClosed", err)
 	}
 }
 
@@ -513,6 +514,6 @@ func TestCapturesOfAParallelKeepDeviceMemoryFlat(t *testing.T) {
 		s.check(errors.Join(g.Replay(cuda.DefaultStream(gpu)), g.Close()))
 	}
 	if grown := used() - before; grown > 128<<20 {
-		t.Errorf("device memory has grown by %d MiB in 300 captures", grown>>20)
+		t.Errorf("device memory has grown by %d MiB in 300 captures, want at most 128", grown>>20)
 	}
 }

@@ -54,7 +54,7 @@ func (b branches) results(t *testing.T, forward func(x *torch.Tensor) *torch.Ten
 	read := func(name string, v *torch.Tensor) {
 		f, err := v.Float32s()
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: %v, want no error", name, err)
 		}
 		got[name] = f
 	}
@@ -103,7 +103,7 @@ func TestParallelNames(t *testing.T) {
 	want := []string{"0.0.0.weight", "0.0.0.bias", "0.1.0.0.weight", "0.1.0.0.bias", "0.1.1.0.0.weight", "0.1.1.0.0.bias", "0.1.1.1.0.weight", "0.1.1.1.0.bias",
 		"0.1.1.2.0.0.weight", "0.1.1.2.0.0.bias", "1.0.weight", "1.0.bias"}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v, want %v", got, want)
 	}
 	d := nn.NewDropout(0.5)
 	nn.Train(nn.NewParallel(nn.Sum(), d), false)
@@ -113,7 +113,7 @@ func TestParallelNames(t *testing.T) {
 	}
 	defer x.Close()
 	if sum, err := d.Forward(x).Sum().Float64(); sum != 100 || err != nil {
-		t.Errorf("evaluation mode does not reach the branches: %v, %v", sum, err)
+		t.Errorf("evaluation mode does not reach the branches: %v, %v, want 100, nil", sum, err)
 	}
 }
 
@@ -144,10 +144,10 @@ func TestParallelOutputs(t *testing.T) {
 	}
 	p := nn.NewParallel(nil, three...)
 	if got := text(p.Outputs(one(7))); got != "14 21 35" {
-		t.Errorf("one input: %s", got)
+		t.Errorf("one input: %s, want \"14 21 35\"", got)
 	}
 	if got := text(p.Outputs(one(1), one(10), one(100))); got != "2 30 500" {
-		t.Errorf("one input per branch: %s", got)
+		t.Errorf("one input per branch: %s, want \"2 30 500\"", got)
 	}
 	for name, c := range map[string]struct {
 		join nn.Join
@@ -160,10 +160,10 @@ func TestParallelOutputs(t *testing.T) {
 		})
 	}
 	if got := nn.NewParallel(nn.Concat(0), three...).Forward(one(1)); !reflect.DeepEqual(got.Shape(), []int64{3}) {
-		t.Errorf("concat: %v", got)
+		t.Errorf("concat: %v, want [3]", got)
 	}
 	if got := nn.NewParallel(nn.Sum(), times(2)).Forward(one(4)); text([]*torch.Tensor{got}) != "8" {
-		t.Errorf("a single branch: %v", got)
+		t.Errorf("a single branch: %v, want \"8\"", got)
 	}
 }
 
@@ -217,7 +217,7 @@ func TestParallelClose(t *testing.T) {
 	p := nn.NewParallel(nn.Sum(), nn.NewReLU(), nn.NewReLU())
 	for range 2 {
 		if got, err := p.Forward(x).Float32s(); err != nil || got[0] != 2 {
-			t.Errorf("got %v, %v", got, err)
+			t.Errorf("got %v, %v, want 2, nil", got, err)
 		}
 		if err := errors.Join(p.Close(), nn.Close(p)); err != nil {
 			t.Error(err)

@@ -159,7 +159,7 @@ func TestFiveStepsOfSGDMatchPyTorch(t *testing.T) {
 						t.Fatal(err)
 					}
 					if has := nn.Parameters(net)[0].In(scope).Grad() != nil; has != keep {
-						t.Fatalf("a gradient after Step: %v", has)
+						t.Fatalf("there is a gradient after Step: %v, want %v", has, keep)
 					}
 					if keep {
 						if err := opt.ZeroGrad(); err != nil {

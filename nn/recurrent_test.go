@@ -71,11 +71,11 @@ func requireEqual(t *testing.T, what string, got, want *torch.Tensor) {
 	t.Helper()
 	g, err := got.Float64s()
 	if err != nil {
-		t.Fatalf("%s: %v", what, err)
+		t.Fatalf("%s: %v, want no error", what, err)
 	}
 	w, err := want.Float64s()
 	if err != nil {
-		t.Fatalf("%s: %v", what, err)
+		t.Fatalf("%s: %v, want no error", what, err)
 	}
 	if len(g) != len(w) || len(g) == 0 {
 		t.Fatalf("%s: %d elements, want %d", what, len(g), len(w))

@@ -174,7 +174,7 @@ func TestLayersTrainAsInPyTorch(t *testing.T) {
 func requireNoKernel(t *testing.T, y *torch.Tensor) {
 	t.Helper()
 	if err := y.Err(); err == nil || !strings.Contains(err.Error(), "not implemented for") {
-		t.Errorf("PyTorch has no kernel, and the error is %v", err)
+		t.Errorf("without a kernel in PyTorch: %v, want an error with \"not implemented for\"", err)
 	}
 }
 

@@ -28,7 +28,7 @@ func TestTrainingOnTheGPU(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := torch.LiveTensors(); n > live {
-				t.Errorf("To left %d references for the garbage collector", n-live)
+				t.Errorf("To left %d references for the garbage collector, want none", n-live)
 			}
 			scope := torch.NewScope("data")
 			defer scope.Close()
@@ -45,7 +45,7 @@ func TestTrainingOnTheGPU(t *testing.T) {
 			}
 			for _, n := range nn.State(net) {
 				if n.Tensor.Device() != cuda.Device(0) {
-					t.Errorf("%s is on %v", n.Name, n.Tensor.Device())
+					t.Errorf("%s is on %v, want %v", n.Name, n.Tensor.Device(), cuda.Device(0))
 				}
 				p.near("momentum/"+n.Name, n.Tensor, 5e-3) // TF32 convolutions have 10 bits
 			}

@@ -36,11 +36,11 @@ func TestClipGradNorm(t *testing.T) {
 			}
 			got, err := norm.Float64()
 			if err != nil || math.Abs(got-c.norm) > 1e-5 {
-				t.Errorf("norm %v, %v", got, err)
+				t.Errorf("norm %v, %v, want %v, nil", got, err, c.norm)
 			}
 			norm.Close()
 			if live := torch.LiveTensors(); live != before {
-				t.Errorf("%d references left behind", live-before)
+				t.Errorf("%d references left behind, want 0", live-before)
 			}
 			if g := still.Grad(); g != nil {
 				t.Errorf("Grad() of a parameter without a gradient = %v, want nil", g)
@@ -66,7 +66,7 @@ func TestClipGradNorm(t *testing.T) {
 	}
 	defer none.Close()
 	if v, err := none.Float64(); err != nil || v != 0 {
-		t.Errorf("the norm without gradients is %v, %v", v, err)
+		t.Errorf("the norm without gradients is %v, %v, want 0, nil", v, err)
 	}
 	w := leaf(t, 1)
 	for _, bad := range []struct{ max, ord float64 }{{-1, 2}, {math.NaN(), 2}, {1, -2}, {1, math.NaN()}} {
@@ -77,6 +77,6 @@ func TestClipGradNorm(t *testing.T) {
 		})
 	}
 	if _, err := optim.ClipGradNorm([]*torch.Tensor{w, nil}, 1, optim.ClipOptions{}); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "parameter 1") {
-		t.Errorf("a nil parameter: %v", err)
+		t.Errorf("a nil parameter: %v, want cuda.ErrInvalidArgument with \"parameter 1\"", err)
 	}
 }

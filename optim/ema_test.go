@@ -139,10 +139,10 @@ func TestEMA(t *testing.T) {
 	other.Close()
 	ema.Close()
 	if live := torch.LiveTensors(); live != before {
-		t.Errorf("%d references left behind", live-before)
+		t.Errorf("%d references left behind, want 0", live-before)
 	}
 	if err := ema.Update(); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("Update after Close: %v", err)
+		t.Errorf("Update after Close: %v, want torch.ErrClosed", err)
 	}
 }
 
@@ -181,7 +181,7 @@ func TestClipGradValue(t *testing.T) {
 		t.Errorf("NaN became %v, in PyTorch %v", got[4], theirs[4])
 	}
 	if err := optim.ClipGradValue([]*torch.Tensor{still}, 1); err != nil || still.Grad() != nil {
-		t.Errorf("without gradients: %v", err)
+		t.Errorf("without gradients: %v, gradient %v, want nil, nil", err, still.Grad())
 	}
 	for _, v := range []float64{-1, math.NaN()} {
 		if err := optim.ClipGradValue(nil, v); !errors.Is(err, cuda.ErrInvalidArgument) {
@@ -242,7 +242,7 @@ func TestEMASwapWithoutMemory(t *testing.T) {
 	has(3, 1)
 	err = swapWithoutMemory()
 	if !errors.Is(err, cuda.ErrOutOfMemory) || !strings.Contains(err.Error(), "large") {
-		t.Errorf("Swap without memory: %v", err)
+		t.Errorf("Swap without memory: %v, want cuda.ErrOutOfMemory with \"large\"", err)
 	}
 	has(3, 1)
 	if err := ema.Swap(); err != nil {
@@ -251,7 +251,7 @@ func TestEMASwapWithoutMemory(t *testing.T) {
 	has(1, 3)
 	err = swapWithoutMemory()
 	if err != nil {
-		t.Errorf("the way back without memory: %v", err)
+		t.Errorf("the way back without memory: %v, want no error", err)
 	}
 	has(3, 1)
 }

@@ -78,7 +78,7 @@ func TestCapturedStepsEqualEagerSteps(t *testing.T) {
 				near(t, fmt.Sprint("parameter ", i), values(t, got.params[i]), values(t, want.params[i]), bound)
 			}
 			if stats.Captures != 1 || stats.Hits != paritySteps-1 {
-				t.Errorf("%+v", stats)
+				t.Errorf("%+v, want Captures 1, Hits %v", stats, paritySteps-1)
 			}
 		})
 	}
@@ -150,7 +150,7 @@ func TestCapturableDoesNotRoundWeightDecay(t *testing.T) {
 			t.Fatal(err)
 		}
 		if v := values(t, p); v[0] != 1.5 {
-			t.Errorf("Capturable %v: %v", capturable, v[0])
+			t.Errorf("Capturable %v: %v, want 1.5", capturable, v[0])
 		}
 	}
 }

@@ -169,7 +169,7 @@ func near(t *testing.T, what string, got, want []float64, tolerance float64) dif
 		}
 	}
 	if largest.share > 1 {
-		t.Errorf("%s: %v, PyTorch has %v", largest.what, largest.got, largest.want)
+		t.Errorf("%s: got %v, want %v, as PyTorch has", largest.what, largest.got, largest.want)
 	}
 	return largest
 }

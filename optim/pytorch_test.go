@@ -125,7 +125,7 @@ func TestLoadFromACheckpointOfPyTorch(t *testing.T) {
 	defer c.Close()
 	got := stateOf(t, opt)
 	if got["lr"][0] != 0.01 || len(got) != 1+3*3 {
-		t.Errorf("the state is %v", got)
+		t.Errorf("the state is %v, want the rate 0.01 and %d entries", got, 1+3*3)
 	}
 	for i := range params {
 		for _, name := range []string{"step", "exp_avg", "exp_avg_sq"} {
@@ -203,10 +203,11 @@ func TestLoadOlderStates(t *testing.T) {
 	save(map[string]any{"state": map[any]any{int64(0): shared}, "param_groups": []any{group}})
 	before := settled(t)
 	if err := optim.Load(path, opt); err == nil || !strings.Contains(err.Error(), "share memory") || torch.LiveTensors() != before {
-		t.Errorf("tensors that share memory: %v", err)
+		t.Errorf("tensors that share memory: %v, %d tensors, want an error with \"share memory\", %d",
+			err, torch.LiveTensors(), before)
 	}
 	if got := stateOf(t, opt); !reflect.DeepEqual(got, want) {
-		t.Errorf("refused files changed the state to %v", got)
+		t.Errorf("refused files changed the state to %v, want %v", got, want)
 	}
 }
 
@@ -256,6 +257,6 @@ for name, o in (("adamw", torch.optim.AdamW(w)), ("sgd", torch.optim.SGD(w, mome
 `
 	out, err := exec.Command(program, "-c", script, dir).Output()
 	if want := "0.125 ['exp_avg', 'exp_avg_sq', 'step']\n3.0\n0.5 ['momentum_buffer']\n0.5\n"; err != nil || string(out) != want {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("got %v\n%s\nwant\n%s", err, out, want)
 	}
 }

@@ -68,7 +68,7 @@ func stepsOfPyTorch(t *testing.T, device cuda.Device) file {
 		t.Skipf("%s has no PyTorch for %v: set TORCHSTREAM_PYTHON to a Python that has: %v %.200s", program, device, err, out)
 	}
 	if err != nil {
-		t.Fatalf("%s testdata/make_parity.py: %v\n%s", program, err, out)
+		t.Fatalf("%s testdata/make_parity.py: %v, want no error\n%s", program, err, out)
 	}
 	c, err := checkpoint.Open(path)
 	if err != nil {

@@ -252,7 +252,7 @@ func converted(t *testing.T, p *torch.Tensor, dtype torch.DType) *torch.Tensor {
 func TestGradScalerRefuses(t *testing.T) {
 	for _, o := range []optim.GradScalerOptions{{InitScale: -1}, {InitScale: nan}, {GrowthFactor: 1}, {BackoffFactor: 1}, {BackoffFactor: -1}, {GrowthInterval: -1}} {
 		if _, err := optim.NewGradScaler(cuda.CPU, o); !errors.Is(err, cuda.ErrInvalidArgument) {
-			t.Errorf("%+v: %v", o, err)
+			t.Errorf("%+v: %v, want cuda.ErrInvalidArgument", o, err)
 		}
 	}
 	w := full(t, cuda.CPU, 1)
@@ -292,7 +292,7 @@ func TestGradScalerRefuses(t *testing.T) {
 		"Backward": s.Backward(w), "Step": s.Step(opt), "Unscale": s.Unscale(opt), "Update": s.Update(), "LoadState": s.LoadState(optim.GradScalerState{Scale: 1}),
 	} {
 		if !errors.Is(err, torch.ErrClosed) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want torch.ErrClosed", name, err)
 		}
 	}
 }
@@ -488,14 +488,14 @@ func TestMasterWeights(t *testing.T) {
 			}
 			for _, n := range state.Tensors {
 				if n.Tensor.DType() != torch.Float32 {
-					t.Errorf("%s is %v", n.Name, n.Tensor.DType())
+					t.Errorf("%s is %v, want float32", n.Name, n.Tensor.DType())
 				}
 				if strings.HasSuffix(n.Name, ".master_param") {
 					masters[n.Name] = values(t, n.Tensor)
 				}
 			}
 			if len(masters) != 6 {
-				t.Errorf("%d masters", len(masters))
+				t.Errorf("%d masters, want 6", len(masters))
 			}
 			index := 0
 			for _, g := range opt.Groups() {
@@ -551,7 +551,7 @@ func TestMasterWeightsOfOtherFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := optim.Load(path, plain); err == nil || !strings.Contains(err.Error(), "master_param") {
-		t.Errorf("an optimizer without masters: %v", err)
+		t.Errorf("an optimizer without masters: %v, want an error with \"master_param\"", err)
 	}
 	again, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 1e-3, MasterWeights: true})
 	if err != nil {
@@ -583,6 +583,6 @@ func TestMasterWeightsOfOtherFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := master(again); len(left) != 0 {
-		t.Errorf("a float32 parameter has %v", left)
+		t.Errorf("a float32 parameter has %v, want none", left)
 	}
 }

@@ -209,7 +209,8 @@ func TestSetMomentumRefuses(t *testing.T) {
 		}
 	}
 	if fast.Momentum() != 0.9 || adam.Momentum() != 0.9 || fast.LR() != 0.001 {
-		t.Errorf("refused calls left %v, %v and the rate %v", fast.Momentum(), adam.Momentum(), fast.LR())
+		t.Errorf("refused calls left %v, %v and the rate %v, want 0.9, 0.9, 0.001",
+			fast.Momentum(), adam.Momentum(), fast.LR())
 	}
 	if err := adam.SetMomentum(0.5); err != nil || adam.Momentum() != 0.5 {
 		t.Error(adam.Momentum(), err)
@@ -269,13 +270,13 @@ func TestSchedulerOfGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.Step(); err != nil || !reflect.DeepEqual(opt.LRs(), []float64{0.5, 2}) {
-		t.Errorf("%v, %v", opt.LRs(), err)
+		t.Errorf("got %v, %v, want [0.5 2], nil", opt.LRs(), err)
 	}
 	if s, err = optim.NewScheduler(opt, half); err != nil || !reflect.DeepEqual(opt.LRs(), []float64{1, 4}) {
-		t.Errorf("%v, %v", opt.LRs(), err)
+		t.Errorf("got %v, %v, want [1 4], nil", opt.LRs(), err)
 	}
 	if err := s.SetCount(3); err != nil || !reflect.DeepEqual(opt.LRs(), []float64{0.25, 1}) {
-		t.Errorf("%v, %v", opt.LRs(), err)
+		t.Errorf("got %v, %v, want [0.25 1], nil", opt.LRs(), err)
 	}
 	if err := s.SetCount(-1); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Error(err)

@@ -56,7 +56,7 @@ func TestStep(t *testing.T) {
 	}
 	defer opt.Close()
 	if err := opt.Step(); !errors.Is(err, optim.ErrNoGradients) {
-		t.Errorf("Step without gradients: %v", err)
+		t.Errorf("Step without gradients: %v, want optim.ErrNoGradients", err)
 	}
 	want(t, w, 1, -2)
 	turn(t, w)
@@ -110,7 +110,7 @@ func TestKeepGradientsLeavesThemUnchanged(t *testing.T) {
 	defer g.Close()
 	want(t, g, 2)
 	if err := opt.ZeroGrad(); err != nil || w.Grad() != nil {
-		t.Errorf("a gradient after ZeroGrad, %v", err)
+		t.Errorf("after ZeroGrad: %v, gradient %v, want nil, nil", err, w.Grad())
 	}
 }
 
@@ -173,10 +173,10 @@ func TestInvalidParametersAndOptions(t *testing.T) {
 	}
 	gone.Close()
 	if err := opt.Step(); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("Step with a closed parameter: %v", err)
+		t.Errorf("Step with a closed parameter: %v, want torch.ErrClosed", err)
 	}
 	if err := opt.ZeroGrad(); !errors.Is(err, torch.ErrClosed) {
-		t.Errorf("ZeroGrad with a closed parameter: %v", err)
+		t.Errorf("ZeroGrad with a closed parameter: %v, want torch.ErrClosed", err)
 	}
 }
 
@@ -211,7 +211,7 @@ func TestStepLeavesNothingBehind(t *testing.T) {
 			}
 			opt.Close()
 			if live := torch.LiveTensors() - before; live != 0 {
-				t.Errorf("%d references after Close", live)
+				t.Errorf("%d references after Close, want 0", live)
 			}
 		})
 	}
@@ -228,7 +228,8 @@ func TestSetLRRejectsInvalidRates(t *testing.T) {
 			defer opt.Close()
 			for _, lr := range []float64{math.NaN(), math.Inf(1), -0.1} {
 				if err := opt.SetLR(lr); !errors.Is(err, cuda.ErrInvalidArgument) || opt.LR() != 0.5 {
-					t.Errorf("%v: %v, and the rate is %v", lr, err, opt.LR())
+					t.Errorf("%v: %v, and the rate is %v, want cuda.ErrInvalidArgument, 0.5",
+						lr, err, opt.LR())
 				}
 			}
 		})
@@ -287,7 +288,7 @@ func TestCapturableStepEqualsPlainStep(t *testing.T) {
 			for i := range plain {
 				for j := range plain[i] {
 					if d := math.Abs(float64(plain[i][j] - fused[i][j])); d > 1e-5 {
-						t.Errorf("parameter %d is %v, and %v with Capturable", i, plain[i], fused[i])
+						t.Errorf("parameter %d is %v, want %v, as with Capturable", i, plain[i], fused[i])
 					}
 				}
 			}

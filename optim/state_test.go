@@ -66,7 +66,7 @@ func TestResumeIsExact(t *testing.T) {
 					t.Fatal(err)
 				}
 				if opt.LRs()[0] != 0.000123 {
-					t.Errorf("the learning rate is %v", opt.LRs()[0])
+					t.Errorf("the learning rate is %v, want 0.000123", opt.LRs()[0])
 				}
 				a, b := whole.train(t, opts["whole"], 10, 20), resumed.train(t, opt, 10, 20)
 				if !reflect.DeepEqual(a, b) {
@@ -197,7 +197,7 @@ func TestStatesThatDoNotFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s, err := opt.State(); err != nil || len(s.Tensors) != 3 {
-		t.Errorf("%d tensors, %v", len(s.Tensors), err)
+		t.Errorf("%d tensors, %v, want 3, nil", len(s.Tensors), err)
 	}
 }
 
@@ -233,13 +233,13 @@ func TestGroups(t *testing.T) {
 	step(frozen)
 	want(t, frozen, 0.25)
 	if err := opt.SetLR(0, 0.25, 0.125); err != nil || !reflect.DeepEqual(opt.LRs(), []float64{0, 0.25, 0.125}) || opt.LR() != 0 {
-		t.Errorf("%v, %v", opt.LRs(), err)
+		t.Errorf("got %v, %v, want [0 0.25 0.125], nil", opt.LRs(), err)
 	}
 	if err := opt.SetLR(1, 2); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "2 rates for 3 groups") {
 		t.Error(err)
 	}
 	if err := opt.SetLR(0.125); err != nil || !reflect.DeepEqual(opt.LRs(), []float64{0.125, 0.125, 0.125}) {
-		t.Errorf("%v, %v", opt.LRs(), err)
+		t.Errorf("got %v, %v, want [0.125 0.125 0.125], nil", opt.LRs(), err)
 	}
 	groups := opt.Groups()
 	if len(groups) != 3 || groups[0].LR != 0.25 || groups[1].LR != 0.5 || groups[1].WeightDecay != 2 || !groups[2].NoWeightDecay || len(groups[0].Params) != 2 {
@@ -336,11 +336,12 @@ func TestOptimizersLeaveNothingBehind(t *testing.T) {
 				after := torch.LiveTensors()
 				p.train(t, opt, 6, 20)
 				if live := torch.LiveTensors(); live != after {
-					t.Errorf("%d references after 20 steps, %d after 6", live-before, after-before)
+					t.Errorf("%d references after 20 steps, want %d, as after 6", live-before, after-before)
 				}
 				opt.Close()
 				if live := torch.LiveTensors(); live != before || torch.Caught() != caught {
-					t.Errorf("%d references after Close, %d caught", live-before, torch.Caught()-caught)
+					t.Errorf("%d references after Close, %d caught, want 0, 0",
+						live-before, torch.Caught()-caught)
 				}
 			})
 		}
@@ -376,7 +377,7 @@ func TestStateFollowsDType(t *testing.T) {
 					results[i] = values(t, w)
 					opt.Close()
 					if live := torch.LiveTensors(); live != before {
-						t.Errorf("%d references left behind", live-before)
+						t.Errorf("%d references left behind, want 0", live-before)
 					}
 				}
 				near(t, "parameter", results[1], results[0], 1e-5)

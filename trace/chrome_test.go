@@ -15,7 +15,7 @@ func TestChromeGolden(t *testing.T) {
 		TraceEvents []map[string]any `json:"traceEvents"`
 	}
 	if err := json.Unmarshal(b.Bytes(), &any); err != nil || len(any.TraceEvents) < 200 {
-		t.Errorf("%d events, %v", len(any.TraceEvents), err)
+		t.Errorf("%d events, %v, want at least 200, nil", len(any.TraceEvents), err)
 	}
 	golden(t, "overlapping.json", b.Bytes())
 }

@@ -32,7 +32,7 @@ func TestPNGShowsTheShapes(t *testing.T) {
 		if r := s.Rect; r != nil && r.W > 20 && r.H > 10 && i > 0 && r.Tip != "" {
 			red, green, blue, _ := picture.At(int(2*(r.X+3)), int(2*(r.Y+2))).RGBA()
 			if uint8(red>>8) != r.Fill.R || uint8(green>>8) != r.Fill.G || uint8(blue>>8) != r.Fill.B {
-				t.Errorf("the pixel at %g, %g is not %v", r.X, r.Y, r.Fill)
+				t.Errorf("the pixel at %g, %g is not %v, want the rectangle's fill", r.X, r.Y, r.Fill)
 			}
 			checked++
 		}

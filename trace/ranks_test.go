@@ -64,14 +64,14 @@ func TestRanksWaitForTheLastOne(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", c.name, got, want)
 		}
 		if rank, _ := r.Straggler(); rank != -1 { // two thirds is exactly twice its share, not more
-			t.Errorf("%s: rank %d is a straggler", c.name, rank)
+			t.Errorf("%s: rank %d is a straggler, want -1", c.name, rank)
 		}
 		if rank, share := r[:2].Straggler(); rank != -1 {
-			t.Errorf("%s: of two, rank %d is a straggler with %v", c.name, rank, share)
+			t.Errorf("%s: of two, rank %d is a straggler with %v, want -1", c.name, rank, share)
 		}
 	}
 	if all := threeRanks(Kernel, "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)").Collectives(); len(all) != 0 {
-		t.Errorf("sends are no collectives: %v", all)
+		t.Errorf("sends as collectives: %v, want none", all)
 	}
 	collectives, waits := (Ranks{}).Collectives(), (Ranks{}).Waits()
 	if collectives != nil || len(waits) != 0 {
@@ -93,7 +93,7 @@ func laggard() Ranks {
 func TestPictureOfRanksNamesTheStraggler(t *testing.T) {
 	r := laggard()
 	if rank, share := r.Straggler(); rank != 2 || share != 1 {
-		t.Errorf("rank %d, %v", rank, share)
+		t.Errorf("rank %d, %v, want 2, 1", rank, share)
 	}
 	var svg, png bytes.Buffer
 	if err := r.WriteSVG(&svg, PictureOptions{}); err != nil {
@@ -145,7 +145,7 @@ func TestChromeOfRanks(t *testing.T) {
 		}
 	}
 	if got := first[names["rank 1 host"]]; got != 25_000 {
-		t.Errorf("rank 1 begins at %v us", got)
+		t.Errorf("rank 1 begins at %v us, want 25000", got)
 	}
 }
 

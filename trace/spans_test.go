@@ -68,7 +68,7 @@ func FuzzSpans(f *testing.F) {
 		}
 		for i, in := range set {
 			if in != want(i) {
-				t.Fatalf("%s: %v: instant %d is %v", name, got, i, in)
+				t.Fatalf("%s: %v: instant %d is %v, want %v", name, got, i, in, want(i))
 			}
 			if in {
 				total++

@@ -43,7 +43,7 @@ func TestSummaryOfSeveralStreamsAndDevices(t *testing.T) {
 	}}
 	s := tr.Summary()
 	if s.Span() != 100*us || len(s.Devices) != 2 {
-		t.Fatalf("%+v", s)
+		t.Fatalf("got %+v, want a span of %v and 2 devices", s, 100*us)
 	}
 	d := s.Devices[0]
 	d.LongestGap = nil
@@ -52,7 +52,7 @@ func TestSummaryOfSeveralStreamsAndDevices(t *testing.T) {
 		t.Errorf("got %+v, want %+v", d, want)
 	}
 	if d := s.Devices[1]; d.Idle != 90*us || d.IdleShare() != 0.9 || d.LongestGap != nil || d.HiddenShare() != 0 {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v, want Idle %v, IdleShare 0.9, no gap, HiddenShare 0", d, 90*us)
 	}
 	if len(s.Copies) != 2 || s.Copies[0].Name() != "D2D" || s.Copies[1].Name() != "H2D pinned" || s.Copies[1].Count != 2 || s.Copies[1].GBs() != 50 {
 		t.Errorf("%+v", s.Copies)

@@ -39,7 +39,7 @@ func TestWriteFileReplacesOnlyItsOwnKind(t *testing.T) {
 				}
 			}
 			if now, err := os.ReadFile(path); err != nil || string(now) != text {
-				t.Errorf("the file holds %q, %v", now, err)
+				t.Errorf("the file holds %q, %v, want %q, nil", now, err, text)
 			}
 		})
 	}

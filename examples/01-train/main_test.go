@@ -42,7 +42,7 @@ func small(t *testing.T, args ...string) (trainResult, string) {
 	args = append([]string{"train", "-archive", trainArchive, "-size", "32", "-width", "8", "-epochs", "4", "-batch", "32", "-device", "cpu", "-checkpoint", checkpoint,
 		"-json", figures}, args...)
 	if status, _, stderr := command(t, args...); status != 0 {
-		t.Fatalf("01-train %q: status %d, %s", args, status, stderr)
+		t.Fatalf("01-train %q: status %d, %s, want 0", args, status, stderr)
 	}
 	text, err := os.ReadFile(figures)
 	if err != nil {
@@ -60,7 +60,7 @@ func TestTrainWithoutTheDefaultArchive(t *testing.T) {
 	t.Chdir(t.TempDir())
 	status, _, stderr := command(t, "train", "-device", "cpu")
 	if status != 1 || !strings.Contains(stderr, lesson.TrainArchive) || !strings.Contains(stderr, "-archive FILE") {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want 1 and the archive's name and \"-archive FILE\"", status, stderr)
 	}
 }
 
@@ -95,7 +95,7 @@ func TestTrainAndPredict(t *testing.T) {
 	_, members, _ := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "5", testArchive)
 	files := strings.Split(stdout, "\n")
 	if status != 0 || len(files) != len(paths)+1 {
-		t.Fatalf("status %d, %s%s", status, stdout, stderr)
+		t.Fatalf("status %d, %s%s, want 0 and %d files", status, stdout, stderr, len(paths)+1)
 	}
 	for i, line := range strings.Split(members, "\n")[:len(paths)] {
 		file, member := strings.Fields(files[i]), strings.Fields(strings.TrimSuffix(line, "wrong"))
@@ -153,7 +153,7 @@ func TestHelp(t *testing.T) {
 		"usage: 01-train predict [options] FILE...\nPredicts": {"predict", "-h"}, "usage: 01-train serve [options]\nPredicts": {"serve", "-h"},
 	} {
 		if status, _, stderr := command(t, args...); status != 0 || !strings.Contains(stderr, says) {
-			t.Errorf("%q: status %d, %s", args, status, stderr)
+			t.Errorf("%q: status %d, %s, want 0, it to contain %q", args, status, stderr, says)
 		}
 	}
 }
@@ -252,7 +252,7 @@ func TestInterruptWritesNoCheckpoint(t *testing.T) {
 	})
 	status := run(ctx, []string{"train", "-archive", trainArchive, "-device", "cpu", "-checkpoint", checkpoint}, stdout, &stderr)
 	if status != 130 || !strings.Contains(stderr.String(), "interrupted") {
-		t.Errorf("status %d, %q", status, stderr.String())
+		t.Errorf("status %d, %q, want 130, it to contain \"interrupted\"", status, stderr.String())
 	}
 	if _, err := os.Stat(checkpoint); err == nil {
 		t.Error("an interrupted training wrote a checkpoint, want none")
@@ -280,10 +280,10 @@ func TestTrainOnGPU(t *testing.T) {
 	status, stdout, _ := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "0", testArchive)
 	var right int
 	if _, err := fmt.Sscanf(stdout[strings.Index(stdout, testArchive):], testArchive+": %d of 192", &right); err != nil || status != 0 {
-		t.Fatalf("status %d, %v: %s", status, err, stdout)
+		t.Fatalf("status %d, %v: %s, want 0, nil", status, err, stdout)
 	}
 	if onGPU := int(math.Round(*last.TestAccuracy * 192)); right < onGPU-4 || right > onGPU+4 {
-		t.Errorf("%d right on the GPU, %d on the CPU", onGPU, right)
+		t.Errorf("%d right on the GPU, want within 4 of the CPU's %d", onGPU, right)
 	}
 }
 
@@ -301,7 +301,7 @@ func TestPipesAreRejected(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, pipe) {
-				t.Errorf("%q: status %d, %s", args, status, stderr)
+				t.Errorf("%q: status %d, %s, want 1, it to contain %q", args, status, stderr, pipe)
 			}
 		})
 	}
@@ -309,7 +309,7 @@ func TestPipesAreRejected(t *testing.T) {
 		var errs bytes.Buffer
 		p := predictor{settings: settings{Size: 32}, device: cuda.CPU, batch: 1, out: io.Discard, errs: &errs}
 		if bad, err := p.files(t.Context(), []string{pipe}); err != nil || bad != 1 || !strings.Contains(errs.String(), pipe) {
-			t.Errorf("%d bad, %v, %s", bad, err, errs.String())
+			t.Errorf("%d bad, %v, %s, want 1, it to contain %q, nil", bad, err, errs.String(), pipe)
 		}
 	})
 }
@@ -326,10 +326,11 @@ func TestOutputsReplaceNoOtherFile(t *testing.T) {
 		t.Run(option, func(t *testing.T) {
 			status, stdout, stderr := command(t, "train", "-checkpoint", "", option, path)
 			if status != 1 || stdout != "" || !strings.Contains(stderr, path+" is a file of another kind") {
-				t.Errorf("status %d, %q, %q", status, stdout, stderr)
+				t.Errorf("status %d, %q, %q, want 1, \"\", it to contain %q",
+					status, stdout, stderr, path+" is a file of another kind")
 			}
 			if now, err := os.ReadFile(path); err != nil || string(now) != text {
-				t.Errorf("the file holds %q, %v", now, err)
+				t.Errorf("the file holds %q, %v, want %q, nil", now, err, text)
 			}
 		})
 	}

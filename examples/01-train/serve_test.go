@@ -52,7 +52,7 @@ func TestServerAnswersAsPredictDoes(t *testing.T) {
 			h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(data)))
 			var got []answer
 			if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != http.StatusOK {
-				t.Errorf("%s: status %d, %s", path, w.Code, w.Body)
+				t.Errorf("%s: status %d, %s, want %v, nil", path, w.Code, w.Body, http.StatusOK)
 				return
 			}
 			fields := []string{path}
@@ -60,7 +60,7 @@ func TestServerAnswersAsPredictDoes(t *testing.T) {
 				fields = append(fields, a.Class, fmt.Sprintf("%.1f", 100*a.Probability), "%")
 			}
 			if !slices.Equal(fields, strings.Fields(lines[i])) {
-				t.Errorf("%q, and predict prints %q", fields, lines[i])
+				t.Errorf("got %q, want %q, as predict prints", fields, lines[i])
 			}
 		})
 	}
@@ -85,7 +85,8 @@ func TestServerAnswersAsPredictDoes(t *testing.T) {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(c.method, "/", c.body))
 		if w.Code != c.status || !strings.Contains(w.Body.String(), c.words) {
-			t.Errorf("%s: status %d, %q", name, w.Code, w.Body)
+			t.Errorf("%s: status %d, %q, want %v, it to contain %q",
+				name, w.Code, w.Body, c.status, c.words)
 		}
 	}
 }
@@ -110,7 +111,7 @@ func TestServerBoundsUploads(t *testing.T) {
 	}
 	client.CloseWithError(io.ErrUnexpectedEOF)
 	if code := <-answered; code != http.StatusBadRequest {
-		t.Errorf("status %d of the upload that breaks off", code)
+		t.Errorf("status %d of the upload that breaks off, want %v", code, http.StatusBadRequest)
 	}
 	w = httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", iotest.ErrReader(io.ErrUnexpectedEOF)))
@@ -127,7 +128,8 @@ func TestServerExplainsForms(t *testing.T) {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	if w.Code != http.StatusUnsupportedMediaType || !strings.Contains(w.Body.String(), "--data-binary") {
-		t.Errorf("status %d, %q", w.Code, w.Body)
+		t.Errorf("status %d, %q, want %v, it to contain \"--data-binary\"",
+			w.Code, w.Body, http.StatusUnsupportedMediaType)
 	}
 }
 
@@ -140,7 +142,7 @@ func TestTakenPortSaysWhatToDo(t *testing.T) {
 	defer taken.Close()
 	err = serveCommand(t.Context(), []string{"-checkpoint", checkpoint, "-device", "cpu", "-address", taken.Addr().String()}, io.Discard, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "-address localhost:0") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error with \"-address localhost:0\"", err)
 	}
 }
 
@@ -171,7 +173,7 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	}
 	r.Body.Close()
 	if r.StatusCode != http.StatusMethodNotAllowed {
-		t.Errorf("status %d", r.StatusCode)
+		t.Errorf("status %d, want %v", r.StatusCode, http.StatusMethodNotAllowed)
 	}
 	cancel()
 	if err := <-ended; err != nil {

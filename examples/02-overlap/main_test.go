@@ -57,6 +57,6 @@ func TestResultIsOneJSONObject(t *testing.T) {
 	}
 	var back figures
 	if err := json.Unmarshal(out.Bytes(), &back); err != nil || len(back.Both) != 8 {
-		t.Errorf("%v: %s", err, out.String())
+		t.Errorf("got %v, %s, want nil and 8 combinations", err, out.String())
 	}
 }

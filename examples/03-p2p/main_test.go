@@ -42,7 +42,7 @@ func TestWhy(t *testing.T) {
 			}
 		}
 		if overlaps != 1 {
-			t.Errorf("compute on %s: %d choices overlap", on, overlaps)
+			t.Errorf("compute on %s: %d choices overlap, want 1", on, overlaps)
 		}
 	}
 }
@@ -91,7 +91,7 @@ func TestPrintWithPeer(t *testing.T) {
 
 func TestWorkloadIsChecked(t *testing.T) {
 	if err := (&workload{MiB: 1, Copies: 1, Products: 0, Rounds: 1}).run(t.Context(), &lesson.Lesson{}); err == nil || !strings.Contains(err.Error(), "-products") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error with \"-products\"", err)
 	}
 }
 

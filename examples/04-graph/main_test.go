@@ -27,7 +27,7 @@ func TestSequences(t *testing.T) {
 				t.Error(err)
 			}
 			if !strings.Contains(peer, "('"+s.peer+"', ") {
-				t.Errorf("peer.py has no %s", s.peer)
+				t.Errorf("peer.py has no %s, want every step of main.go", s.peer)
 			}
 		})
 	}
@@ -44,7 +44,7 @@ func TestSequences(t *testing.T) {
 		t.Fatal(err)
 	}
 	if v, err := g.Norm().Float64(); err != nil || math.Abs(v-1) > 1e-5 {
-		t.Errorf("the norm after clipping is %v, %v", v, err)
+		t.Errorf("the norm after clipping is %v, %v, want 1, nil", v, err)
 	}
 }
 
@@ -53,7 +53,7 @@ func TestRun(t *testing.T) {
 	err := run(context.Background(), &lesson.Lesson{Out: &out}, 3)
 	if cuda.DeviceCount() == 0 {
 		if !errors.Is(err, cuda.ErrNoDevice) {
-			t.Fatalf("without a GPU: %v", err)
+			t.Fatalf("without a GPU: %v, want cuda.ErrNoDevice", err)
 		}
 		return
 	}

@@ -14,11 +14,11 @@ func TestTable(t *testing.T) {
 	r := result{Microseconds: ours, PyTorch: figures{"rows graph": {Alone: []float64{500}, InTurn: 500, Parallel: 500}}}
 	r.OverCritical = r.Microseconds.ratios()
 	if got := r.OverCritical["convs eager"]; math.Abs(got-1.1) > 1e-9 {
-		t.Errorf("parallel over the longest: %v", got)
+		t.Errorf("parallel over the longest: %v, want 1.1", got)
 	}
 	table := r.table()
 	if len(table) != 6 {
-		t.Fatalf("%d rows", len(table))
+		t.Fatalf("%d rows, want 6", len(table))
 	}
 	for i, want := range map[int]string{1: "rows eager|400|700|440|+10.0 %|1.59", 3: "  PyTorch|500|500|500|+0.0 %|1.00"} {
 		if got := strings.Join(table[i], "|"); got != want {

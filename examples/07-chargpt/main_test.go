@@ -36,16 +36,16 @@ func TestTheNetworkLearnsTheText(t *testing.T) {
 		t.Errorf("losses %v do not fall to three quarters", r.losses)
 	}
 	if len(r.samples) != 4 || !strings.HasPrefix(r.samples[0], "one ") || !strings.Contains(out.String(), r.samples[0]) {
-		t.Errorf("samples %q in %s", r.samples, &out)
+		t.Errorf("samples %q in %s, want 4, the first beginning with \"one \"", r.samples, &out)
 	}
 	if lines := strings.Count(out.String(), " bits a byte\n"); lines != 6 { // one for every ten steps
-		t.Errorf("%d lines of progress in %s", lines, &out)
+		t.Errorf("%d lines of progress in %s, want 6", lines, &out)
 	}
 	if picture, err := os.ReadFile(o.picture); err != nil || !bytes.Contains(picture, []byte(r.samples[0])) {
 		t.Errorf("the picture has not the sample %q, %v", r.samples[0], err)
 	}
 	if n := torch.LiveTensors(); n > before {
-		t.Errorf("%d tensors are left", n-before)
+		t.Errorf("%d tensors are left, want none", n-before)
 	}
 	if again, err := run(context.Background(), o, &out); err != nil || !slices.Equal(again.losses, r.losses) || !slices.Equal(again.samples, r.samples) {
 		t.Errorf("the same seed learned something else: %v", err)
@@ -91,11 +91,11 @@ func TestGenerationEqualsWholePasses(t *testing.T) {
 func TestBytesArePrintedAsText(t *testing.T) {
 	source, err := newText([]byte("\u00e4 10 \u00b5s"), 3, 1, 1, 1)
 	if err != nil || len(source.tokens) != 9 {
-		t.Fatalf("%v, %v", source, err)
+		t.Fatalf("%v, %v, want length 9, nil", source, err)
 	}
 	tokens, err := source.encode("1\u00e4 \u00b5")
 	if err != nil || len(tokens) != 6 {
-		t.Fatalf("%v, %v", tokens, err)
+		t.Fatalf("%v, %v, want length 6, nil", tokens, err)
 	}
 	for n, want := range map[int]string{6: "1\u00e4 \u00b5", 5: "1\u00e4 \ufffd", 2: "1\ufffd"} {
 		if got := readable(source.decode(tokens[:n])); got != want {
@@ -103,7 +103,7 @@ func TestBytesArePrintedAsText(t *testing.T) {
 		}
 	}
 	if tokens, err := source.encode("\xc3"); err != nil || len(tokens) != 1 {
-		t.Errorf("half a character is %v, %v", tokens, err)
+		t.Errorf("half a character is %v, %v, want length 1, nil", tokens, err)
 	}
 	if _, err := source.encode("\u00fc"); err == nil || !strings.Contains(err.Error(), "\"\u00fc\"") {
 		t.Error(err)

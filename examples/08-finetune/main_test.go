@@ -29,7 +29,7 @@ func TestTheFrozenTrunkIsAheadOfNothing(t *testing.T) {
 		t.Errorf("accuracies %v with the trunk, %v without", r.tuned, r.scratch)
 	}
 	if !strings.Contains(out.String(), "second task, after epoch 2: ") {
-		t.Errorf("printed\n%s", &out)
+		t.Errorf("printed, want it to contain \"second task, after epoch 2: \"\n%s", &out)
 	}
 	if len(r.report.Mismatched) != 2 || len(r.report.Missing) != 0 || len(r.report.Loaded) == 0 {
 		t.Errorf("the report %+v, want the head's two tensors to differ in shape", r.report)
@@ -38,7 +38,7 @@ func TestTheFrozenTrunkIsAheadOfNothing(t *testing.T) {
 		t.Errorf("the picture: %v", err)
 	}
 	if n := torch.LiveTensors(); n > before {
-		t.Errorf("%d tensors are left", n-before)
+		t.Errorf("%d tensors are left, want none", n-before)
 	}
 }
 

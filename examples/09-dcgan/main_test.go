@@ -36,10 +36,11 @@ func TestTheImagesBecomeDrawings(t *testing.T) {
 	}
 	defer f.Close()
 	if img, err := png.Decode(f); err != nil || img.Bounds().Dx() != 12*(4*side+2)-2 || img.Bounds().Dy() != 4*(4*side+2)-2 {
-		t.Errorf("the picture: %v, %v", img.Bounds(), err)
+		t.Errorf("the picture: %v, %v, want %v, %v, nil",
+			img.Bounds(), err, 12*(4*side+2)-2, 4*(4*side+2)-2)
 	}
 	if n := torch.LiveTensors(); n > before {
-		t.Errorf("%d tensors are left", n-before)
+		t.Errorf("%d tensors are left, want none", n-before)
 	}
 }
 

@@ -219,7 +219,7 @@ func follow(t *testing.T, ranks []*rank, c part, signal os.Signal) {
 				}
 				var s report
 				if err := json.Unmarshal([]byte(text), &s); err != nil {
-					t.Errorf("%q: %v", line, err)
+					t.Errorf("%q: %v, want no error", line, err)
 				}
 				r.steps = append(r.steps, s)
 				if n == c.victim && len(r.steps) == c.after {
@@ -288,7 +288,7 @@ func requireEnd(t *testing.T, ranks []*rank) {
 	t.Helper()
 	for n, r := range ranks {
 		if r.err != nil || !strings.Contains(r.text.String(), "learned ") {
-			t.Fatalf("rank %d: %v\n%s", n, r.err, r.text.String())
+			t.Fatalf("rank %d: %v, want nil and \"learned \" in\n%s", n, r.err, r.text.String())
 		}
 	}
 }
@@ -300,7 +300,7 @@ func requireEnd(t *testing.T, ranks []*rank) {
 func requireEqual(t *testing.T, got, want history, rounding float64) {
 	t.Helper()
 	if len(want.names) != 2*globalBatches {
-		t.Fatalf("%d places", len(want.names))
+		t.Fatalf("%d places, want %v", len(want.names), 2*globalBatches)
 	}
 	if !reflect.DeepEqual(got.names, want.names) {
 		t.Errorf("the batches have the samples\n%v\nwant\n%v", got.names, want.names)
@@ -316,7 +316,7 @@ func requireEqual(t *testing.T, got, want history, rounding float64) {
 		}
 		for name, n := range seen {
 			if n != 1 {
-				t.Errorf("epoch %d has %s %d times", epoch, name, n)
+				t.Errorf("epoch %d has %s %d times, want 1", epoch, name, n)
 			}
 		}
 		if len(seen) != images {
@@ -381,7 +381,8 @@ func elastic(t *testing.T, device string, rounding float64, parts ...part) {
 				continue
 			}
 			if r.err == nil || !strings.Contains(text, fmt.Sprintf("rank %d", c.victim)) || !strings.Contains(text, "is lost") {
-				t.Errorf("part %d: rank %d does not name rank %d: %v\n%s", part, n, c.victim, r.err, text)
+				t.Errorf("part %d: rank %d: %v, want an error that rank %d is lost\n%s",
+					part, n, r.err, c.victim, text)
 			}
 			if part > 0 && n == 0 && !strings.Contains(text, "goes on in epoch") {
 				t.Errorf("part %d begins anew\n%s", part, text)
@@ -465,7 +466,7 @@ func TestTorchrunRestarts(t *testing.T) {
 		}
 	}
 	if err := c.Wait(); err != nil {
-		t.Fatalf("%v\n%s", err, text.String())
+		t.Fatalf("%v, want no error\n%s", err, text.String())
 	}
 	for _, want := range []string{"goes on in epoch 1 after batch ", "rank 1 (pid ", "is lost"} {
 		if !strings.Contains(text.String(), want) {
@@ -473,7 +474,7 @@ func TestTorchrunRestarts(t *testing.T) {
 		}
 	}
 	if n := strings.Count(text.String(), "learned "); n != 2 {
-		t.Errorf("%d ranks have learned\n%s", n, text.String())
+		t.Errorf("%d ranks have learned, want 2\n%s", n, text.String())
 	}
 }
 
@@ -583,7 +584,7 @@ func TestTorchrunScales(t *testing.T) {
 		}
 	}
 	if err := errors.Join(stays.Wait(), other.Wait()); err != nil {
-		t.Fatalf("%v\n%s", err, text.String())
+		t.Fatalf("%v, want no error\n%s", err, text.String())
 	}
 	var worlds []int
 	got := newHistory()
@@ -591,7 +592,7 @@ func TestTorchrunScales(t *testing.T) {
 		first := processes[order[i]]
 		world := first.steps[0].World
 		if i+world > len(order) {
-			t.Fatalf("%d of %d ranks have trained\n%s", len(order)-i, world, text.String())
+			t.Fatalf("%d of %d ranks have trained, want all\n%s", len(order)-i, world, text.String())
 		}
 		together := make([]*rank, world)
 		for n := range together {
@@ -603,10 +604,10 @@ func TestTorchrunScales(t *testing.T) {
 		i += world
 	}
 	if n := len(worlds); n < 3 || !slices.Equal(worlds[n-3:], []int{2, 1, 2}) {
-		t.Errorf("trained with %v ranks\n%s", worlds, text.String())
+		t.Errorf("trained with %v ranks, want 2, 1, 2 at the end\n%s", worlds, text.String())
 	}
 	if n := strings.Count(text.String(), "learned "); n != 2 {
-		t.Errorf("%d ranks have learned\n%s", n, text.String())
+		t.Errorf("%d ranks have learned, want 2\n%s", n, text.String())
 	}
 	requireEqual(t, got, want, 1e-4)
 }

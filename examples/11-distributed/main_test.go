@@ -57,7 +57,8 @@ func TestOneProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(r.losses) != 3 || r.losses[2] >= r.losses[0] || !strings.Contains(out.String(), "1 rank, rank 0 on cpu") {
-		t.Errorf("losses %v\n%s", r.losses, out.String())
+		t.Errorf("losses %v, want 3 that fall, and \"1 rank, rank 0 on cpu\" in\n%s",
+			r.losses, out.String())
 	}
 	for _, name := range []string{o.save, o.timeline} {
 		if _, err := os.Stat(name); err != nil {
@@ -172,7 +173,7 @@ func TestOneRankSaysWhyTheJobEnds(t *testing.T) {
 		}
 	}
 	if got := message(errTerminated); got != errTerminated.Error() {
-		t.Errorf("%q", got)
+		t.Errorf("got %q, want %q", got, errTerminated.Error())
 	}
 }
 
@@ -202,7 +203,7 @@ func loop(t *testing.T, device string) {
 	c.Env = append(os.Environ(), variable+"="+device, "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
 	out, err := c.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("%v, want no error\n%s", err, out)
 	}
 	if strings.Count(string(out), "learned true") != 2 || strings.Contains(string(out), "loop.sh:") {
 		t.Errorf("%s", out)
@@ -234,7 +235,7 @@ func TestShellLoopFails(t *testing.T) {
 			}
 			for _, pid := range strings.Fields(string(text)) {
 				if _, err := os.Stat("/proc/" + pid); err == nil {
-					t.Errorf("the process %s is left", pid)
+					t.Errorf("the process %s is left, want it ended", pid)
 				}
 			}
 		})

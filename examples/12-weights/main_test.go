@@ -119,7 +119,7 @@ func TestLogitsAreThoseOfTheWholeModel(t *testing.T) {
 	m := equalsWhole(t, o, cuda.CPU, func() {})
 	// On the CPU the blocks compute in the slots that the source fills: two, plus three ahead.
 	if n := blocksInMemory(t, m); n > 5 || n < 2 {
-		t.Errorf("%d blocks of %d were in memory", n, o.layers)
+		t.Errorf("%d blocks of %d were in memory, want from 2 to 5", n, o.layers)
 	}
 }
 
@@ -154,10 +154,12 @@ func TestAModelLargerThanTheGPU(t *testing.T) {
 		t.Errorf("the whole model fits:\n%s", &out)
 	}
 	if r.resident >= r.whole/8 || r.peak-before.Allocated >= r.whole/2 {
-		t.Errorf("%d bytes of parameters at a time and %d at the peak, of %d", r.resident, r.peak-before.Allocated, r.whole)
+		t.Errorf("%d bytes of parameters at a time and %d at the peak, of %d,"+
+			" want less than %v, less than %v",
+			r.resident, r.peak-before.Allocated, r.whole, r.whole/8, r.whole/2)
 	}
 	if limit, err := device.MemoryLimit(); err != nil || limit != 1 {
-		t.Errorf("the limit of memory is left at %v, %v", limit, err)
+		t.Errorf("the limit of memory is left at %v, %v, want 1, nil", limit, err)
 	}
 }
 
@@ -178,10 +180,10 @@ func TestRunWritesTheWeightsOnce(t *testing.T) {
 		}
 	}
 	if want := fmt.Sprint(r.tokens[9-o.tokens : 9]); !strings.Contains(out.String(), want[1:len(want)-1]) {
-		t.Errorf("the first sequence's tokens %s are not in\n%s", want, &out)
+		t.Errorf("got\n%s\nwant the first sequence's tokens %s in it", &out, want)
 	}
 	if n := torch.LiveTensors(); n > before {
-		t.Errorf("%d tensors are left", n-before)
+		t.Errorf("%d tensors are left, want none", n-before)
 	}
 	out.Reset()
 	again, err := run(t.Context(), o, &out)
@@ -216,14 +218,14 @@ func TestGenerationEndsWithItsContext(t *testing.T) {
 		{"the end of ctx", func(int, *torch.Tensor) error { cancel(left); return nil }},
 	} {
 		if _, err := m.generate(ctx, prompt, 3, c.seen); !errors.Is(err, left) {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("%s: %v, want %v", c.name, err, left)
 		}
 	}
 	if err := errors.Join(prompt.Close(), m.close()); err != nil {
 		t.Fatal(err)
 	}
 	if n := torch.LiveTensors(); n > before {
-		t.Errorf("%d tensors are left", n-before)
+		t.Errorf("%d tensors are left, want none", n-before)
 	}
 }
 
@@ -256,6 +258,6 @@ func TestMistakesSayWhatToDo(t *testing.T) {
 		}
 	}
 	if n := torch.LiveTensors(); n > before {
-		t.Errorf("%d tensors are left", n-before)
+		t.Errorf("%d tensors are left, want none", n-before)
 	}
 }

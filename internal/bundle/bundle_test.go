@@ -122,7 +122,7 @@ func TestBundleRunsElsewhere(t *testing.T) {
 	w.program("clone/program", w.path("clone/lib"), "clone/lib/"+shimName)
 	want, text := status(t, w.path("clone/program"))
 	if want < 3 {
-		t.Fatalf("the program itself does not run: %d, %s", want, text)
+		t.Fatalf("the program itself does not run: %d, want at least 3 lines in %s", want, text)
 	}
 	r, err := Make(t.Context(), Options{Program: w.path("clone/program"), Out: w.path("out")})
 	if err != nil {
@@ -141,13 +141,13 @@ func TestBundleRunsElsewhere(t *testing.T) {
 		}
 	}
 	if len(r.LeftOut) != 1 || r.LeftOut[0].Path != "torch/lib/libtorch_python.so" {
-		t.Errorf("left out: %v", r.LeftOut)
+		t.Errorf("left out: %v, want torch/lib/libtorch_python.so alone", r.LeftOut)
 	}
 	for name, want := range map[string]string{
 		"torch-2.11.0/licenses/LICENSE": "theirs", "torch-2.11.0/licenses/third_party/gloo/LICENSE": "gloo's", "torchstream/png/copyright": "png's",
 	} {
 		if got, err := os.ReadFile(w.path("out/share/licenses/" + name)); err != nil || string(got) != want {
-			t.Errorf("licence %s: %q, %v", name, got, err)
+			t.Errorf("licence %s: %q, %v, want %v, nil", name, got, err, want)
 		}
 	}
 	// The bundle works at another place, without the clone and LibTorch.
@@ -191,7 +191,7 @@ func TestProgramThatOpensTheShim(t *testing.T) {
 				t.Fatal(err)
 			}
 			if out, err := exec.Command("cc", "-o", file, file+".c").CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, out)
+				t.Fatalf("%v, want no error\n%s", err, out)
 			}
 			r, err := Make(t.Context(), Options{Program: file, Out: w.path("out-" + c.name), Find: func(name string) string { return w.path("clone/lib/" + name) }})
 			if err != nil {
@@ -207,7 +207,7 @@ func TestProgramThatOpensTheShim(t *testing.T) {
 				t.Errorf("libraries %q, want %q", got, c.want)
 			}
 			if _, err := Make(t.Context(), Options{Program: file, Out: w.path("none-" + c.name)}); err == nil || !strings.Contains(err.Error(), "-shim") {
-				t.Errorf("without a shim: %v", err)
+				t.Errorf("without a shim: %v, want an error with \"-shim\"", err)
 			}
 		})
 	}
@@ -259,7 +259,7 @@ func TestRefusedBundles(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
 			if left, _ := filepath.Glob(w.path("out*")); len(left) > 0 {
-				t.Errorf("left behind: %q", left)
+				t.Errorf("left behind: %q, want none", left)
 			}
 		})
 	}
@@ -276,7 +276,7 @@ func TestInterruptedBundle(t *testing.T) {
 		t.Error(err)
 	}
 	if left, _ := filepath.Glob(w.path("out*")); len(left) > 0 {
-		t.Errorf("left behind: %q", left)
+		t.Errorf("left behind: %q, want none", left)
 	}
 }
 

@@ -15,7 +15,7 @@ func TestShimHasTheExpectedABIVersion(t *testing.T) {
 func TestErrorMatchesItsCode(t *testing.T) {
 	err := fmt.Errorf("batch 3: %w", &Error{Code: CodeOutOfMemory, Origin: "torch.Empty", Message: "2 GiB wanted"})
 	if !errors.Is(err, CodeOutOfMemory) {
-		t.Errorf("errors.Is(%v, CodeOutOfMemory) is false", err)
+		t.Errorf("errors.Is(%v, CodeOutOfMemory) = false, want true", err)
 	}
 	if errors.Is(err, CodeCUDA) {
 		t.Errorf("errors.Is(%v, CodeCUDA) is true", err)
@@ -124,7 +124,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 			if err := call(); err != nil {
 				t.Error(err)
 			} else if n := testing.AllocsPerRun(100, func() { call() }); n != 0 {
-				t.Errorf("%v allocations a call", n)
+				t.Errorf("%v allocations a call, want 0", n)
 			}
 		})
 	}

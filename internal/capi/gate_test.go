@@ -34,13 +34,14 @@ func TestGateBoundsConcurrency(t *testing.T) {
 		}
 		waitFor(t, &all)
 		if peak.Load() > int64(limit) {
-			t.Errorf("limit %d: %d inside at once", limit, peak.Load())
+			t.Errorf("limit %d: %d inside at once, want at most %v", limit, peak.Load(), int64(limit))
 		}
 		if limit > 1 && peak.Load() < 2 {
 			t.Errorf("limit %d: never two inside at once, so the test proves nothing", limit)
 		}
 		if g.inside.Load() != 0 || len(g.wake) != 0 {
-			t.Errorf("limit %d: afterwards %d inside and %d tokens", limit, g.inside.Load(), len(g.wake))
+			t.Errorf("limit %d: afterwards %d inside and %d tokens, want 0, 0",
+				limit, g.inside.Load(), len(g.wake))
 		}
 	}
 }
@@ -65,7 +66,7 @@ func TestGateHandsOverOneByOne(t *testing.T) {
 	}
 	for round := range waiters {
 		if len(entered) != 0 {
-			t.Fatalf("round %d: a caller entered a full gate", round)
+			t.Fatalf("round %d: a caller entered a full gate, want none", round)
 		}
 		g.leave()
 		<-entered
@@ -75,7 +76,7 @@ func TestGateHandsOverOneByOne(t *testing.T) {
 		g.leave()
 	}
 	if g.inside.Load() != 0 || len(g.wake) != 0 {
-		t.Errorf("afterwards %d inside and %d tokens", g.inside.Load(), len(g.wake))
+		t.Errorf("afterwards %d inside and %d tokens, want 0, 0", g.inside.Load(), len(g.wake))
 	}
 }
 

@@ -53,7 +53,7 @@ func firstCalls(t *testing.T, folder string) []string {
 	c.Env = append(os.Environ(), "CAPI_TEST_FIRST_CALLS=1", "TORCHSTREAM_LIBRARY="+folder)
 	text, err := c.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
+		t.Fatalf("%v, want no error\n%s", err, text)
 	}
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
@@ -71,7 +71,7 @@ func TestCallsWithoutTheShim(t *testing.T) {
 		}
 	}
 	if last := lines[len(lines)-1]; len(lines) != 7 || last != "0 0 false true" {
-		t.Errorf("got %q", lines)
+		t.Errorf("got %q, want 7 lines, the last \"0 0 false true\"", lines)
 	}
 }
 
@@ -157,7 +157,7 @@ func compile(t *testing.T, cc, library, source string, options ...string) {
 	c := exec.Command(cc, append([]string{"-shared", "-fPIC", "-x", "c", "-", "-o", library}, options...)...)
 	c.Stdin = strings.NewReader(source)
 	if text, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, text)
+		t.Fatalf("%v, want no error\n%s", err, text)
 	}
 }
 
@@ -194,7 +194,7 @@ func TestFirstCallsCheck(t *testing.T) {
 			}
 		}
 		if looked < 10 {
-			t.Errorf("%s: looked at %d functions", folder, looked)
+			t.Errorf("%s: looked at %d functions, want at least 10", folder, looked)
 		}
 	}
 }
@@ -255,7 +255,7 @@ func threads(t *testing.T, environment ...string) string {
 	c.Env = append(append(inherited, "CAPI_TEST_THREADS=1"), environment...)
 	text, err := c.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
+		t.Fatalf("%v, want no error\n%s", err, text)
 	}
 	return strings.TrimSpace(string(text))
 }

@@ -90,7 +90,7 @@ func TestOrderOfBackwardAppliesInTurn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := newLogged(t)
 			if own := l.apply(c.entries...); len(own) > 0 {
-				t.Errorf("%d entries are left for finish", len(own))
+				t.Errorf("%d entries are left for finish, want none", len(own))
 			}
 			l.operator(forward, false)
 			l.want(c.races)

@@ -23,18 +23,19 @@ func TestCollectivesAreThoseOfTheirNames(t *testing.T) {
 	x.Close() // errors about closed tensors name the collective
 	all, err := Parse(Names())
 	if err != nil || len(all) != 5 {
-		t.Fatalf("%d, %v", len(all), err)
+		t.Fatalf("%d, %v, want 5, nil", len(all), err)
 	}
 	for _, c := range all {
 		err := c.call(world, tensors{x, x, x})
 		if err == nil || !strings.Contains(strings.ToLower(err.Error()), "distributed: "+strings.ReplaceAll(c.Name, "-", "")) {
-			t.Errorf("%s: %v", c.Name, err)
+			t.Errorf("%s: %v, want an error with %q",
+				c.Name, err, "distributed: "+strings.ReplaceAll(c.Name, "-", ""))
 		}
 	}
 	if none, err := Parse(""); none != nil || err != nil {
 		t.Errorf("%v, %v", none, err)
 	}
 	if _, err := Parse("all-reduce,reduce"); err == nil || !strings.Contains(err.Error(), `"reduce"`) {
-		t.Errorf("an unknown collective: %v", err)
+		t.Errorf("an unknown collective: %v, want an error with %q", err, `"reduce"`)
 	}
 }

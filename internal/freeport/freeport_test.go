@@ -59,12 +59,12 @@ func TestPortsAreReserved(t *testing.T) {
 		return c.ProcessState.ExitCode()
 	}
 	if status := child(port); status != 7 {
-		t.Errorf("another process has reserved the port too: status %d", status)
+		t.Errorf("another process has reserved the port too: status %d, want 7", status)
 	}
 	free := last + os.Getpid() // no port, and no other test's number
 	for range 2 {
 		if status := child(free); status != 0 {
-			t.Errorf("a port of a process that has ended is not free: status %d", status)
+			t.Errorf("a port of a process that has ended is not free: status %d, want 0", status)
 		}
 	}
 }

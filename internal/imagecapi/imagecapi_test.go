@@ -62,11 +62,11 @@ func TestPlanSegmentsNeedsAProof(t *testing.T) {
 	}
 	for _, unproven := range []uint64{0, proof ^ 1} {
 		if n, err := PlanSegments(d, file.Bytes(), g, blob, &unproven, nil); n != 0 || err != nil {
-			t.Errorf("with the token %d: a plan of %d bytes, %v", unproven, n, err)
+			t.Errorf("with the token %d: a plan of %d bytes, %v, want 0, nil", unproven, n, err)
 		}
 	}
 	g.CropX = 150
 	if _, err := PlanSegments(d, file.Bytes(), g, blob, &proof, nil); !errors.Is(err, CodeInvalidArgument) {
-		t.Errorf("a crop outside of the image: %v", err)
+		t.Errorf("a crop outside of the image: %v, want CodeInvalidArgument", err)
 	}
 }

@@ -23,7 +23,7 @@ func compile(t *testing.T, folder, name, source string, options ...string) strin
 	c := exec.Command(cc, append([]string{"-shared", "-fPIC", "-x", "c", "-", "-o", filepath.Join(folder, name)}, options...)...)
 	c.Stdin = strings.NewReader(source)
 	if text, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, text)
+		t.Fatalf("%v, want no error\n%s", err, text)
 	}
 	return folder
 }
@@ -114,7 +114,7 @@ func TestOpenLibraryExplainsFailures(t *testing.T) {
 // A call before the library is loaded returns an error, not a crash.
 func TestNotLoaded(t *testing.T) {
 	if err := NotLoaded(nil); !errors.Is(err, CodeInternal) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want CodeInternal", err)
 	}
 	want := &Error{Code: CodeNoLibrary, Origin: LibraryName, Message: "there is none"}
 	if err := NotLoaded(want); err != error(want) {

@@ -43,7 +43,7 @@ func TestFindSearchesInOrder(t *testing.T) {
 	}
 	find("variable")
 	if got := s.Find("y.so"); got != "" {
-		t.Errorf("with TORCHSTREAM_LIBRARY found %q outside of it", got)
+		t.Errorf("with TORCHSTREAM_LIBRARY found %q outside of it, want nothing", got)
 	}
 	s.Library = ""
 	find("loader")

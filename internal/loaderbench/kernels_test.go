@@ -32,7 +32,7 @@ func TestSumKernels(t *testing.T) {
 		t.Errorf("%+v", k)
 	}
 	if len(k.Kernels) != 2 {
-		t.Fatalf("%d kernels: %+v", len(k.Kernels), k.Kernels)
+		t.Fatalf("%d kernels, want 2: %+v", len(k.Kernels), k.Kernels)
 	}
 	e, n := k.Kernels[0], k.Kernels[1]
 	if e.Kernel != "entropy" || e.Launches != 2 || !near(e.TotalMS, 3) || !near(e.MeanUS, 1500) || !near(e.TimeShare, 3.0/8) || !near(e.SMTimeShare, 2.0/8) ||

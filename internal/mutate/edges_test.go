@@ -20,7 +20,7 @@ func TestEdgesAreUpToDate(t *testing.T) {
 		}
 		names[e.name] = true
 		if text, err := e.mutated("../.."); err != nil {
-			t.Errorf("%s: %v", e.name, err)
+			t.Errorf("%s: %v, want no error", e.name, err)
 		} else if e.old == e.new || text == "" {
 			t.Errorf("%s: the mutation changes nothing", e.name)
 		}
@@ -90,12 +90,12 @@ func TestDocumentIsUpToDate(t *testing.T) {
 		}
 	}
 	if len(named) < 40 {
-		t.Errorf("docs/streams.md names %d tests", len(named))
+		t.Errorf("docs/streams.md names %d tests, want at least 40", len(named))
 	}
 	// The table has ten mistakes, and each names a test.
 	mistakes := regexp.MustCompile(`(?m)^\| (\d+) \|.*\|$`).FindAllString(doc, -1)
 	if len(mistakes) != 10 {
-		t.Errorf("%d mistakes", len(mistakes))
+		t.Errorf("%d mistakes, want 10", len(mistakes))
 	}
 	test := regexp.MustCompile("`(Test|[A-Z]\\w*Gpu\\.)")
 	for _, m := range mistakes {

@@ -106,7 +106,7 @@ func TestCostsNothingWithoutTheTag(t *testing.T) {
 		_ uintptr
 	}
 	if size := unsafe.Sizeof(handle{}); size != unsafe.Sizeof(uintptr(0)) {
-		t.Errorf("a handle with an Origin has %d bytes", size)
+		t.Errorf("a handle with an Origin has %d bytes, want %v", size, unsafe.Sizeof(uintptr(0)))
 	}
 	if n := testing.AllocsPerRun(100, func() {
 		o := New("free")

@@ -119,7 +119,7 @@ func TestFindingNamesTheStreamOfAReplay(t *testing.T) {
 	p.use(p.last, 5, false)
 	found := p.Findings()
 	if len(found) != 1 || found[0].First.Stream != "first" || found[0].Missing != "last.Wait(first)" {
-		t.Errorf("found %v", found)
+		t.Errorf("found %v, want one race with first, missing last.Wait(first)", found)
 	}
 }
 
@@ -138,7 +138,7 @@ func TestHostWaitsForExternalReplays(t *testing.T) {
 		wait(p)
 		p.use(p.last, 5, false)
 		if found := p.Findings(); len(found) != 0 {
-			t.Errorf("%s: %v", name, found)
+			t.Errorf("%s: %v, want none", name, found)
 		}
 	}
 }
@@ -163,6 +163,6 @@ func TestExternalGraphsAreBounded(t *testing.T) {
 		t.Errorf("%d queues, and %d after the first graph", len(p.queues), queues)
 	}
 	if found := p.Findings(); len(found) != 0 {
-		t.Errorf("found %v", found)
+		t.Errorf("found %v, want none", found)
 	}
 }

@@ -63,7 +63,8 @@ func TestRegions(t *testing.T) {
 		}
 	}
 	if overlapping < 500 || covering < 500 {
-		t.Errorf("%d regions overlap and %d cover: the comparison proves little", overlapping, covering)
+		t.Errorf("%d regions overlap and %d cover, want at least 500 each: the comparison proves little",
+			overlapping, covering)
 	}
 }
 
@@ -93,7 +94,7 @@ func TestSpaceFindsBlocks(t *testing.T) {
 		}
 	}
 	if len(s.lists) < 3 {
-		t.Errorf("the blocks are in %d lists", len(s.lists))
+		t.Errorf("the blocks are in %d lists, want at least 3", len(s.lists))
 	}
 }
 
@@ -158,7 +159,7 @@ func TestFindingSaysWhatToAdd(t *testing.T) {
 	data, err := json.Marshal(f)
 	var back Finding
 	if err = errors.Join(err, json.Unmarshal(data, &back)); err != nil || back.String() != text {
-		t.Errorf("JSON: %v\n%s", err, data)
+		t.Errorf("JSON: %v\n%s\nwant\n%s", err, data, text)
 	}
 }
 
@@ -252,12 +253,12 @@ func TestFromEnvironment(t *testing.T) {
 	}
 	t.Setenv(EnvSanitize, "yes")
 	if _, err := FromEnvironment(nil); err == nil || !strings.Contains(err.Error(), "set it to 1") {
-		t.Errorf("yes: got %v", err)
+		t.Errorf("yes: got %v, want an error with \"set it to 1\"", err)
 	}
 	t.Setenv(EnvSanitize, "1")
 	t.Setenv(EnvSanitizeIgnore, "(")
 	if _, err := FromEnvironment(nil); err == nil || !strings.Contains(err.Error(), EnvSanitizeIgnore) {
-		t.Errorf("a broken expression: got %v", err)
+		t.Errorf("a broken expression: got %v, want an error with %q", err, EnvSanitizeIgnore)
 	}
 	t.Setenv(EnvSanitizeIgnore, "")
 	dir := filepath.Join(t.TempDir(), "new", "folder")
@@ -389,7 +390,7 @@ func TestFreeDuringACapture(t *testing.T) {
 	c.Free(0, 4096, c.Here("Tensor.Close", 0))
 	c.End(1, 0)
 	if found := c.Findings(); len(found) != 0 {
-		t.Errorf("found %v", found)
+		t.Errorf("found %v, want none", found)
 	}
 }
 

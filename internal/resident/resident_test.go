@@ -34,7 +34,8 @@ func TestBytesFollowMemory(t *testing.T) {
 	after := read()
 	// The rest of the process may change by a quarter of it meanwhile.
 	if grown, shrunk := during-before, during-after; before <= 0 || grown < size*3/4 || grown > size*5/4 || shrunk < size*3/4 || shrunk > size*5/4 {
-		t.Errorf("%d bytes, %d with %d more, %d without", before, during, size, after)
+		t.Errorf("%d bytes, %d with %d more, %d without, want a quarter of the size as the largest error",
+			before, during, size, after)
 	}
 }
 
@@ -57,20 +58,20 @@ func TestLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if small != nil || !errors.Is(large, unix.ENOMEM) {
-		t.Errorf("%v and %v under the limit", small, large)
+		t.Errorf("%v and %v under the limit, want nil, %v", small, large, unix.ENOMEM)
 	}
 	if err := try(more + 1); err != nil {
-		t.Errorf("%v without the limit", err)
+		t.Errorf("without the limit: %v, want no error", err)
 	}
 }
 
 func TestParseRefusesOtherTexts(t *testing.T) {
 	if n, err := parse("7 3 1 1 0 1 0\n", 1); err != nil || n != 3*int64(os.Getpagesize()) {
-		t.Errorf("%d, %v", n, err)
+		t.Errorf("%d, %v, want %v, nil", n, err, 3*int64(os.Getpagesize()))
 	}
 	for _, text := range []string{"", "7", "7 x"} {
 		if n, err := parse(text, 1); err == nil {
-			t.Errorf("%q is %d", text, n)
+			t.Errorf("%q is %d, want an error", text, n)
 		}
 	}
 }

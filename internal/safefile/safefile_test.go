@@ -67,7 +67,7 @@ func TestOpenRefusesIrregularFiles(t *testing.T) {
 		t.Error(err)
 	}
 	if data, err := ReadFile(write(t, "a", "text")); err != nil || string(data) != "text" {
-		t.Errorf("%q, %v", data, err)
+		t.Errorf("%q, %v, want \"text\", nil", data, err)
 	}
 }
 
@@ -229,7 +229,7 @@ func TestOpenFilesBlock(t *testing.T) {
 			_, after, _ := strings.Cut(string(flags), "flags:")
 			bits, err := strconv.ParseInt(strings.Fields(after)[0], 8, 64)
 			if err != nil || bits&syscall.O_NONBLOCK != 0 {
-				t.Errorf("flags %o, error %v", bits, err)
+				t.Errorf("flags %o, %v, want no O_NONBLOCK, nil", bits, err)
 			}
 		})
 	}
@@ -258,10 +258,10 @@ func TestReplaceIsAtomic(t *testing.T) {
 	path := write(t, "file", "hello, old")
 	failed := errors.New("failed")
 	if _, err := Replace(path, kind, 0o640, func(f *os.File) error { return errors.Join(fill("hello, ha")(f), failed) }); !errors.Is(err, failed) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want %v", err, failed)
 	}
 	if now, err := os.ReadFile(path); err != nil || string(now) != "hello, old" {
-		t.Errorf("%q, %v", now, err)
+		t.Errorf("%q, %v, want \"hello, old\", nil", now, err)
 	}
 	f, err := Replace(path, kind, 0o640, fill("hello, new"))
 	if err != nil {
@@ -269,22 +269,23 @@ func TestReplaceIsAtomic(t *testing.T) {
 	}
 	info, err := f.Stat()
 	if err := errors.Join(err, f.Close()); err != nil || info.Mode() != 0o640 || info.Size() != 10 {
-		t.Errorf("%v, %v", info, err)
+		t.Errorf("got %v, %v, want 10 bytes with the mode 0640", info, err)
 	}
 	if now, err := os.ReadFile(path); err != nil || string(now) != "hello, new" {
-		t.Errorf("%q, %v", now, err)
+		t.Errorf("%q, %v, want \"hello, new\", nil", now, err)
 	}
 	// A file of another kind that appears during write is kept.
 	_, err = Replace(path, kind, 0o640, func(f *os.File) error {
 		return errors.Join(fill("hello")(f), os.WriteFile(path, []byte("notes"), 0o600))
 	})
 	if now, e := os.ReadFile(path); e != nil || string(now) != "notes" || err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("%q, %v, %v", now, e, err)
+		t.Errorf("the file holds %q, %v, the error is %v, want \"notes\", nil, an error with %q",
+			now, e, err, path)
 	}
 	if _, err := Replace(path, kind, 0o640, fill("hello")); err == nil {
 		t.Error("Replace of a file of another kind: got no error, want one")
 	}
 	if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 1 {
-		t.Errorf("%v is left, %v", list, err)
+		t.Errorf("%v is left, %v, want length 1, nil", list, err)
 	}
 }

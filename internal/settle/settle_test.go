@@ -23,7 +23,7 @@ func TestWaitFollowsAChainOfCleanups(t *testing.T) {
 	runtime.KeepAlive(chain)
 	chain = nil
 	if n := Wait(t, live.Load); n != 0 {
-		t.Errorf("%d values remain", n)
+		t.Errorf("%d values remain, want 0", n)
 	}
 }
 

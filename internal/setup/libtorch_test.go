@@ -27,7 +27,7 @@ func TestFoldersOfTheCache(t *testing.T) {
 	}
 	for _, release := range Releases() {
 		if _, _, err := Installed("/cache", release); err != nil {
-			t.Errorf("release %s: %v", release, err)
+			t.Errorf("release %s: %v, want no error", release, err)
 		}
 	}
 }

@@ -188,7 +188,8 @@ func TestWheelsAreInstalled(t *testing.T) {
 				t.Fatal(err)
 			}
 			if torch != filepath.Join(site, "torch") || read(t, filepath.Join(torch, "lib", "libtorch_cpu.so")) != "cpu" || read(t, filepath.Join(site, "extra", "a.py")) != "a" {
-				t.Errorf("LibTorch is in %s", torch)
+				t.Errorf("LibTorch is in %s, want it in %s, with the files of the wheels",
+					torch, filepath.Join(site, "torch"))
 			}
 			if info, err := os.Stat(filepath.Join(site, "nvidia", "cu13", "bin", "nvcc")); err != nil || info.Mode()&0o011 == 0 {
 				t.Errorf("nvcc cannot be run: %v", err)
@@ -205,7 +206,8 @@ func TestWheelsAreInstalled(t *testing.T) {
 			}
 			before := s.requests.Load()
 			if again, err := i.install(t.Context(), lockText); err != nil || again != torch || s.requests.Load() != before {
-				t.Errorf("a second set-up: %s, %v, %d requests", again, err, s.requests.Load()-before)
+				t.Errorf("a second set-up: %s, %v, %d requests, want %v, 0, nil",
+					again, err, s.requests.Load()-before, torch)
 			}
 			if _, err := os.Stat(site + ".wheels"); err == nil {
 				t.Error("the folder of wheels is left, want it removed")
@@ -260,7 +262,7 @@ func TestWheelsThatCannotBeInstalled(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 			if found, _ := filepath.Glob(filepath.Join(i.cache, "*", stamp)); len(found) != 0 {
-				t.Errorf("%v says that it is complete", found)
+				t.Errorf("%v says that it is complete, want none", found)
 			}
 		})
 	}
@@ -327,7 +329,7 @@ func TestIndexIsAskedByPipsProxyWithPipsCertificates(t *testing.T) {
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
 		if r.Host != "index.invalid" {
-			t.Errorf("the proxy is asked for %s", r.Host)
+			t.Errorf("the proxy is asked for %s, want \"index.invalid\"", r.Host)
 		}
 		s.Config.Handler.ServeHTTP(w, r)
 	}))
@@ -481,7 +483,7 @@ func TestReleaseIsInstalled(t *testing.T) {
 			}
 		}
 		if left, _ := filepath.Glob(filepath.Join(o.Cache, "*")); len(left) != 2 {
-			t.Errorf("the cache has %v", left)
+			t.Errorf("the cache has %v, want length 2", left)
 		}
 		// The next set-up replaces it.
 		o2 := options(t, tarred(t, entry{"t/lib/libtorchstream_image.so", "image", 0}))
@@ -509,7 +511,7 @@ func TestAnotherFileIsNotDownloadedAgain(t *testing.T) {
 			t.Error("download of a file with another checksum: got no error, want one")
 		}
 		if n := s.requests.Load() - before; n > 3 { // one is interrupted, one is resumed, one is complete
-			t.Errorf("after the part %q: %d requests", part, n)
+			t.Errorf("after the part %q: %d requests, want at most 3", part, n)
 		}
 	}
 }
@@ -545,7 +547,7 @@ func TestInstalledStays(t *testing.T) {
 		return fs.ErrInvalid
 	}
 	if _, err := Run(t.Context(), next); !errors.Is(err, fs.ErrInvalid) || tried != "second" {
-		t.Errorf("%v after trying %q", err, tried)
+		t.Errorf("%v after trying %q, want fs.ErrInvalid, \"second\"", err, tried)
 	}
 	target := filepath.Dir(lib)
 	if err := os.Rename(target, old(target)); err != nil { // the state if replace is killed
@@ -555,10 +557,10 @@ func TestInstalledStays(t *testing.T) {
 		t.Error(err)
 	}
 	if got := read(t, filepath.Join(lib, "libtorchstream_image.so")); got != "first" {
-		t.Errorf("%q is installed", got)
+		t.Errorf("%q is installed, want \"first\"", got)
 	}
 	if left, _ := filepath.Glob(filepath.Join(o.Cache, "*")); len(left) != 2 {
-		t.Errorf("the cache has %v", left)
+		t.Errorf("the cache has %v, want length 2", left)
 	}
 }
 

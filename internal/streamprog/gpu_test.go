@@ -332,7 +332,8 @@ func TestProgramsOnGPUs(t *testing.T) {
 				m.program = fmt.Sprintf("seed %d, %d devices, %d elements: ", seed, devices, m.elements)
 				p := Generate(seed, gpuOptions(seed, devices))
 				if wrong := m.run(p); wrong > 0 {
-					t.Fatalf("%s%d of %d checks differ from the oracle", m.program, wrong, len(p.Values()))
+					t.Fatalf("%s%d of %d checks differ from the oracle, want 0",
+						m.program, wrong, len(p.Values()))
 				}
 				for _, o := range p.Ops {
 					count[o.Kind]++

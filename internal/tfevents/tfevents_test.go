@@ -56,7 +56,7 @@ func TestCreate(t *testing.T) {
 	}
 	files, err := os.ReadDir(dir)
 	if err != nil || len(files) != 2 {
-		t.Fatalf("%v, %v", files, err)
+		t.Fatalf("%v, %v, want length 2, nil", files, err)
 	}
 	for _, f := range files {
 		text, err := os.ReadFile(filepath.Join(dir, f.Name()))

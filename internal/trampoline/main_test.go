@@ -52,7 +52,7 @@ TS_API ts_error* ts_c(ts_tensor* const* tensors,
 		{"ts_error*", "ts_c", "ts_tensor* const* tensors, int64_t count", "tensors, count"},
 	}
 	if len(all) != len(want) {
-		t.Fatalf("got %v", all)
+		t.Fatalf("got %v, want %d", all, len(want))
 	}
 	for i := range want {
 		if all[i] != want[i] {
@@ -60,7 +60,7 @@ TS_API ts_error* ts_c(ts_tensor* const* tensors,
 		}
 	}
 	if _, err := functions("TS_API int ts_a(void (*callback)(int));"); err == nil || !strings.Contains(err.Error(), "0 can be read") {
-		t.Errorf("a declaration that cannot be read: %v", err)
+		t.Errorf("a declaration that cannot be read: %v, want an error with \"0 can be read\"", err)
 	}
 }
 

@@ -29,7 +29,7 @@ func TestBenchDist(t *testing.T) {
 	c, stderr := clitest.Process(t, args...)
 	out, err := c.Output()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, stderr)
+		t.Fatalf("%v, want no error\n%s", err, stderr)
 	}
 	var report distReport
 	decoder := json.NewDecoder(bytes.NewReader(out))
@@ -42,7 +42,7 @@ func TestBenchDist(t *testing.T) {
 	// For two ranks, from nccl-tests' doc/PERFORMANCE.md.
 	factors := map[string]float64{"all-reduce": 1, "reduce-scatter": 0.5, "all-gather": 0.5, "broadcast": 1, "all-to-all": 0.5}
 	if len(report.Collectives) != len(factors) {
-		t.Errorf("collectives: %s", out)
+		t.Errorf("collectives: %s, want %d", out, len(factors))
 	}
 	for _, row := range report.Collectives {
 		times := []*collectives.Times{&row.Times}
@@ -75,7 +75,8 @@ func TestBenchDist(t *testing.T) {
 	}
 	var table strings.Builder
 	if err := report.table(&table); err != nil || strings.Count(table.String(), tinyGPT) != len(shardedWays) || !strings.Contains(table.String(), "all-to-all") {
-		t.Errorf("%v\n%s", err, table.String())
+		t.Errorf("got %v\n%s\nwant %d rows of %s and \"all-to-all\"",
+			err, table.String(), len(shardedWays), tinyGPT)
 	}
 }
 
@@ -119,7 +120,7 @@ func TestRanksThatFailGiveTheirReason(t *testing.T) {
 			return exec.CommandContext(ctx, "sh", "-c", "echo no module >&2")
 		}, io.Discard, &complaint)
 		if text := string(complaint.Bytes()); err != nil || text != "no module\nno module\n" {
-			t.Fatalf("%v, %q", err, text)
+			t.Fatalf("%v, %q, want \"no module\nno module\n\", nil", err, text)
 		}
 	}
 	if _, ok := any(&lockedBuffer{}).(io.ReaderFrom); ok {

@@ -50,16 +50,18 @@ func TestCommandLine(t *testing.T) {
 func TestHelpFitsATerminal(t *testing.T) {
 	status, list, stderr := command(t, "help")
 	if status != 0 || stderr != "" {
-		t.Errorf("help: got status %d, %s", status, stderr)
+		t.Errorf("help: got status %d, %s, want 0, \"\"", status, stderr)
 	}
 	text := list
 	for _, c := range program().List {
 		if !strings.Contains(list, "\n  torchstream-lab "+c.Name+" ") {
-			t.Errorf("help does not list %s:\n%s", c.Name, list)
+			t.Errorf("help does not list %s:\n%s\nwant it to contain %q",
+				c.Name, list, "\n  torchstream-lab "+c.Name+" ")
 		}
 		status, help, _ := command(t, c.Name, "-h")
 		if status != 0 || !strings.HasPrefix(help, "usage: torchstream-lab "+c.Name) {
-			t.Errorf("%s -h: got status %d, %s", c.Name, status, help)
+			t.Errorf("%s -h: got status %d, %s, want 0, it to begin with %q",
+				c.Name, status, help, "usage: torchstream-lab "+c.Name)
 		}
 		text += help
 	}
@@ -74,7 +76,8 @@ func TestHelpFitsATerminal(t *testing.T) {
 func TestSizesThatAreTooLarge(t *testing.T) {
 	for _, args := range [][]string{{"loader", "-archive", photos}, {"serve", "-images", "."}, {"train"}, {"distributed"}} {
 		if status, stdout, stderr := command(t, append(args, "-size", "28673")...); status != 2 || stdout != "" || !strings.Contains(stderr, "-size 28673: must be from ") {
-			t.Errorf("%q: got status %d, %s%s", args, status, stdout, stderr)
+			t.Errorf("%q: got status %d, %s%s, want 2, \"\", it to contain \"-size 28673: must be from \"",
+				args, status, stdout, stderr)
 		}
 	}
 }
@@ -86,7 +89,8 @@ func TestWithoutLibTorch(t *testing.T) {
 	c.Env = append(c.Env, "TORCHSTREAM_LIBRARY="+folder)
 	_ = c.Run() // the status is checked
 	if status := c.ProcessState.ExitCode(); status != 1 || !strings.Contains(stderr.String(), "there is no libtorchstream") || !strings.Contains(stderr.String(), folder) {
-		t.Errorf("got status %d, %s", status, stderr)
+		t.Errorf("got status %d, %s, want 1, it to contain \"there is no libtorchstream\", %q",
+			status, stderr, folder)
 	}
 }
 

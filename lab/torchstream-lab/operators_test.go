@@ -25,7 +25,7 @@ func TestBenchOperators(t *testing.T) {
 	typed, seen := 0, map[string]bool{}
 	for _, row := range report.Rows {
 		if row.CPP <= 0 || row.Go <= 0 {
-			t.Errorf("%+v", row)
+			t.Errorf("%+v, want CPP more than 0, Go more than 0", row)
 		}
 		if row.Generic {
 			continue
@@ -41,7 +41,7 @@ func TestBenchOperators(t *testing.T) {
 	}
 	var table bytes.Buffer
 	if err := report.table(&table); err != nil || !strings.Contains(table.String(), "torch.Call1") {
-		t.Errorf("%v\n%s", err, table.String())
+		t.Errorf("%v, want it to contain \"torch.Call1\", nil\n%s", err, table.String())
 	}
 }
 

@@ -38,7 +38,7 @@ func TestPeersAreChecked(t *testing.T) {
 		}
 	}
 	if p, err := peersOf("", options("", "", ""), cuda.CPU); p != nil || err != nil {
-		t.Errorf("no peers: got %v, %v", p, err)
+		t.Errorf("no peers: got %v, %v, want nil, nil", p, err)
 	}
 	for contract, dtype := range map[string]string{"train": "uint8", "train-float": "float32", "train-bfloat16": "bfloat16"} {
 		if p, err := peersOf("all", options(photos, contract, "none"), gpu); err != nil || p.dtype != dtype || len(p.names) != 3 {
@@ -47,7 +47,7 @@ func TestPeersAreChecked(t *testing.T) {
 	}
 	for _, args := range [][]string{{"-peers", "all"}, {"-peers", "all", "-device", "cpu"}, {"-policy", "simclr", "-peers", "all"}} {
 		if status, _, stderr := command(t, append([]string{"loader", "-archive", photos}, args...)...); status != 2 || !strings.Contains(stderr, "-peers all") {
-			t.Errorf("%q: got status %d, %s", args, status, stderr)
+			t.Errorf("%q: got status %d, %s, want 2, it to contain \"-peers all\"", args, status, stderr)
 		}
 	}
 }
@@ -61,7 +61,7 @@ func TestPeersReadJPEGs(t *testing.T) {
 		t.Errorf("%q, %v, %v", data, sizes, err)
 	}
 	if _, sizes, err := readJPEGs(t.Context(), photos, 1<<20); err != nil || len(sizes) < 16 {
-		t.Errorf("%d photographs of a .tgz, %v", len(sizes), err)
+		t.Errorf("%d photographs of a .tgz, %v, want at least 16, nil", len(sizes), err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -114,7 +114,7 @@ func TestBenchLoaderPeers(t *testing.T) {
 		"-python", filepath.Join(t.TempDir(), "no-python"), "-json")
 	var r struct{ Peers []gpuPeer }
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
-		t.Fatalf("status %d, %v in %q, stderr %q", status, err, stdout, stderr)
+		t.Fatalf("status %d, %v in %q, stderr %q, want 0, nil", status, err, stdout, stderr)
 	}
 	rows := map[string]int{}
 	for _, p := range r.Peers {
@@ -129,7 +129,7 @@ func TestBenchLoaderPeers(t *testing.T) {
 		}
 	}
 	if rows["nvjpeg"] < 3 || rows["torchvision"] != 1 || rows["dali"] != 1 {
-		t.Errorf("rows %v", rows)
+		t.Errorf("rows %v, want at least 3, 1, 1", rows)
 	}
 }
 
@@ -141,10 +141,10 @@ func TestPeersArePrinted(t *testing.T) {
 		{Peer: "dali", Way: "not measured", WhyNot: "there is no DALI"},
 	})
 	if err != nil || !strings.Contains(out.String(), "20200") || !strings.Contains(out.String(), "3 images left out") || !strings.Contains(out.String(), "runs, at 160000 images/s") || !strings.Contains(out.String(), "not measured: there is no DALI") {
-		t.Errorf("%v\n%s", err, &out)
+		t.Errorf("got %v, want nil and every figure and reason in\n%s", err, &out)
 	}
 	out.Reset()
 	if err := printPeers(&out, nil); err != nil || out.Len() > 0 {
-		t.Errorf("no peers: %v, %q", err, &out)
+		t.Errorf("no peers: %v, %q, want none, nil", err, &out)
 	}
 }

@@ -43,7 +43,7 @@ func TestBenchServe(t *testing.T) {
 		}
 	}
 	if status, stdout, stderr := command(t, append(arguments, "-device", "cpu")...); status != 0 || !strings.Contains(stdout, "decoded by") {
-		t.Errorf("%d: %s%s", status, stdout, stderr)
+		t.Errorf("%d: %s%s, want 0, it to contain \"decoded by\"", status, stdout, stderr)
 	}
 }
 
@@ -68,7 +68,7 @@ func TestBenchServeOfClasses(t *testing.T) {
 	status, stdout, stderr := command(t, append(arguments, "-json")...)
 	var report serveReport
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil || status != 0 || report.Images != 2 || report.LeftOut != 2 {
-		t.Errorf("%d: %v: %+v %s", status, err, report, stderr)
+		t.Errorf("%d: %v: %+v %s, want 0, Images 2, LeftOut 2, nil", status, err, report, stderr)
 	}
 	if _, stdout, _ := command(t, arguments...); !strings.Contains(stdout, "2 images; 2 files left out") {
 		t.Error(stdout)

@@ -23,7 +23,8 @@ func TestBenchStreams(t *testing.T) {
 	}
 	gpu := cuda.DeviceCount() > 0
 	if len(report.Calls) != len(callNames) || len(report.Operators) != len(operatorNames) {
-		t.Errorf("got %d calls and %d operators", len(report.Calls), len(report.Operators))
+		t.Errorf("got %d calls and %d operators, want %v, %v",
+			len(report.Calls), len(report.Operators), len(callNames), len(operatorNames))
 	}
 	measured := func(name string, f *figure, want bool) {
 		if (f != nil) != want {

@@ -77,7 +77,7 @@ func TestBenchTrain(t *testing.T) {
 		t.Errorf("%q is not on standard error", want)
 	}
 	if table := stderr.String(); !strings.Contains(table, "resnet18") || !strings.Contains(table, archive) {
-		t.Errorf("the table:\n%s", table)
+		t.Errorf("the table:\n%s\nwant it to contain \"resnet18\", %q", table, archive)
 	}
 	t.Log(report.PythonNote)
 }
@@ -102,7 +102,7 @@ func TestBenchTrainBesideEngines(t *testing.T) {
 		t.Skip(e.WhyNot)
 	}
 	if e.ImagesPerSecond <= 0 || e.Decoded <= 0 || e.Share <= 0 {
-		t.Errorf("%+v", e)
+		t.Errorf("%+v, want ImagesPerSecond more than 0, Decoded more than 0, Share more than 0", e)
 	}
 }
 
@@ -111,7 +111,7 @@ func TestBenchTrainFirstStep(t *testing.T) {
 	command, stderr := clitest.Process(t, "train", "-one-step", "-device", "cpu", "-models", "resnet18", "-batches", "2", "-size", "32")
 	out, err := command.Output()
 	if err != nil || string(out) != oneStepDone+"\n" {
-		t.Errorf("it printed %q: %v\n%s", out, err, stderr)
+		t.Errorf("it printed %q: %v\n%s\nwant %v, nil", out, err, stderr, oneStepDone+"\n")
 	}
 }
 

@@ -303,7 +303,7 @@ func TestHostileArchives(t *testing.T) {
 		})
 	}
 	if _, err := ptfile.Open(failing{}, 100); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("a reader that fails: %v", err)
+		t.Errorf("a reader that fails: %v, want os.ErrClosed", err)
 	}
 }
 

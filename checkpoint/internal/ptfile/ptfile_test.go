@@ -209,7 +209,7 @@ func TestRefusesToReadRepeatedElements(t *testing.T) {
 		x := small
 		x.Shape, x.Strides = shape, make([]int64, len(shape))
 		if err := x.Check(); err == nil || !strings.Contains(err.Error(), "repeats elements") {
-			t.Errorf("%v: %v", shape, err)
+			t.Errorf("%v: %v, want an error with \"repeats elements\"", shape, err)
 		}
 	}
 }
@@ -332,7 +332,7 @@ func TestWriteKeepsTheLimitsOfOpen(t *testing.T) {
 	long := strings.Repeat("x", 33<<20)
 	written.Reset()
 	if err := ptfile.Write(&written, &ptfile.List{Items: []any{long, long}}, ""); err == nil || written.Len() > 0 {
-		t.Errorf("%v, and %d bytes", err, written.Len())
+		t.Errorf("got %v, and %d bytes, want an error, 0", err, written.Len())
 	}
 }
 
@@ -365,11 +365,12 @@ func TestWriteRefuses(t *testing.T) {
 	integers.Storage = floats.Storage // as possible in a file with _rebuild_tensor_v3
 	err = ptfile.Write(new(bytes.Buffer), &ptfile.List{Items: []any{floats, integers}}, "")
 	if err == nil || !strings.Contains(err.Error(), "float32 and int32 that share memory") {
-		t.Errorf("two dtypes of one storage: %v", err)
+		t.Errorf("two dtypes of one storage: %v,"+
+			" want an error with \"float32 and int32 that share memory\"", err)
 	}
 	for _, shape := range [][]int64{{-1}, {math.MaxInt64, 2}, {math.MaxInt64}, make([]int64, 65), {0, -1}} {
 		if _, err := ptfile.NewTensor(tensor.Float32, shape, nil); err == nil {
-			t.Errorf("shape %v passed", shape)
+			t.Errorf("NewTensor with the shape %v: got no error, want one", shape)
 		}
 	}
 	if _, err := ptfile.NewTensor(tensor.DType(9), nil, nil); err != nil && !strings.Contains(err.Error(), "cannot be written") {
@@ -400,7 +401,7 @@ func TestDict(t *testing.T) {
 		keys = append(keys, k)
 	}
 	if !reflect.DeepEqual(keys, []any{"b", int64(1), "a", nil, true, 1.5}) || d.Len() != 6 {
-		t.Errorf("keys %v", keys)
+		t.Errorf("keys %v, want [b 1 a <nil> true 1.5]", keys)
 	}
 	for range d.All() {
 		break

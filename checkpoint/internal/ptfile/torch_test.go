@@ -58,7 +58,7 @@ func TestPyTorchReadsWhatIsWritten(t *testing.T) {
 	}
 	out, err := exec.Command(program, args...).CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("%v, want no error\n%s", err, out)
 	}
 	for _, name := range names {
 		if !slices.Contains(strings.Split(string(out), "\n"), "equal "+filepath.Join("testdata", name)) {

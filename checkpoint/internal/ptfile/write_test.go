@@ -24,10 +24,11 @@ func TestWriteCountsAsTheReader(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var written bytes.Buffer
 			if err := write(&written, c.root, "", c.below); err == nil || !strings.Contains(err.Error(), c.says) || written.Len() > 0 {
-				t.Errorf("over the limit: %v, and %d bytes", err, written.Len())
+				t.Errorf("over the limit: %v, and %d bytes, want an error with %q, 0",
+					err, written.Len(), c.says)
 			}
 			if err := write(&written, c.root, "", c.at); err != nil {
-				t.Fatalf("at the limit: %v", err)
+				t.Fatalf("at the limit: %v, want no error", err)
 			}
 			f, err := Open(bytes.NewReader(written.Bytes()), int64(written.Len()))
 			if err != nil {

@@ -49,7 +49,7 @@ func TestUsage(t *testing.T) {
 	Usage(flags, "99-test [options]", "Shows nothing.")
 	const want = "usage: 99-test [options]\nShows nothing.\n  -steps int\n"
 	if err := flags.Parse([]string{"-h"}); !errors.Is(err, flag.ErrHelp) || !strings.HasPrefix(out.String(), want) {
-		t.Errorf("%v, %q", err, out.String())
+		t.Errorf("got %v, %q, want flag.ErrHelp and a beginning with %q", err, out.String(), want)
 	}
 }
 
@@ -58,7 +58,7 @@ func TestNeeds(t *testing.T) {
 	for _, gpus := range []int{1, 2} {
 		l := &Lesson{Device: cuda.Device(max(cuda.DeviceCount(), 0))}
 		if err := l.needs(gpus); err == nil || !strings.Contains(err.Error(), "torchstream doctor") {
-			t.Errorf("%d GPUs: %v", gpus, err)
+			t.Errorf("%d GPUs: %v, want an error with \"torchstream doctor\"", gpus, err)
 		}
 	}
 	if err := (&Lesson{}).needs(0); err != nil {
@@ -123,15 +123,15 @@ func TestPeer(t *testing.T) {
 	}
 	l := &Lesson{Python: python}
 	if err := l.Peer(t.Context(), "import sys; print('warming up'); print('{\"ms\": %s}' % sys.argv[1])", &figures, "1.5"); err != nil || figures.MS != 1.5 {
-		t.Errorf("%v, %v", figures, err)
+		t.Errorf("%v, %v, want 1.5, nil", figures, err)
 	}
 	if err := l.Peer(t.Context(), "import no_such_module", &figures); !errors.Is(err, ErrNoPeer) {
-		t.Errorf("a missing module: %v", err)
+		t.Errorf("a missing module: %v, want ErrNoPeer", err)
 	}
 	if err := l.Peer(t.Context(), "raise ValueError('boom')", &figures); err == nil || errors.Is(err, ErrNoPeer) || !strings.Contains(err.Error(), "boom") {
 		t.Errorf("a failing peer: %v", err)
 	}
 	if err := l.Peer(t.Context(), "print('no figures')", &figures); err == nil || !strings.Contains(err.Error(), "no JSON object") {
-		t.Errorf("a peer without figures: %v", err)
+		t.Errorf("a peer without figures: %v, want an error with \"no JSON object\"", err)
 	}
 }
