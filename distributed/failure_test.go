@@ -468,12 +468,12 @@ func TestStoreOutlivesAbandonedCalls(t *testing.T) {
 		j.disconnect()
 		synctest.Wait()
 		if !serves() {
-			t.Error("the store is gone, and a call uses it")
+			t.Error("the store has stopped during a call, want it to serve until the call's end")
 		}
 		close(answer)
 		synctest.Wait()
 		if serves() {
-			t.Error("the store is left")
+			t.Error("the store still serves after the last call, want it stopped")
 		}
 	})
 }

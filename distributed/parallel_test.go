@@ -695,7 +695,7 @@ func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
 		func() {
 			defer func() { recover() }()
 			d.Around(func() error { panic("a mishap") })
-			t.Error("Around has returned")
+			t.Error("Around has returned, want it to pass on the panic")
 		}()
 		<-ended // stay in the group: leaving would end the job too
 		return d.Backward(loss)

@@ -189,7 +189,7 @@ func TestRankPassesOverAnEarlierStart(t *testing.T) {
 			select {
 			case <-log.wake:
 			case <-time.After(patience):
-				t.Fatal("the new rank does not pass over the earlier start")
+				t.Fatalf("after %v the new rank has logged nothing, want it to skip the earlier start", patience)
 			}
 			for rank := c.here; rank < c.size; rank++ {
 				connect(rank)

@@ -92,7 +92,7 @@ func TestEpochsReuseSlots(t *testing.T) {
 				t.Fatal(err)
 			}
 			if kept != nil && &batch.Images[0] == &kept.Images[0] {
-				t.Fatal("the memory of a batch that was kept is used again")
+				t.Fatalf("epoch %d reuses the memory of a kept batch, want other memory", epoch)
 			}
 			seen[&batch.Images[0]] = true
 			if epoch == 1 {
@@ -102,7 +102,7 @@ func TestEpochsReuseSlots(t *testing.T) {
 		}
 	}
 	if !bytes.Equal(kept.Images, was) {
-		t.Error("a batch that was kept has changed")
+		t.Errorf("a kept batch has changed: %s; want the bytes it had", archivetest.Difference(kept.Images, was))
 	}
 	if len(seen) > hostSlots+1 {
 		t.Errorf("%d slots for batches, want %d and one that was kept", len(seen), hostSlots)

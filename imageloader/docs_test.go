@@ -68,7 +68,7 @@ func TestFeatureTableNamesItsTests(t *testing.T) {
 	}
 	_, table, found := strings.Cut(string(text), "<!-- features -->\n")
 	if !found {
-		t.Fatal("there is no table after <!-- features -->")
+		t.Fatal("docs/imageloader.md has no <!-- features -->, want a table after it")
 	}
 	tests := testNames(t)
 	rows := map[string]bool{}

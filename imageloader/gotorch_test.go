@@ -284,8 +284,8 @@ func TestGoTorchTransformDefects(t *testing.T) {
 			got = append(got, copied{bytes.Clone(b.Images), slices.Clone(b.Labels), slices.Clone(b.Samples)})
 			next()
 		}
-		if digest(got) != digest(want) {
-			t.Error("other batches beside another loader")
+		if got, want := digest(got), digest(want); got != want {
+			t.Errorf("digest of an epoch during another loader's epoch = %s, want %s", got, want)
 		}
 	})
 }

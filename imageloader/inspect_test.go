@@ -67,7 +67,7 @@ func TestInspectIndex(t *testing.T) {
 		}
 	}
 	if _, err := InspectIndex(t.Context(), t.TempDir(), Options{}, nil); err == nil {
-		t.Error("a directory has an index")
+		t.Error("InspectIndex of a directory: got no error, want one")
 	}
 }
 

@@ -75,7 +75,7 @@ func FuzzLoaderIndex(f *testing.F) {
 			return
 		}
 		if other {
-			t.Fatal("a file that is not an index was used")
+			t.Fatal("open with a file that is not an index: got no error, want one")
 		}
 		defer l.Close()
 		if batches, err := collect(t, l, 0, 2); len(names(batches)) > l.Len() {

@@ -79,7 +79,7 @@ func TestIndexIsReusedWhileItFits(t *testing.T) {
 	classes := []string{"class2", "class1", "class0"}
 	expect("no index", Options{NoIndex: true}, true, false, false)
 	if _, err := os.Stat(path + indextest.Suffix); err == nil {
-		t.Error("with NoIndex an index is written")
+		t.Errorf("with NoIndex there is %s, want no index", path+indextest.Suffix)
 	}
 	expect("first pass of an epoch", Options{Classes: classes}, false, false, false)
 	expect("second loader", Options{}, false, true, false)

@@ -76,11 +76,11 @@ func TestEpochsAreDeterministic(t *testing.T) {
 						}
 					}
 					if len(digests) != 1 || len(others) != 1 {
-						t.Errorf("%d and %d different epochs, not 1 and 1", len(digests), len(others))
+						t.Errorf("%d and %d different epochs, want 1 and 1", len(digests), len(others))
 					}
 					for d := range digests {
 						if others[d] {
-							t.Error("epochs 1 and 2 are equal")
+							t.Errorf("epochs 1 and 2 have the same digest %s, want two", d)
 						}
 					}
 				})
@@ -266,7 +266,7 @@ func TestGivenClassesOrderTheLabels(t *testing.T) {
 		t.Errorf("error %v, want it with %s", err, want)
 	}
 	if _, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{Classes: []string{"a", "b", "a"}}); err == nil {
-		t.Error("a class given twice is accepted")
+		t.Error("Open with a class given twice: got no error, want one")
 	}
 }
 
@@ -444,7 +444,7 @@ func TestBadArchivesNameTheirDamage(t *testing.T) {
 				check(err)
 			}
 			if l != nil {
-				t.Error("Open returned both a loader and an error")
+				t.Errorf("Open = %p and the error %v, want a nil loader", l, err)
 			}
 			if c.classes == nil {
 				return
@@ -917,7 +917,7 @@ func TestConcurrentEpochsAreIndependent(t *testing.T) {
 	want := <-got
 	for range 3 {
 		if d := <-got; d != want {
-			t.Error("epochs differ")
+			t.Errorf("digest of a concurrent epoch = %s, want the others', %s", d, want)
 		}
 	}
 }
@@ -1155,11 +1155,11 @@ func TestMemoryOfALeftBatchIsNotReused(t *testing.T) {
 			t.Fatal(err)
 		}
 		if &b.Images[0] == &left[0] {
-			t.Fatal("the memory of the batch is reused")
+			t.Fatal("a later epoch reuses the memory of the abandoned batch, want other memory")
 		}
 	}
-	if len(left) == 0 || slices.ContainsFunc(left, func(v byte) bool { return v != 0 }) {
-		t.Error("the batch was written to")
+	if zeros := bytes.Count(left, []byte{0}); len(left) == 0 || zeros != len(left) {
+		t.Errorf("%d of %d bytes of the abandoned batch were written to, want 0", len(left)-zeros, len(left))
 	}
 	if len(l.spare.slots) != hostSlots {
 		t.Errorf("%d slots are kept", len(l.spare.slots))

@@ -382,7 +382,8 @@ func TestMaskedEpochsResume(t *testing.T) {
 		rest = append(rest, slices.Concat(b.Images, b.Masks))
 	}
 	if !slices.EqualFunc(rest, all[2:], bytes.Equal) {
-		t.Error("the resumed epoch has other bytes")
+		t.Errorf("the resumed epoch has %d batches with other bytes, want the last %d of the whole epoch",
+			len(rest), len(all[2:]))
 	}
 	for name, change := range map[string]func(o *Options){
 		"Masks": func(o *Options) { o.Masks.Fill = 3 }, "names": func(o *Options) { o.Masks = Masks{} },
@@ -396,7 +397,7 @@ func TestMaskedEpochsResume(t *testing.T) {
 	plain := o
 	plain.Masks = Masks{}
 	if list := open(plain).fingerprint("permuted"); list["Masks"] != "" {
-		t.Error("states of loaders without masks have changed")
+		t.Errorf("the fingerprint of a loader without masks has Masks %q, want none", list["Masks"])
 	}
 }
 
@@ -418,7 +419,7 @@ func TestMaskIndexServesAllPatterns(t *testing.T) {
 	}
 	o.Masks.Image = "*/images/*.png"
 	if _, err := Open(path, o); err == nil {
-		t.Error("a pattern with two stars")
+		t.Errorf("Open with the pattern %s: got no error, want one", o.Masks.Image)
 	}
 	o.Masks.Image = "set/images/*.*"
 	l, err := Open(path, o)

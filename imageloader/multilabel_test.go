@@ -175,6 +175,6 @@ func TestListsOfLabelsAreMixedAndResumed(t *testing.T) {
 	single := o
 	single.MultiLabel = false
 	if err := openFake(t, path, single).Restore(t.Context(), state); err == nil {
-		t.Error("a state of lists of labels is accepted without them")
+		t.Error("Restore of a MultiLabel state by a loader without MultiLabel = nil, want an error")
 	}
 }

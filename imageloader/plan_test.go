@@ -255,7 +255,7 @@ func TestPlansChangeNoBatch(t *testing.T) {
 								// One plan fits the small memory. It is lost if its row moves to a
 								// slot that already has one, so an epoch may have none.
 								case capacity != 1<<20 && c.rows == photos:
-									t.Error("every plan had room")
+									t.Errorf("all %d plans had room in %d bytes, want fewer", c.rows, capacity)
 								}
 							}
 							a, b := plain.Stats(), l.Stats()
@@ -401,7 +401,7 @@ func TestDecodeRowJudgesAsFillDoes(t *testing.T) {
 		}
 	}
 	if len(good) == x.Len() {
-		t.Fatal("no sample is bad")
+		t.Fatalf("all %d samples are good, want a bad one", x.Len())
 	}
 	for i := range x.Len() {
 		s := x.Sample(i)

@@ -301,7 +301,7 @@ func TestInterruptedFixLeavesNothing(t *testing.T) {
 	}
 	folderIsClean(t, folder, "out.tar")
 	if now, err := os.ReadFile(out); err != nil || !bytes.Equal(now, before) {
-		t.Error("the archive that was there is gone")
+		t.Errorf("the file at -out: %v, %s; want it unchanged", err, archivetest.Difference(now, before))
 	}
 }
 

@@ -118,13 +118,14 @@ func TestResumeGivesTheSameBytes(t *testing.T) {
 							}
 						}
 						if got, _ := collect(t, l, 3, 2); digest(got) != digest(next) {
-							t.Error("the next epoch differs")
+							t.Errorf("after a resumed epoch the next is\n%q, want\n%q with the same pixels", names(got), names(next))
 						}
 						if err := l.Restore(t.Context()); err != nil {
 							t.Fatal(err)
 						}
 						if got, _ := collect(t, l, 2, 2); format != "memory, not at first" && digest(got) != digest(whole) {
-							t.Error("the epoch is not whole after Restore without a state")
+							t.Errorf("after Restore without a state the epoch is\n%q, want\n%q with the same pixels",
+								names(got), names(whole))
 						}
 					}
 				})
@@ -276,10 +277,10 @@ func TestRestoreRefusesOtherStates(t *testing.T) {
 
 	l := openFake(t, path, base)
 	if err := l.Restore(t.Context(), State{}); err == nil {
-		t.Error("the zero State is accepted")
+		t.Error("Restore(State{}) = nil, want an error")
 	}
 	if _, err := json.Marshal(State{}); err == nil {
-		t.Error("the zero State is marshalled")
+		t.Error("json.Marshal(State{}): got no error, want one")
 	}
 	if err := l.Restore(t.Context(), after[1], after[2]); err == nil || !strings.Contains(err.Error(), "same time") {
 		t.Errorf("two states of different batches: %v", err)
@@ -474,7 +475,7 @@ func TestRestoreOfAClosedLoaderReadsNothing(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if l.index.Load() != nil {
-		t.Error("Restore has read the archive")
+		t.Error("Restore of a closed loader has read the archive, want no index")
 	}
 }
 

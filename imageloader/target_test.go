@@ -239,7 +239,7 @@ func TestTargetsResume(t *testing.T) {
 		rest = append(rest, slices.Clone(b.Soft))
 	}
 	if !slices.EqualFunc(rest, all[1:], slices.Equal) {
-		t.Error("the resumed epoch has other targets")
+		t.Errorf("the resumed epoch has the targets\n%v, want\n%v", rest, all[1:])
 	}
 	plain := targetOptions()
 	plain.Target, plain.TargetWidth = nil, 0

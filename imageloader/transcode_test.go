@@ -51,8 +51,8 @@ func TestTranscodeWritesABaselineFile(t *testing.T) {
 		}
 		return to
 	}
-	if !bytes.Equal(pixels(baseline), pixels(data)) {
-		t.Error("the baseline file has other pixels")
+	if got, want := pixels(baseline), pixels(data); !bytes.Equal(got, want) {
+		t.Errorf("the pixels of the baseline file: %s; want the progressive file's", archivetest.Difference(got, want))
 	}
 	if n, err := d.Transcode(data, buffer[:len(baseline)]); err != nil || n != 0 {
 		t.Errorf("without room: %d bytes, %v", n, err)

@@ -63,7 +63,7 @@ func TestEvalEqualsTorchvision(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got[0].images, want) {
-		t.Error("the pixels differ from torchvision's")
+		t.Errorf("the pixels: %s; want torchvision's", archivetest.Difference(got[0].images, want))
 	}
 }
 
@@ -190,6 +190,6 @@ func TestOpsChangeRealPixels(t *testing.T) {
 		want[i] = 255 - want[i]
 	}
 	if !bytes.Equal(got[0].images, want) {
-		t.Error("the pixels are not the inverse of Eval's")
+		t.Errorf("the inverted pixels: %s; want 255 less Eval's", archivetest.Difference(got[0].images, want))
 	}
 }

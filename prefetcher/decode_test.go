@@ -324,7 +324,7 @@ func TestDecodeOption(t *testing.T) {
 					t.Fatal(err)
 				}
 				if p.slots.decode != nil {
-					t.Error("the CPU decodes")
+					t.Error("a prefetcher for the CPU decodes on the device, want it to leave this to the host")
 				}
 				closeFeed(t, p)
 				return

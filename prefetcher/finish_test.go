@@ -115,6 +115,6 @@ func TestMismatchedFinishIsRejected(t *testing.T) {
 		})
 	}
 	if _, err := finishes(make([]tensor.Spec, 2), make([]tensor.Spec, 2), make([]tensor.Finish, 1), make([]bool, 2)); err == nil {
-		t.Error("one finish for two fields is no error")
+		t.Error("finishes with one finish for two fields: got no error, want one")
 	}
 }

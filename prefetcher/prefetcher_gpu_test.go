@@ -407,7 +407,7 @@ func TestGPUMissingEdges(t *testing.T) {
 				s := newStrained(t)
 				defer s.close()
 				if bad := s.run(p, 0, 1, nil); bad == 0 {
-					t.Error("no wrong element was read")
+					t.Error("0 wrong elements were read without the event, want at least 1")
 				} else {
 					t.Logf("%d wrong elements", bad)
 				}
@@ -466,7 +466,7 @@ func TestGPUCancelBehindKernels(t *testing.T) {
 			t.Errorf("the loop ended after %v with %v", took, last)
 		}
 		if idle {
-			t.Error("the kernels had finished before: the test proves nothing")
+			t.Error("the kernels had finished when the loop ended, want them running: the test proves nothing")
 		}
 		t.Logf("the loop ended %v after the cancellation", took)
 		closeFeed(t, p)

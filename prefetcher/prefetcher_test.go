@@ -170,7 +170,7 @@ func TestEpochs(t *testing.T) {
 								addresses[b.Slot] = a
 							}
 							if tensors := b.Tensors(); len(tensors) != 2 || tensors[0] != b.Images || tensors[1] != b.Labels {
-								t.Errorf("Tensors() are not the images and labels")
+								t.Errorf("Tensors() = %v, want the images and labels", tensors)
 							}
 							index++
 							batches++
@@ -363,7 +363,9 @@ func TestCancel(t *testing.T) {
 		p = newFeed(t, source, Options{Device: device})
 		ctx, canceled, cancel = start()
 		cancel()
-		run("before the start", p, ctx, canceled, func(*Batch) { t.Error("a batch after the cancellation") })
+		run("before the start", p, ctx, canceled, func(b *Batch) {
+			t.Errorf("got batch %d after the cancellation, want none", b.Index)
+		})
 		rng := rand.New(rand.NewPCG(1, 1))
 		for i := range 30 {
 			ctx, canceled, cancel = start()
@@ -443,7 +445,7 @@ func TestErrorsEndTheEpochInOrder(t *testing.T) {
 						check(t, b, 4)
 						seen++
 					} else if b != nil {
-						t.Error("the error comes with a batch")
+						t.Errorf("got batch %d with the error %v, want a nil batch", b.Index, err)
 					}
 				}
 				if last == nil || !strings.Contains(last.Error(), test.want) || test.is != nil && !errors.Is(last, test.is) || seen != test.seen {
@@ -516,7 +518,7 @@ func TestMisuse(t *testing.T) {
 					t.Errorf("Close in an epoch: %v", err)
 				}
 				if err := b.Release(); err == nil {
-					t.Error("Release without Retain")
+					t.Error("Release without Retain = nil, want an error")
 				}
 			}
 		}
@@ -582,7 +584,7 @@ func TestScope(t *testing.T) {
 			}
 			y := b.Images.Flatten(1, -1).Mul(weight).Sum()
 			if y.Scope() != b.Scope() {
-				t.Error("a tensor computed from the batch is not in its scope")
+				t.Errorf("a tensor computed from the batch is in scope %v, want the batch's, %v", y.Scope(), b.Scope())
 			}
 			if b.Index == 0 {
 				kept, lost = y.Keep(), y
@@ -734,7 +736,7 @@ func TestFinishRunsOnOneThread(t *testing.T) {
 				_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", id))
 				return errors.Is(err, os.ErrNotExist)
 			}) {
-				t.Error("the driver's thread is still there after Close")
+				t.Errorf("thread %d of the driver still runs after Close, want it to have ended", id)
 			}
 		}
 		t.Logf("threads in LibTorch: %d before, %d after", entered, capi.ThreadCount())

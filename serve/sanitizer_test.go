@@ -44,6 +44,6 @@ func TestSanitizerOfRequests(t *testing.T) {
 	}
 	d.Close()
 	if d.Stats().Decoded == 0 {
-		t.Error("the GPU has decoded nothing")
+		t.Error("the GPU has decoded 0 images, want at least 1")
 	}
 }

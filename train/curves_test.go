@@ -46,10 +46,11 @@ func TestCurves(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := img.Bounds(); got != image.Rect(0, 0, c.panels*panelWidth, panelHeight) {
-				t.Errorf("%v", got)
+				t.Errorf("the image's bounds are %v, want %d panels of %d x %d", got, c.panels, panelWidth, panelHeight)
 			}
-			if name != "never finite" && !has(img, curveTrain) || has(img, curveEval) != c.eval {
-				t.Error("the curves are not those of the epochs")
+			training, eval := has(img, curveTrain), has(img, curveEval)
+			if name != "never finite" && !training || eval != c.eval {
+				t.Errorf("has a training curve %v and an evaluation curve %v, want true and %v", training, eval, c.eval)
 			}
 		})
 	}

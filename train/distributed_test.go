@@ -299,7 +299,7 @@ func checkpointErrors(t *testing.T, world *distributed.Group) {
 	}
 	require(t, c.Save(filepath.Join(dir, "a.pt")), mine)
 	if _, err := c.SaveAsync(filepath.Join(dir, "a.pt")); err == nil {
-		t.Error("SaveAsync of a job without a rank's state")
+		t.Error("SaveAsync without the state of a rank: got no error, want one")
 	}
 	c.Loader = nil
 	if err := c.Load(filepath.Join(dir, "a.pt")); !errors.Is(err, fs.ErrNotExist) {
@@ -315,8 +315,10 @@ func checkpointErrors(t *testing.T, world *distributed.Group) {
 	require(t, c.Load(filepath.Join(dir, name)), "on the ranks 1, and there is one on the ranks 0", "all hosts need the same file")
 	name = []string{"a.pt", "b.pt"}[world.Rank()]
 	require(t, c.Load(filepath.Join(dir, name)), "is another checkpoint on rank 1 than on rank 0")
-	if world.Rank() == 0 && os.WriteFile(filepath.Join(dir, "bad.pt"), []byte("no zip"), 0o644) != nil {
-		t.Error("bad.pt")
+	if world.Rank() == 0 {
+		if err := os.WriteFile(filepath.Join(dir, "bad.pt"), []byte("no zip"), 0o644); err != nil {
+			t.Error(err)
+		}
 	}
 	if err := world.Barrier(); err != nil {
 		t.Fatal(err)

@@ -36,7 +36,7 @@ func TestEvaluateIsTheEvaluationOfRun(t *testing.T) {
 				t.Errorf("%+v, %v; want %+v", got, err, want)
 			}
 			if !reflect.DeepEqual(j.bits(t), before) {
-				t.Error("the parameters or the running statistics have changed")
+				t.Error("Evaluate has changed parameters or running statistics, want the same bits as before")
 			}
 			if now := torch.LiveTensors(); now != live {
 				t.Errorf("%d tensors live, and %d before", now, live)
@@ -75,7 +75,7 @@ func TestEvaluateWithAnotherLoss(t *testing.T) {
 	m, err := train.Evaluate(t.Context(), c.Model, c.Feed, train.EvaluateOptions{
 		Loss: func(output *torch.Tensor, b *prefetcher.Batch) *torch.Tensor {
 			if output.RequiresGrad() {
-				t.Error("the evaluation keeps what a backward pass needs")
+				t.Error("RequiresGrad() of an evaluation's output = true, want false")
 			}
 			return output.Mean().AddScalar(float64(b.N))
 		},

@@ -123,7 +123,7 @@ func killed(t *testing.T, way string, times int) {
 	path := archive(t)
 	whole := runKilled(t, way, path, t.TempDir(), nil)
 	if whole == nil {
-		t.Fatal("the training that nobody kills has no result")
+		t.Fatal("the run without a kill has no result, want one")
 	}
 	seed := *killSeed
 	if seed == 0 {
@@ -145,7 +145,7 @@ func killed(t *testing.T, way string, times int) {
 	}
 	got := runKilled(t, way, path, dir, nil)
 	if got == nil {
-		t.Fatal("the resumed training has no result")
+		t.Fatal("the resumed run has no result, want one")
 	}
 	if !reflect.DeepEqual(got.Figures, whole.Figures) || got.Scale != whole.Scale {
 		t.Errorf("figures %+v, scale %v\nwant %+v, %v", got.Figures, got.Scale, whole.Figures, whole.Scale)
@@ -291,7 +291,7 @@ func TestCheckpoint(t *testing.T) {
 	loop(part, 0, 3)
 	resumed, c := loop(part, 3, 8)
 	if got := resumed.bits(t); !reflect.DeepEqual(got, want) {
-		t.Error("the parameters differ")
+		t.Error("the resumed loop has other parameters, want the bits of the whole loop")
 	}
 	if err := (&train.Checkpoint{}).Load(filepath.Join(dir, "none.pt")); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)

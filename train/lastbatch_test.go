@@ -54,7 +54,7 @@ func TestLastBatchOfOneSampleIsLeftOut(t *testing.T) {
 		t.Errorf("epochs are\n%+v, want\n%+v", figures(got), figures(want))
 	}
 	if !reflect.DeepEqual(left.bits(t), dropped.bits(t)) {
-		t.Error("the model differs from the model of a loader that drops the last batch")
+		t.Error("the model has other parameters, want the bits from a loader that drops the last batch")
 	}
 	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "the last batch of an epoch is one sample and is left out") || !strings.Contains(text, "epoch=1") {
 		t.Errorf("the log is %q, want one warning about the batch that is left out in epoch 1", text)

@@ -249,7 +249,7 @@ func TestStepperAbandonsAFailedStep(t *testing.T) {
 		t.Fatal(err)
 	}
 	if reflect.DeepEqual(first(), before) {
-		t.Error("the step after the failed one was skipped")
+		t.Error("the step after the failed one changed no parameter, want it taken")
 	}
 	if scale, err := scaler.Scale(); err != nil || scale != 1024 {
 		t.Error(scale, err)

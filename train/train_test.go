@@ -303,10 +303,10 @@ func TestSaveSteps(t *testing.T) {
 	}
 	resumed.run(t)
 	if first != perE+4 { // step 8 was saved
-		t.Errorf("resumed at step %d", first)
+		t.Errorf("resumed at step %d, want %d", first, perE+4)
 	}
 	if !reflect.DeepEqual(resumed.bits(t), whole.bits(t)) {
-		t.Error("the parameters differ")
+		t.Error("the resumed run has other parameters, want the bits of the whole run")
 	}
 }
 
@@ -329,10 +329,10 @@ func TestFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			if metadata["classes"] != `["a","b","c"]` {
-				t.Errorf("metadata %v", metadata)
+				t.Errorf("metadata = %v, want classes a, b and c", metadata)
 			}
 			if !reflect.DeepEqual(other.bits(t), want) {
-				t.Error("the parameters differ")
+				t.Errorf("%s has other parameters, want the bits at the end of its epoch", file)
 			}
 		})
 	}
@@ -515,7 +515,7 @@ func TestLossIsNotFinite(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(c.Dir, "best.pt")); err == nil {
-		t.Error("there is a best.pt")
+		t.Error("there is a best.pt, want none after epochs with NaN")
 	}
 }
 
@@ -790,14 +790,14 @@ func TestBestOfEqualTop1(t *testing.T) {
 		}
 	}
 	if reflect.DeepEqual(after[2], after[3]) {
-		t.Error("epoch 3 has the parameters of epoch 2")
+		t.Error("epoch 3 has the parameters of epoch 2, want others")
 	}
 	net := nn.NewSequential(nn.NewFlatten(), nn.NewLinear(3*side*side, classes, nn.LinearOptions{}))
 	if _, err := nn.Load(filepath.Join(o.Dir, "best.pt"), net); err != nil {
 		t.Fatal(err)
 	}
 	if saved := (&job{Config: train.Config{Model: net}}).bits(t); !reflect.DeepEqual(saved, after[3]) {
-		t.Error("best.pt is not of epoch 3")
+		t.Error("best.pt has other parameters, want epoch 3's")
 	}
 }
 

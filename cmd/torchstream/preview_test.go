@@ -73,8 +73,8 @@ func TestPreview(t *testing.T) {
 			t.Errorf("%s is %d times on the sheet", class, seen[c])
 		}
 	}
-	if at(1, 1, 30, 30) != sheetPaper {
-		t.Error("there is a fourth picture")
+	if c := at(1, 1, 30, 30); c != sheetPaper {
+		t.Errorf("the fourth place of the sheet is %v, want the paper %v", c, sheetPaper)
 	}
 }
 

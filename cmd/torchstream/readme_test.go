@@ -21,7 +21,7 @@ func TestReadmeProgramCompiles(t *testing.T) {
 	_, program, found := strings.Cut(string(text), "```go\npackage main\n")
 	program, _, closed := strings.Cut(program, "```\n")
 	if !found || !closed {
-		t.Fatal("README.md shows no program")
+		t.Fatalf("README.md: found the start of a program %v and its end %v, want both", found, closed)
 	}
 	file := filepath.Join(t.TempDir(), "main.go")
 	if err := os.WriteFile(file, []byte("package main\n"+program), 0o666); err != nil {

@@ -307,7 +307,7 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 		t.Errorf("the resumed run printed\n%s", resumed)
 	}
 	if !reflect.DeepEqual(tensorBits(t, filepath.Join(out, "last.pt")), tensorBits(t, filepath.Join(whole, "last.pt"))) {
-		t.Error("the parameters differ")
+		t.Error("the resumed run's last.pt has other tensors, want the bits of the whole run's")
 	}
 }
 
@@ -485,7 +485,7 @@ func TestTrainBadImage(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out)
 	if fileExists(out) {
-		t.Error("an archive that is refused leaves a folder behind")
+		t.Errorf("the refused archive left %s, want no folder", out)
 	}
 	says := "(`torchstream inspect -fix OUT " + archive + "` writes an archive without the bad members, -bad-samples skip leaves them out)\n"
 	if status != 1 || !strings.Contains(stderr, `"b/bad.png": damaged: `) || !strings.HasSuffix(stderr, says) || strings.Contains(stderr, "Options.") ||
@@ -649,7 +649,7 @@ func TestTrainOneClass(t *testing.T) {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
 	if fileExists(out) {
-		t.Error("there is a folder of results")
+		t.Errorf("the refused archive left %s, want no folder", out)
 	}
 	if status, stdout, _ := command(t, "inspect", archive); status != 0 || !strings.Contains(stdout, "3 in 1 class,") || !strings.Contains(stdout, "\none class: nothing to tell apart") {
 		t.Errorf("status %d, %s", status, stdout)

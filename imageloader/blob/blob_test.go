@@ -283,7 +283,7 @@ func TestCloudClientsReadAnArchive(t *testing.T) {
 			}
 			c.mu.Lock()
 			if c.asks == 0 {
-				t.Error("no request named the version")
+				t.Error("0 requests named the version, want at least 1")
 			}
 			c.mu.Unlock()
 			if _, err := epoch(t, at("none.tgz"), o); !errors.Is(err, fs.ErrNotExist) {
@@ -333,7 +333,7 @@ func TestWrongURLsAreNotRetried(t *testing.T) {
 		})
 	}
 	if _, err := imageloader.Open("file:///none/a.tar", imageloader.Options{OpenSource: Open}); err == nil {
-		t.Error("no error")
+		t.Error("Open of a missing file:// archive: got no error, want one")
 	}
 }
 

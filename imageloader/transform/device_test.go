@@ -222,7 +222,7 @@ func docRows(t *testing.T) map[string]string {
 	}
 	_, table, found := strings.Cut(string(text), "<!-- steps -->\n")
 	if !found {
-		t.Fatal("there is no table after <!-- steps -->")
+		t.Fatal("docs/imageloader.md has no <!-- steps -->, want a table after it")
 	}
 	rows := map[string]string{}
 	for i, line := range strings.Split(table, "\n") {

@@ -67,11 +67,11 @@ func TestMixDistributions(t *testing.T) {
 	for range manyDraws {
 		x0, y0, x1, y1 := CutMix{}.box(rng, size)
 		if x0 < 0 || y0 < 0 || x1 > size || y1 > size || x0 > x1 || y0 > y1 {
-			t.Fatal(x0, y0, x1, y1)
+			t.Fatalf("the box is (%d, %d) to (%d, %d), want it within %d x %d", x0, y0, x1, y1, size, size)
 		}
 		if x0 > 0 && x1 < size && y0 > 0 && y1 < size {
 			if x1-x0 != y1-y0 {
-				t.Fatal("no square")
+				t.Fatalf("a box that is not cut off is %d x %d, want a square", x1-x0, y1-y0)
 			}
 			if half := (x1 - x0) / 2; half <= 8 { // those with a centre in the middle half are never cut off
 				if x := (x0 + x1) / 2; x >= 16 && x < 48 {

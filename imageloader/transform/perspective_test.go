@@ -19,7 +19,7 @@ func TestPerspective(t *testing.T) {
 		t.Run(fmt.Sprintf("%dx%d", c.w, c.h), func(t *testing.T) {
 			got, ok := perspective(c.w, c.h, c.to)
 			if !ok {
-				t.Fatal("not solved")
+				t.Fatalf("perspective(%d, %d, %v) = false, want a solution", c.w, c.h, c.to)
 			}
 			for i := range got {
 				if math.Abs(got[i]-c.want[i]) > 1e-6*math.Max(math.Abs(c.want[i]), 1e-6)+1e-9 {
@@ -28,7 +28,7 @@ func TestPerspective(t *testing.T) {
 			}
 		})
 	}
-	if _, ok := perspective(10, 10, [4][2]int{{1, 1}, {2, 2}, {3, 3}, {4, 4}}); ok {
-		t.Error("corners on a line have no perspective")
+	if got, ok := perspective(10, 10, [4][2]int{{1, 1}, {2, 2}, {3, 3}, {4, 4}}); ok {
+		t.Errorf("perspective of corners on a line = %v, want no solution", got)
 	}
 }

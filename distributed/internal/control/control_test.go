@@ -263,7 +263,7 @@ func TestLeftBehind(t *testing.T) {
 	members[0].Enter("g", Call{Seq: 1, Name: "AllReduce", Line: "a.go:1"})
 	members[1].Enter("g", Call{Done: true})
 	if err := members[1].Part(t.Context(), "b.go:9", patience); err == nil {
-		t.Error("Part returned nil while a rank waits")
+		t.Error("Part() while a rank waits = nil, want an error")
 	}
 	requireVerdict(t, members, Left, 1, "closed its group at b.go:9", "AllReduce #1 at a.go:1")
 }
@@ -347,7 +347,7 @@ func TestRankOfAnotherJobIsRefused(t *testing.T) {
 		defer stranger.Close()
 		err = stranger.Arrive("job", []int{0, 1, 2}, Call{Seq: 1, Name: "Init"}, true, patience)
 		if err == nil {
-			t.Error("the stranger has arrived")
+			t.Errorf("Arrive() of a stranger as rank %d = nil, want an error", rank)
 		}
 		requireVerdict(t, []*Member{stranger}, Mismatch, rank, says, "set MASTER_PORT", fmt.Sprintf("rank %d (pid ", rank))
 		if !stranger.Refused() {
@@ -366,7 +366,7 @@ func TestRankThatDoesNotPart(t *testing.T) {
 	// Rank 1 leaves after rank 0. Otherwise rank 0 might count as late too.
 	for left, limit := false, time.Now().Add(patience); !left; runtime.Gosched() {
 		if time.Now().After(limit) {
-			t.Fatal("the hub does not know that rank 0 has left")
+			t.Fatalf("after %v the hub still counts rank 0, want it to have left", patience)
 		}
 		h.mu.Lock()
 		left = h.ranks[0].left != ""
@@ -420,6 +420,6 @@ func TestCloseEndsAConnectionWithoutHello(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(20 * time.Second):
-		t.Error("the connection is still served")
+		t.Error("after 20 s the closed hub still serves the connection, want serve to return")
 	}
 }

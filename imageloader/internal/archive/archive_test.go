@@ -29,13 +29,13 @@ func TestReplacedShardIsAnError(t *testing.T) {
 		}
 		put := func(i int, version string, data []byte) {
 			t.Helper()
-			name := strings.Replace(path, "{0,1}", fmt.Sprint(i), 1)
+			name, at := strings.Replace(path, "{0,1}", fmt.Sprint(i), 1), time.Unix(1e9, int64(len(version)))
 			if url {
 				s.Objects[name] = sourcetest.Object{Data: string(data), Version: version}
 			} else if err := os.WriteFile(name, data, 0o644); err != nil {
 				t.Fatal(err)
-			} else if at := time.Unix(1e9, int64(len(version))); os.Chtimes(name, at, at) != nil {
-				t.Fatal("the time can't be set")
+			} else if err := os.Chtimes(name, at, at); err != nil {
+				t.Fatal(err)
 			}
 		}
 		put(0, "1", archivetest.Numbered(t, 0, 1))

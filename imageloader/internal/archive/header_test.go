@@ -16,8 +16,8 @@ func TestHeadMatchesOnlyItsMember(t *testing.T) {
 		for _, format := range []tar.Format{tar.FormatUSTAR, tar.FormatPAX, tar.FormatGNU} {
 			var b bytes.Buffer
 			w := tar.NewWriter(&b)
-			if w.WriteHeader(&tar.Header{Name: "before.jpg", Size: 700, Mode: 0o644}) != nil {
-				t.Fatal("no header")
+			if err := w.WriteHeader(&tar.Header{Name: "before.jpg", Size: 700, Mode: 0o644}); err != nil {
+				t.Fatal(err)
 			}
 			if _, err := w.Write(make([]byte, 700)); err != nil {
 				t.Fatal(err)

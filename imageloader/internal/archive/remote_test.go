@@ -108,14 +108,14 @@ func TestFailedRequestsAreRepeated(t *testing.T) {
 				return err
 			}
 			if !bytes.Equal(got, data) {
-				t.Error("other bytes in order")
+				t.Errorf("ReadAll: %s; want the file's bytes", archivetest.Difference(got, data))
 			}
 			part := make([]byte, 200_000)
 			if _, err := file.ReadAt(part, 123_456); err != nil {
 				return err
 			}
-			if !bytes.Equal(part, data[123_456:][:len(part)]) {
-				t.Error("other bytes at random")
+			if want := data[123_456:][:len(part)]; !bytes.Equal(part, want) {
+				t.Errorf("ReadAt of offset 123456: %s; want the file's bytes", archivetest.Difference(part, want))
 			}
 			for _, to := range []int64{400_000, 10, 300, 499_999} {
 				if _, err := file.Seek(to, io.SeekStart); err != nil {
@@ -179,7 +179,7 @@ func TestSilentResponsesAreRepeated(t *testing.T) {
 		n += k
 	}
 	if string(got) != string(data) {
-		t.Error("other bytes in order")
+		t.Errorf("Read after a stall: %s; want the file's bytes", archivetest.Difference(got, []byte(data)))
 	}
 }
 

@@ -60,8 +60,9 @@ func FuzzWindow(f *testing.F) {
 	f.Fuzz(func(t *testing.T, packed []byte) {
 		room := bytes.Repeat([]byte{0x5a}, 1200)
 		_ = unpackWindow(packed, room[100:1100:1100]) // an error or not
-		if len(bytes.Trim(room[:100], "\x5a")) > 0 || len(bytes.Trim(room[1100:], "\x5a")) > 0 {
-			t.Error("written outside of the window")
+		before, behind := bytes.Trim(room[:100], "\x5a"), bytes.Trim(room[1100:], "\x5a")
+		if len(before) > 0 || len(behind) > 0 {
+			t.Errorf("unpackWindow wrote %x before and %x behind the window, want no byte", before, behind)
 		}
 	})
 }

@@ -232,3 +232,13 @@ func Repetitive() (list []Member) {
 	}
 	return list
 }
+
+// Difference returns the first difference of got from want, for a failure message.
+func Difference(got, want []byte) string {
+	for i := range min(len(got), len(want)) {
+		if got[i] != want[i] {
+			return fmt.Sprintf("byte %d of %d is %d, not %d", i, len(got), got[i], want[i])
+		}
+	}
+	return fmt.Sprintf("%d bytes, not %d", len(got), len(want))
+}

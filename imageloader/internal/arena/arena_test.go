@@ -32,7 +32,7 @@ func TestAllocationsAreZeroedAlignedAndDisjoint(t *testing.T) {
 		}
 	}
 	if p := a.Alloc(0); len(p) != 0 {
-		t.Error("an allocation of 0 bytes is not empty")
+		t.Errorf("Alloc(0) has %d bytes, want 0", len(p))
 	}
 	if got := a.Clone([]byte("text")); string(got) != "text" {
 		t.Errorf("the clone is %q", got)
@@ -55,7 +55,7 @@ func TestBuffersAreReused(t *testing.T) {
 	p := b.Get(50_000)
 	b.Put(p)
 	if q := b.Get(40_000); &p[0] != &q[0] || len(q) != 40_000 {
-		t.Error("the buffer was not reused")
+		t.Errorf("Get(40000) has %d bytes at %p, want 40000 of the returned buffer at %p", len(q), &q[0], &p[0])
 	}
 	b.Put(nil)
 	b.Put(make([]byte, 5000)) // Put ignores memory that Get did not return
@@ -111,10 +111,11 @@ func TestBuffersOverTheLimitReturnTheirPages(t *testing.T) {
 	b.Put(p)
 	q := b.Get(3 * pageBytes)
 	if &p[0] != &q[0] {
-		t.Fatal("the address space was not reused")
+		t.Fatalf("Get returns memory at %p, want the returned buffer's address space at %p", &q[0], &p[0])
 	}
 	if q[0] != 0 || q[len(q)-1] != 0 {
-		t.Error("the pages were kept")
+		t.Errorf("first and last byte of a buffer over the limit = %d, %d, want the zeros of fresh pages",
+			q[0], q[len(q)-1])
 	}
 }
 
@@ -130,7 +131,7 @@ func TestConcurrentGoroutinesNeverShareABuffer(t *testing.T) {
 				p[0], p[len(p)-1] = byte(g), byte(g)
 				runtime.Gosched()
 				if p[0] != byte(g) || p[len(p)-1] != byte(g) {
-					t.Error("another goroutine has written here")
+					t.Errorf("goroutine %d finds %d and %d in its buffer, want its own number", g, p[0], p[len(p)-1])
 				}
 				b.Put(p)
 			}

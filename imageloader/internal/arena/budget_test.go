@@ -5,7 +5,7 @@ import "testing"
 func TestBudgetAdmitsOneLargeSample(t *testing.T) {
 	b := NewBudget(100, nil)
 	if !b.Acquire(500) {
-		t.Fatal("a single sample must be admitted")
+		t.Fatal("Acquire(500) of an unused budget of 100 bytes = false, want true")
 	}
 	done := make(chan bool)
 	go func() { done <- b.Acquire(60) }()
@@ -14,7 +14,7 @@ func TestBudgetAdmitsOneLargeSample(t *testing.T) {
 	<-done
 	select {
 	case <-done:
-		t.Error("120 of 100 bytes are admitted")
+		t.Error("the budget has admitted 120 bytes, want at most 100")
 	default:
 	}
 	b.Release(60)
@@ -22,6 +22,6 @@ func TestBudgetAdmitsOneLargeSample(t *testing.T) {
 	go func() { done <- b.Acquire(60) }()
 	b.Stop()
 	if <-done {
-		t.Error("acquire succeeds after stop")
+		t.Error("Acquire after Stop = true, want false")
 	}
 }

@@ -54,16 +54,16 @@ func TestFreeReturnsTheMemoryToTheSystem(t *testing.T) {
 	a := New()
 	p := a.Alloc(chunkBytes)
 	p[0] = 1
-	if mappedBytes(t, p) != len(p) {
-		t.Fatal("the memory is not mapped")
+	if n := mappedBytes(t, p); n != len(p) {
+		t.Fatalf("%d bytes of the allocation are mapped, want %d", n, len(p))
 	}
 	a.Free()
 	a.Free()
 	if n := mappedBytes(t, p); n != 0 { // no other code of this test maps memory there
-		t.Errorf("%d bytes are still mapped", n)
+		t.Errorf("%d bytes are mapped after Free, want 0", n)
 	}
 	if q := a.Alloc(100); len(q) != 100 {
-		t.Error("a freed arena does not allocate")
+		t.Errorf("Alloc(100) after Free has %d bytes, want 100", len(q))
 	}
 	(*Arena)(nil).Free()
 }

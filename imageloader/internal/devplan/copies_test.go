@@ -12,21 +12,23 @@ func TestTranscodesAreBounded(t *testing.T) {
 	}
 	first := made(600)
 	if !all.wants(0, 600) || all.keep(0, first) != first || all.used.Load() != 600 {
-		t.Fatalf("%d bytes are used", all.used.Load())
+		t.Fatalf("after the first copy %d bytes are used, want 600", all.used.Load())
 	}
 	if all.keep(0, made(300)) != first || all.used.Load() != 600 {
-		t.Errorf("a second copy of a sample: %d bytes are used", all.used.Load())
+		t.Errorf("after a second copy of the sample %d bytes are used, want 600", all.used.Load())
 	}
-	if all.wants(1, 401) || all.keep(1, made(401)) != nil || all.kept[1].Load() != nil {
-		t.Error("a copy beyond the bound is kept")
+	wants := all.wants(1, 401)
+	if kept := all.keep(1, made(401)); wants || kept != nil || all.kept[1].Load() != nil {
+		t.Errorf("a copy over the bound: wants = %v, keep = %p, stored %p, want false, nil, nil",
+			wants, kept, all.kept[1].Load())
 	}
 	if all.wants(1, 0) {
-		t.Error("a copy that had no room is wanted again")
+		t.Error("wants() of a copy that had no room = true, want false")
 	}
 	if !all.wants(2, 400) || all.keep(2, made(400)) == nil || all.used.Load() != 1000 {
-		t.Errorf("the last copy: %d bytes are used", all.used.Load())
+		t.Errorf("after the last copy %d bytes are used, want 1000", all.used.Load())
 	}
-	if !all.wants(3, 0) || newCopies(1, 1<<40).wants(0, MaxFile+1) {
-		t.Error("an image is not wanted, or one that is too large is")
+	if fits, large := all.wants(3, 0), newCopies(1, 1<<40).wants(0, MaxFile+1); !fits || large {
+		t.Errorf("wants() of an image that fits and of one over MaxFile = %v, %v, want true, false", fits, large)
 	}
 }

@@ -98,8 +98,8 @@ func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 	}
 	first := h.heads[0].Load()
 	h.keep(0, archivetest.Photo(t, 0), &imagecapi.Info{}, index.Inflated{}, []byte("entries"))
-	if h.heads[0].Load() != first {
-		t.Error("the same entry points replace a head")
+	if got := h.heads[0].Load(); got != first {
+		t.Errorf("after keep with the same entry points the head is %p, want the first, %p", got, first)
 	}
 	h.refuse(2)
 	h.keep(2, archivetest.Photo(t, 2), &imagecapi.Info{}, index.Inflated{End: 7}, []byte("entries"))
@@ -108,7 +108,7 @@ func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 	}
 	h.keep(0, archivetest.Photo(t, 0), &imagecapi.Info{}, index.Inflated{}, []byte("others"))
 	if h.heads[0].Load() == first {
-		t.Error("a head of other entry points stays")
+		t.Error("after keep with other entry points the first head is still there, want a new one")
 	}
 }
 

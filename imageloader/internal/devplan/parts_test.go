@@ -27,7 +27,7 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 	}
 	tables, frame, scan, ok := splitHead(data)
 	if !ok {
-		t.Fatal("no head")
+		t.Fatal("splitHead(a photograph) = false, want true")
 	}
 	head := slices.Concat(tables, frame)
 	blob := make([]byte, 1<<16)
@@ -97,7 +97,7 @@ func TestDigestsOfPieces(t *testing.T) {
 	}
 	want := digests(data)
 	if part := digests(data[2000:5000]); !slices.Equal(part, want[2:5]) {
-		t.Error("the digests of a part are others")
+		t.Errorf("the digests of bytes 2000 to 5000 = %x, want %x", part, want[2:5])
 	}
 	for _, i := range []int{0, 1000, 4321, len(data) - 1} {
 		data[i] ^= 1
@@ -109,7 +109,7 @@ func TestDigestsOfPieces(t *testing.T) {
 		data[i] ^= 1
 	}
 	if err := imagecapi.DigestPieces(data, 1000, want[1:]); err == nil {
-		t.Error("too few digests are accepted")
+		t.Error("DigestPieces with a digest too few = nil, want an error")
 	}
 }
 
@@ -120,7 +120,7 @@ func TestDigestsAreCountedOnce(t *testing.T) {
 	first, second := &Head{pieces: make([]uint64, 3)}, &Head{pieces: make([]uint64, 3)}
 	for _, head := range []*Head{first, second} {
 		if !h.reserve(3) {
-			t.Fatal("no room")
+			t.Fatal("reserve(3) = false, want true")
 		}
 		h.replace(0, nil, head, []byte("entries"))
 	}

@@ -24,7 +24,7 @@ func TestPlansAreMoved(t *testing.T) {
 	set := func(s *Staging, row int, p []byte) {
 		to, r, ok := s.reserve(decodeplan.Row{Bytes: len(p)})
 		if !ok {
-			t.Fatal("no room")
+			t.Fatalf("reserve of %d bytes for row %d = false, want true", len(p), row)
 		}
 		copy(to, p)
 		s.Rows[row] = Placed{Row: r, Redo: Redo{Size: int64(len(p))}}
@@ -73,7 +73,7 @@ func TestMembersAreMoved(t *testing.T) {
 		}
 		to, at, ok := a.reserve(row)
 		if !ok {
-			t.Fatal("no room")
+			t.Fatal("reserve of a row with an inflated member = false, want true")
 		}
 		copy(to, "plan of 16 bytes inputwin")
 		a.Rows[0] = Placed{Row: at, Redo: Redo{Size: 9}}

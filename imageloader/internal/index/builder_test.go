@@ -84,14 +84,15 @@ func TestBuilderMemoryIsBounded(t *testing.T) {
 	}
 	s := b.writeFile(a)
 	if s == nil {
-		t.Fatal("no index file")
+		t.Fatal("writeFile() = nil, want an index file")
 	}
 	if made[1], err = Load(a, c); err != nil || made[1] == nil {
 		t.Fatal(err)
 	}
 	defer made[1].Close()
 	if !slices.Equal(made[0].samples, made[1].samples) || made[0].names != made[1].names || made[0].work != made[1].work || len(made[1].samples) != members {
-		t.Error("the index from the file differs")
+		t.Errorf("the index from the file: %d samples, %d bytes of names, work %v, want %d, %d, %v and equal samples",
+			len(made[1].samples), len(made[1].names), made[1].work, members, len(made[0].names), made[0].work)
 	}
 	if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 2 {
 		t.Errorf("%v, error %v", list, err)

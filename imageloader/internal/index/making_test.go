@@ -329,11 +329,11 @@ func (w *waiter) sign(t *testing.T) {
 	select {
 	case <-w.signs:
 	case <-w.reached:
-		t.Fatal("it does not wait, and reads the archive")
+		t.Fatal("the process reads the archive, want it to wait for the other")
 	case err := <-w.done:
-		t.Fatalf("it does not wait, and returns %v", err)
+		t.Fatalf("the process returned %v, want it to wait for the other", err)
 	case <-time.After(time.Minute):
-		t.Fatal("no sign of the other process")
+		t.Fatal("after a minute no sign of the other process, want one")
 	}
 }
 
@@ -344,7 +344,7 @@ func (w *waiter) end(t *testing.T) error {
 	case err := <-w.done:
 		return err
 	case <-time.After(time.Minute):
-		t.Fatal("it waits for ever")
+		t.Fatal("after a minute the process still waits, want it to return")
 		return nil
 	}
 }
@@ -507,7 +507,7 @@ func TestNobodyWaitsForAnIndexThatCannotBe(t *testing.T) {
 				t.Error(err)
 			}
 		case <-time.After(time.Minute):
-			t.Fatal("they read one after another")
+			t.Fatal("after a minute some processes still wait, want all to read at once")
 		}
 	}
 	if files, err := os.ReadDir(filepath.Dir(at)); err != nil || len(files) != 1 {

@@ -43,11 +43,11 @@ func TestPatternsMatchNames(t *testing.T) {
 	}
 	for _, text := range []string{"", "a", "a*b*", "**", "a*/b*.*", ".*.*.*"} {
 		if _, err := ParsePattern(text); err == nil {
-			t.Errorf("%q is a pattern", text)
+			t.Errorf("ParsePattern(%q): got no error, want one", text)
 		}
 	}
-	if _, ok := (Pattern{}).key("a"); ok {
-		t.Error("the zero Pattern matches")
+	if key, ok := (Pattern{}).key("a"); ok {
+		t.Errorf("the zero Pattern matches a with key %q, want no match", key)
 	}
 }
 
@@ -162,7 +162,7 @@ func TestPairsAreHeldInMemory(t *testing.T) {
 	for round := range 2 {
 		x := open(t, path, pairConfig(t, "i/*", "m/*"))
 		if !x.memory.holds() {
-			t.Fatal("nothing is held")
+			t.Fatalf("round %d: the index holds no members in memory, want the pairs", round)
 		}
 		readPairs(t, path, x)
 		for i := range 2 * x.Len() {

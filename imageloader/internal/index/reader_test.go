@@ -69,7 +69,7 @@ func TestSamplesAreReadAtRandom(t *testing.T) {
 					t.Errorf("%.2f bytes are inflated for one of samples", x.work)
 				}
 				if x.side == nil {
-					t.Error("no index file")
+					t.Errorf("round %d: got no index file, want one", round)
 				}
 				readAll(t, path, x, want)
 				closeIndex(t, x)
@@ -238,7 +238,7 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := y.Packed(0); ok || other.Inflated(0).End != 0 {
-		t.Error("a sample of a tar is packed")
+		t.Errorf("a sample of a .tar: Packed = %v, Inflated ends at %d, want false, 0", ok, other.Inflated(0).End)
 	}
 }
 

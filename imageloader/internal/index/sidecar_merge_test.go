@@ -97,9 +97,9 @@ func TestSavingWaitsForEachOther(t *testing.T) {
 		select {
 		case <-waits:
 		case <-closed:
-			t.Fatal("it does not wait for the second process")
+			t.Fatal("Close has returned, want it to wait for the other process")
 		case <-time.After(time.Minute):
-			t.Fatal("it waits for the second process in the time of the first")
+			t.Fatal("after a minute Close has not tried the lock again, want one try for each process")
 		}
 	}
 	next()

@@ -137,7 +137,7 @@ func TestIndexOfAnotherProcessIsNotMistaken(t *testing.T) {
 	defer b.Close()
 	s := b.writeFile(a)
 	if s == nil {
-		t.Fatal("no index")
+		t.Fatal("writeFile() = nil, want an index file")
 	}
 	defer s.close()
 	other := indexed(t, "a.tar", archivetest.Numbered(t, 7, 6, 5, 4))
@@ -182,8 +182,9 @@ func TestIndexGoesToTheCacheFolder(t *testing.T) {
 			if got, want := len(x.EntryPoints(1, nil)) > 0, cache && round > 0; got != want {
 				t.Errorf("cache folder %v, round %d: entry points %v", cache, round, got)
 			}
-			if !x.KeepEntryPoints(round, blob) || !x.KeepEntryPoints(round, nil) || x.KeepEntryPoints(2, make([]byte, maxBlobBytes)) {
-				t.Error("KeepEntryPoints does not say what is kept")
+			kept := []bool{x.KeepEntryPoints(round, blob), x.KeepEntryPoints(round, nil), x.KeepEntryPoints(2, make([]byte, maxBlobBytes))}
+			if want := []bool{true, true, false}; !slices.Equal(kept, want) {
+				t.Errorf("KeepEntryPoints of a small blob, of none and of one over the limit = %v, want %v", kept, want)
 			}
 			if filed := x.side.blobs.spool.filed > 0; filed != cache {
 				t.Errorf("cache folder %v: entry points wait in a file: %v", cache, filed)
@@ -215,8 +216,9 @@ func TestIndexesInTheCacheFolderAreMerged(t *testing.T) {
 	var all [4]*Index
 	for i := range all {
 		all[i] = open(t, path, c)
-		if !all[i].KeepEntryPoints(i, []byte(fmt.Sprint("entries of ", i))) || !all[i].side.sums.same(all[i].number(i), []byte{byte(i)}) {
-			t.Fatal("nothing is kept")
+		kept := all[i].KeepEntryPoints(i, []byte(fmt.Sprint("entries of ", i)))
+		if same := all[i].side.sums.same(all[i].number(i), []byte{byte(i)}); !kept || !same {
+			t.Fatalf("process %d: KeepEntryPoints = %v, a first checksum is the same %v, want true, true", i, kept, same)
 		}
 	}
 	var closing sync.WaitGroup

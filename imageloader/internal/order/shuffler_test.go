@@ -34,16 +34,16 @@ func TestShufflerIsBoundedInBytes(t *testing.T) {
 		}
 		s.Add(i, int64(size))
 		if s.bytes > 100 {
-			t.Fatalf("%d bytes in the buffer", s.bytes)
+			t.Fatalf("%d bytes are in the buffer, want at most 100", s.bytes)
 		}
 	}
 	if s.Full(1 << 40); s.Len() == 0 {
-		t.Fatal("empty")
+		t.Fatal("Len() = 0, want samples left in the buffer")
 	}
 	for s.Len() > 0 {
 		s.Take()
 	}
 	if s.Full(1 << 40) {
-		t.Error("an empty buffer must take a sample of any size")
+		t.Error("Full(1 << 40) of an empty buffer = true, want false")
 	}
 }

@@ -89,11 +89,11 @@ func FuzzFax(f *testing.F) {
 			if err := fax.next(); err != nil {
 				return
 			}
-			if columns%8 != 0 && fax.row[columns/8]<<(columns%8) != 0 {
-				t.Fatal("pixels behind the row")
+			if last := fax.row[len(fax.row)-1]; columns%8 != 0 && last<<(columns%8) != 0 {
+				t.Fatalf("the last byte of a row of %d columns = %08b, want zeros behind the row", columns, last)
 			}
 		}
-		t.Fatal("rows without bits")
+		t.Fatalf("%d bytes of data give over %d rows, want at least one bit a row", len(data), 8*len(data))
 	})
 }
 
