@@ -137,7 +137,7 @@ func TestOneProcessNeedsNothing(t *testing.T) {
 		t.Error(err)
 	}
 	if err := g.Barrier(); !errors.Is(err, ErrClosed) {
-		t.Errorf("a barrier after Close: %v", err)
+		t.Errorf("a barrier after Close: %v, want the error %v", err, ErrClosed)
 	}
 }
 

@@ -111,7 +111,7 @@ func TestAnotherJobAtThePortIsNamed(t *testing.T) {
 		o := quick
 		o.CPU, o.Environment = true, environment(1, c.stranger)
 		if _, err := Init(t.Context(), o); !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("the stranger: %v", err)
+			t.Errorf("the stranger: %v, want the error %v with %q", err, ErrMismatch, c.says)
 		}
 		close(refused)
 		for range 2 {
@@ -155,7 +155,7 @@ func requireErrors(t *testing.T, all []*process, culprit int, speaks bool, says 
 		p.wait(t)
 		text := p.output.String()
 		if p.err != nil {
-			t.Errorf("rank %d: %v\n%s", p.rank, p.err, text)
+			t.Errorf("rank %d: %v\n%s\nwant nil", p.rank, p.err, text)
 		}
 		for _, want := range append(says, fmt.Sprintf("culprit %d", culprit)) {
 			if !strings.Contains(text, want) {
@@ -408,7 +408,7 @@ func TestDebugNamesBothLines(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for rank, err := range inProcess(t, 2, o, c.run) {
 				if !errors.Is(err, ErrMismatch) {
-					t.Fatalf("rank %d: %v", rank, err)
+					t.Fatalf("rank %d: %v, want the error %v", rank, err, ErrMismatch)
 				}
 				for _, want := range append(c.says, "failure_test.go:") {
 					if !strings.Contains(err.Error(), want) {

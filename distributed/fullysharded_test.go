@@ -760,7 +760,7 @@ func TestFullyShardedRefuses(t *testing.T) {
 				return err
 			}) {
 				if err == nil || !strings.Contains(err.Error(), c.says) {
-					t.Errorf("rank %d: %v", rank, err)
+					t.Errorf("rank %d: %v, want an error with %q", rank, err, c.says)
 				}
 			}
 		})
@@ -776,7 +776,7 @@ func TestFullyShardedNamesALostRank(t *testing.T) {
 			all[1].wait(t)
 			all[0].wait(t)
 			if text := all[0].output.String(); !strings.Contains(text, "rank 1 is lost: true") || !strings.Contains(text, "culprit 1") {
-				t.Errorf("rank 0:\n%s", text)
+				t.Errorf("rank 0:\n%s\nwant text with %q and %q", text, "rank 1 is lost: true", "culprit 1")
 			}
 		})
 	}

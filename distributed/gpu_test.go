@@ -302,7 +302,7 @@ func TestCallsOfStepsAreEqual(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for rank, err := range inProcess(t, 2, quick, compare) {
 				if err != nil {
-					t.Errorf("rank %d: %v", rank, err)
+					t.Errorf("rank %d: %v, want no error", rank, err)
 				}
 			}
 		})

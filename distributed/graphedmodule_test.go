@@ -85,7 +85,7 @@ func TestConvertSyncBatchNormRefusesGraphed(t *testing.T) {
 		return ConvertSyncBatchNorm(g, nn.NewSequential(norm))
 	}) {
 		if err == nil || !strings.Contains(err.Error(), "nn.Graphed") {
-			t.Errorf("rank %d: %v", rank, err)
+			t.Errorf("rank %d: %v, want an error with %q", rank, err, "nn.Graphed")
 		}
 	}
 }

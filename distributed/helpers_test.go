@@ -61,7 +61,7 @@ func requireNone(t *testing.T, errs []error) {
 	t.Helper()
 	for rank, err := range errs {
 		if err != nil {
-			t.Errorf("rank %d: %v", rank, err)
+			t.Errorf("rank %d: %v, want no error", rank, err)
 		}
 	}
 	if t.Failed() {
@@ -232,7 +232,7 @@ func requireSuccess(t *testing.T, all []*process) {
 	for _, p := range all {
 		p.wait(t)
 		if p.err != nil {
-			t.Errorf("rank %d: %v\n%s", p.rank, p.err, p.output.String())
+			t.Errorf("rank %d: %v\n%s\nwant nil", p.rank, p.err, p.output.String())
 		}
 	}
 }

@@ -419,7 +419,7 @@ func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 				want += size // one file for each rank
 			}
 			if left, _ := filepath.Glob(path + "*"); len(left) != want {
-				t.Errorf("files are left: %v", left)
+				t.Errorf("files are left: %v, want %v", left, want)
 			}
 		})
 	}

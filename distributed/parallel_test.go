@@ -220,11 +220,11 @@ func TestProcessesTrainAsOne(t *testing.T) {
 					first = text
 				}
 				if text != first {
-					t.Errorf("rank %d has other weights than rank 0", p.rank)
+					t.Errorf("rank %d has the weights %s, want rank 0's, %s", p.rank, text, first)
 				}
 			}
 			if d := difference(parseFloats(t, first), want); d > 1e-12 {
-				t.Errorf("the weights differ by %g from one process's", d)
+				t.Errorf("the weights differ by %g from one process's, want at most 1e-12", d)
 			}
 		})
 	}
@@ -528,11 +528,12 @@ func TestUnusedParameters(t *testing.T) {
 	}
 	requireNone(t, run(DataParallelOptions{BucketBytes: smallBuckets, FindUnused: true}))
 	errs := run(DataParallelOptions{BucketBytes: smallBuckets})
-	if errs[0] == nil || !strings.Contains(errs[0].Error(), "head1.weight, head1.bias, head2.weight, head2.bias on rank 0") {
-		t.Errorf("rank 0: %v", errs[0])
+	if want := "head1.weight, head1.bias, head2.weight, head2.bias on rank 0"; errs[0] == nil || !strings.Contains(errs[0].Error(), want) {
+		t.Errorf("rank 0: %v, want an error with %q", errs[0], want)
 	}
 	if errs[1] == nil || !strings.Contains(errs[1].Error(), "no gradient for head2.weight, head2.bias on rank 1") {
-		t.Errorf("rank 1: %v", errs[1])
+		t.Errorf("rank 1: %v, want an error with %q",
+			errs[1], "no gradient for head2.weight, head2.bias on rank 1")
 	}
 }
 
@@ -664,7 +665,7 @@ func TestBackwardThatFailsEndsTheJob(t *testing.T) {
 	})
 	for rank, err := range errs {
 		if err == nil || !strings.Contains(err.Error(), "a mishap") {
-			t.Errorf("rank %d: %v", rank, err)
+			t.Errorf("rank %d: %v, want an error with %q", rank, err, "a mishap")
 		}
 	}
 	if !errors.Is(errs[0], ErrLeft) {
@@ -702,7 +703,7 @@ func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
 	})
 	for rank, err := range errs {
 		if err == nil || !strings.Contains(err.Error(), "ended in a panic") {
-			t.Errorf("rank %d: %v", rank, err)
+			t.Errorf("rank %d: %v, want an error with %q", rank, err, "ended in a panic")
 		}
 	}
 	if !errors.Is(errs[0], ErrLeft) {

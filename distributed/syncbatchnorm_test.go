@@ -251,7 +251,8 @@ func TestConvertSyncBatchNormComparesModels(t *testing.T) {
 		return ConvertSyncBatchNorm(g, net)
 	}) {
 		if !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), "1 BatchNorms on rank 0, and 0 on rank 1") {
-			t.Errorf("rank %d: %v", rank, err)
+			t.Errorf("rank %d: %v, want the error %v with %q",
+				rank, err, ErrMismatch, "1 BatchNorms on rank 0, and 0 on rank 1")
 		}
 	}
 }
@@ -278,7 +279,8 @@ func TestSyncBatchNormNeedsTwoValues(t *testing.T) {
 		return norm.Forward(none).Err()
 	}) {
 		if !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "1 values per channel together") {
-			t.Errorf("rank %d: %v", rank, err)
+			t.Errorf("rank %d: %v, want the error %v with %q",
+				rank, err, cuda.ErrInvalidArgument, "1 values per channel together")
 		}
 	}
 }
@@ -300,7 +302,8 @@ func TestSyncBatchNormRefusesGradientsOfGradients(t *testing.T) {
 		return err
 	}) {
 		if !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "no gradients of gradients") {
-			t.Errorf("rank %d: %v", rank, err)
+			t.Errorf("rank %d: %v, want the error %v with %q",
+				rank, err, cuda.ErrInvalidArgument, "no gradients of gradients")
 		}
 	}
 }

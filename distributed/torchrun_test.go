@@ -80,12 +80,13 @@ func TestStartsHaveKeysOfTheirOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		if address, err := capi.GetStore(store, m.Start+"/world/gloo/0/1"); err != nil || len(address) == 0 {
-			t.Errorf("the address of rank 1 is not behind the name of its start: %v", err)
+			t.Errorf("the address of rank 1 is not behind the name of its start: %v, len(address) %v, "+
+				"want no error, len(address) at least 1", err, len(address))
 		}
 		starts = append(starts, m.Start)
 	}
 	if starts[0] == starts[1] {
-		t.Errorf("the starts are %q", starts)
+		t.Errorf("the starts are %q, want two different", starts)
 	}
 }
 
@@ -157,7 +158,7 @@ func TestRankPassesOverAnEarlierStart(t *testing.T) {
 				for _, m := range earlier {
 					all.Go(func() {
 						if err := m.Arrive("job", []int{0, 1, 2}[:c.size], control.Call{Seq: seq, Name: "Barrier"}, false, patience); err != nil {
-							t.Errorf("the earlier start: %v", err)
+							t.Errorf("the earlier start: %v, want no error", err)
 						}
 					})
 				}
@@ -274,6 +275,6 @@ func TestTorchrunLaunches(t *testing.T) {
 	run := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "--no-python", os.Args[0])
 	run.Env = append(os.Environ(), workerVariable+"=torchrun")
 	if out, err := run.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("%v\n%s\nwant no error", err, out)
 	}
 }

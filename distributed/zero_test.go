@@ -462,7 +462,7 @@ func TestZeroRedundancyOptimizerFailsOnAllRanks(t *testing.T) {
 				}
 			}
 			if took := time.Since(begun); took >= o.Timeout {
-				t.Errorf("the job has ended by its timeout, after %v", took)
+				t.Errorf("the job has ended by its timeout, after %v, want below %v", took, o.Timeout)
 			}
 		})
 	}
@@ -513,8 +513,8 @@ func TestZeroRedundancyStateOfTwoDTypesIsNamed(t *testing.T) {
 		_, err = z.State()
 		return err
 	}) {
-		if !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), ".exp_avg is a tensor of float64 on rank 0 and a tensor of float32 on rank 1") {
-			t.Errorf("rank %d: %v", rank, err)
+		if want := ".exp_avg is a tensor of float64 on rank 0 and a tensor of float32 on rank 1"; !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), want) {
+			t.Errorf("rank %d: %v, want the error %v with %q", rank, err, ErrMismatch, want)
 		}
 	}
 }

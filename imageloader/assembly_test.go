@@ -161,7 +161,8 @@ func checkRows(t *testing.T, l *Loader, number int, content map[string][]byte, b
 			t.Fatalf("row %d lacks the pixels of %v", i, s)
 		}
 		if want := int64(s.Name[len("train/class")] - '0'); b.labels[i] != want || s.Label != int(want) {
-			t.Fatalf("row %d, %q, has the label %d and %d in Sample", i, s.Name, b.labels[i], s.Label)
+			t.Fatalf("row %d, %q, has the label %d and %d in Sample, want b.labels[i] = %v, s.Label = %v",
+				i, s.Name, b.labels[i], s.Label, want, int(want))
 		}
 	}
 }
@@ -235,7 +236,8 @@ func TestBadSamplesTakeNoMemory(t *testing.T) {
 		t.Fatalf("%d samples, error %v", len(names(got)), err)
 	}
 	if bytes := (float64(h.most) - float64(before)) / ((n - 1) * rounds); h.records < (n-1)*rounds || bytes > 16 {
-		t.Errorf("%.0f bytes for each of %d bad samples", bytes, h.records)
+		t.Errorf("%.0f bytes for each of %d bad samples, want h.records at least %v, bytes at most 16",
+			bytes, h.records, (n-1)*rounds)
 	}
 }
 

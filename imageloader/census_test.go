@@ -92,7 +92,7 @@ func TestFindingsNameOddImages(t *testing.T) {
 	} {
 		at := slices.IndexFunc(r.Findings, func(f Finding) bool { return strings.HasPrefix(string(f.Verdict)+" "+f.What, what) })
 		if at < 0 {
-			t.Errorf("no finding %q in %+v", what, r.Findings)
+			t.Errorf("no finding %q in %+v, at %v, want at least 0", what, r.Findings, at)
 			continue
 		}
 		f := r.Findings[at]
@@ -101,10 +101,11 @@ func TestFindingsNameOddImages(t *testing.T) {
 		}
 	}
 	if i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.What == "JPEG" }); i >= 0 {
-		t.Errorf("most images are rare: %+v", r.Findings[i])
+		t.Errorf("most images are rare: %+v, want no such finding", r.Findings[i])
 	}
 	if r.WarnedCount != 3 || len(r.Warned) != 3 {
-		t.Errorf("%d tolerated, %d named", r.WarnedCount, len(r.Warned))
+		t.Errorf("%d tolerated, %d named, want r.WarnedCount = 3, len(r.Warned) = 3",
+			r.WarnedCount, len(r.Warned))
 	}
 }
 
@@ -126,7 +127,9 @@ func TestReportIsBounded(t *testing.T) {
 	}
 	const each = 2 * maxNamed
 	if len(r.Bad) != maxNamed || r.BadBy[Damaged] != each || r.BadBy[NotImage] != each || r.Samples != 2*each+1 || r.Ignored != each {
-		t.Errorf("%d named, %v, %d samples, %d ignored", len(r.Bad), r.BadBy, r.Samples, r.Ignored)
+		t.Errorf("%d named, %v, %d samples, %d ignored, want len(r.Bad) = %v, r.BadBy[Damaged] = %v, "+
+			"r.BadBy[NotImage] = %v, r.Samples = %v, r.Ignored = %v",
+			len(r.Bad), r.BadBy, r.Samples, r.Ignored, maxNamed, each, each, 2*each+1, each)
 	}
 	for i, e := range r.Bad {
 		if want := []string{"a/%d.png", "b/%d.jpg"}[i%2]; e.Index != i || e.Name != fmt.Sprintf(want, i/2) {
@@ -135,11 +138,11 @@ func TestReportIsBounded(t *testing.T) {
 	}
 	for _, f := range r.Findings[:2] {
 		if f.Count != each || len(f.First) != maxFirst {
-			t.Errorf("%+v", f)
+			t.Errorf("%+v, want f.Count = %v, len(f.First) = %v", f, each, maxFirst)
 		}
 	}
 	if len(r.Findings) != 3 { // the good image is tiny
-		t.Errorf("%+v", r.Findings)
+		t.Errorf("%+v, want 3", r.Findings)
 	}
 }
 
@@ -158,13 +161,13 @@ func TestFindingRowsAreBounded(t *testing.T) {
 		}
 	}
 	if n := len(c.rows); n != maxRows+1 {
-		t.Errorf("%d rows", n)
+		t.Errorf("%d rows, want %v", n, maxRows+1)
 	}
 	if f := c.rows[row{verdict: FindingRefused, what: "damaged at byte N of N"}]; f == nil || f.count != 3*maxRows {
-		t.Errorf("damage: %+v", f)
+		t.Errorf("damage: %+v, want f not nil, f.count = %v", f, 3*maxRows)
 	}
 	if f := c.rows[row{verdict: FindingRefused, what: "others"}]; f == nil || f.count != 2*maxRows+1 {
-		t.Errorf("others: %+v", f)
+		t.Errorf("others: %+v, want f not nil, f.count = %v", f, 2*maxRows+1)
 	}
 }
 
@@ -223,7 +226,7 @@ func TestAnimatedImagesHaveFrames(t *testing.T) {
 		"JPEG":              {"JPEG", archivetest.JPEG(t, archivetest.Gradient(8, 8)), false},
 	} {
 		if got := audit.Animated(c.format, []byte(c.data)); got != c.want {
-			t.Errorf("%s: %v", name, got)
+			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
 }
@@ -245,14 +248,14 @@ func FuzzAnimated(f *testing.F) {
 func TestRaritiesByTheHeader(t *testing.T) {
 	info := imagecapi.Info{Format: imagecapi.JPEG, Width: 100, Height: 100, Components: 3, BitDepth: 8}
 	if list := audit.Rarities("a/b.jpg", "JPEG", info); list != nil {
-		t.Errorf("an ordinary image is rare: %q", list)
+		t.Errorf("an ordinary image is rare: %q, want nil", list)
 	}
 	cmyk, huge := info, info
 	cmyk.Components = 4
 	huge.Width, huge.Height = 1_000_000, 100_000
 	for want, i := range map[string]imagecapi.Info{"CMYK": cmyk, "huge: more than 50 megapixels": huge} {
 		if list := audit.Rarities("a/b", "JPEG", i); !slices.Contains(list, want) {
-			t.Errorf("%q, not %s", list, want)
+			t.Errorf("%q, want %s", list, want)
 		}
 	}
 }
@@ -278,13 +281,14 @@ func TestInspectNamesTheDirectoriesOfAClass(t *testing.T) {
 			}
 		}
 		if len(r.Classes) != len(want) {
-			t.Errorf("by the %s, %d classes", name, len(r.Classes))
+			t.Errorf("by the %s, %d classes, want %v", name, len(r.Classes), len(want))
 		}
 	}
 	labels := archivetest.WriteFile(t, "list.csv", []byte("path,label\ntrain/cat/0.jpg,cat\ntest/cat/2.jpg,cat\n"))
 	r, err := Inspect(t.Context(), path, Options{List: labels}, nil)
 	if err != nil || len(r.Classes) != 1 || r.Classes[0].Directories != nil {
-		t.Errorf("with a list: %+v, %v", r, err)
+		t.Errorf("with a list: %+v, %v, want no error, len(r.Classes) = 1, r.Classes[0].Directories = nil",
+			r, err)
 	}
 }
 

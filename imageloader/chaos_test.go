@@ -164,11 +164,11 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 					t.Errorf("an epoch without an error has %d samples in %d batches that differ from the %d of a calm one", len(names(got)), len(got), len(names(want)))
 				}
 				if s := l.Stats(); s.Bad != 8 {
-					t.Errorf("%d bad samples, not 8", s.Bad)
+					t.Errorf("%d bad samples, want 8", s.Bad)
 				}
 			case c.kind == "stalls":
 				if !errors.Is(failed, patience) {
-					t.Errorf("error %v", failed)
+					t.Errorf("error %v, want the error %v", failed, patience)
 				}
 			case !errors.As(failed, &a) || !strings.Contains(failed.Error(), path):
 				t.Errorf("error %v", failed)
@@ -197,7 +197,7 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 				}
 			}
 			if s := l.Stats(); s.Queue != 0 || s.QueueBytes != 0 {
-				t.Errorf("left over: %+v", s)
+				t.Errorf("left over: %+v, want s.Queue = 0, s.QueueBytes = 0", s)
 			}
 			if err := l.Close(); err != nil {
 				t.Error(err)
@@ -205,6 +205,7 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 		})
 	}
 	if wholeEpochs < 20 || errs < 20 {
-		t.Errorf("%d whole epochs and %d errors: the faults are too many or too few", wholeEpochs, errs)
+		t.Errorf("%d whole epochs and %d errors: the faults are too many or too few, want wholeEpochs "+
+			"at least 20, errs at least 20", wholeEpochs, errs)
 	}
 }

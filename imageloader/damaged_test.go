@@ -89,18 +89,19 @@ func TestDamagedImagesEqualPillow(t *testing.T) {
 				if p == Partial && digests[name]["warned"] == "" && !strings.Contains(err.Error(), "truncated") {
 					continue // Pillow returns an empty image
 				}
-				t.Errorf("%s, %v: %v", name, p, err)
+				t.Errorf("%s, %v: %v, want no error", name, p, err)
 				continue
 			}
 			sum := sha256.Sum256(pixels)
 			if got := hex.EncodeToString(sum[:]); got != want {
-				t.Errorf("%s, %v: other pixels than Pillow's", name, p)
+				t.Errorf("%s, %v: other pixels than Pillow's, got %v, want %v", name, p, got, want)
 			}
 			compared[p]++
 		}
 	}
 	if compared[Warned] < 30 || compared[Partial] < 50 {
-		t.Errorf("only %v files were compared", compared)
+		t.Errorf("only %v files were compared, want compared[Warned] at least 30, compared[Partial] at "+
+			"least 50", compared)
 	}
 }
 
@@ -164,10 +165,11 @@ func TestDamagedImagesAreCountedByPolicy(t *testing.T) {
 					t.Errorf("%d warned, %v, and %d bad, %v", s.Warned, names(s.WarnedNamed), s.Bad, names(s.BadNamed))
 				}
 				if n := strings.Count(log.String(), `msg="damaged sample decoded"`); n != 2*len(want.warned) {
-					t.Errorf("%d warnings in\n%s", n, &log)
+					t.Errorf("%d warnings in\n%s\nwant %v", n, &log, 2*len(want.warned))
 				}
 				if d := s.Since(s); d.Warned != 0 || len(d.WarnedNamed) != len(want.warned) {
-					t.Errorf("since now: %+v", d)
+					t.Errorf("since now: %+v, want d.Warned = 0, len(d.WarnedNamed) = %v",
+						d, len(want.warned))
 				}
 				data, err := json.Marshal(s)
 				if err != nil || !strings.Contains(string(data), fmt.Sprintf(`"warned":%d,`, s.Warned)) {
@@ -179,7 +181,7 @@ func TestDamagedImagesAreCountedByPolicy(t *testing.T) {
 			}
 			for _, got := range bytesOf {
 				if got != bytesOf[0] {
-					t.Errorf("the batches differ: %v", bytesOf)
+					t.Errorf("the batches have the digests %v, want one", bytesOf)
 				}
 			}
 			r, err := Inspect(t.Context(), path, Options{Damaged: p}, nil)
@@ -191,13 +193,13 @@ func TestDamagedImagesAreCountedByPolicy(t *testing.T) {
 			}
 			for _, e := range r.Warned {
 				if e.Err == nil || e.Reason != Damaged || e.Index < 0 {
-					t.Errorf("%+v", e)
+					t.Errorf("%+v, want e.Err not nil, e.Reason = %v, e.Index at least 0", e, Damaged)
 				}
 			}
 		})
 	}
 	if _, err := Open("a.tar", Options{Damaged: 3}); err == nil || !strings.Contains(err.Error(), "Options.Damaged") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want an error with %q", err, "Options.Damaged")
 	}
 }
 
@@ -247,7 +249,7 @@ func TestStateKeepsTheDamagedPolicy(t *testing.T) {
 			t.Fatal(err)
 		}
 		if written := strings.Contains(string(data), `"Damaged"`); written != (made != Warned) {
-			t.Errorf("%v: %s", made, data)
+			t.Errorf("%v: %s, written %v, want %v", made, data, written, (made != Warned))
 		}
 		var s State
 		if err := json.Unmarshal(data, &s); err != nil {

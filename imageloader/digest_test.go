@@ -995,7 +995,7 @@ func digestOf(t *testing.T, c digestConfig, dir string, workers int) string {
 			t.Fatal(err)
 		}
 		if r.Random != (c.index == madeIndex) {
-			t.Errorf("random access is %v: %+v", r.Random, r)
+			t.Errorf("random access of %+v is %v, want %v", r, r.Random, c.index == madeIndex)
 		}
 	}
 	if c.run == nil {

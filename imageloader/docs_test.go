@@ -82,7 +82,7 @@ func TestFeatureTableNamesItsTests(t *testing.T) {
 			continue
 		}
 		if len(cells) != 3 {
-			t.Errorf("%q has %d cells", line, len(cells))
+			t.Errorf("%q has %d cells, want 3", line, len(cells))
 			continue
 		}
 		feature, state, behind := strings.TrimSpace(cells[0]), strings.TrimSpace(cells[1]), cells[2]
@@ -91,7 +91,8 @@ func TestFeatureTableNamesItsTests(t *testing.T) {
 		switch state {
 		case "yes", "partly":
 			if len(names) == 0 {
-				t.Errorf("%s: %s, but no test is named", feature, state)
+				t.Errorf("%s: %s, but no test is named, len(names) %v, want at least 1",
+					feature, state, len(names))
 			}
 		case "no":
 		default:

@@ -33,7 +33,7 @@ func labelledNames(t *testing.T, path string, o Options) (list []string, l *Load
 	l = openFake(t, path, o)
 	batches, err := collect(t, l, 0, 2)
 	if err != nil {
-		t.Fatalf("%s: %v", path, err)
+		t.Fatalf("%s: %v, want no error", path, err)
 	}
 	for _, b := range batches {
 		for i, s := range b.samples {
@@ -111,7 +111,7 @@ func TestOtherFilesAreIgnored(t *testing.T) {
 				t.Errorf("%s, round %d: samples %q, Len %d, %d ignored, %d bad, want %q, 3, %d, 0", kind, round, got, l.Len(), s.Ignored, s.Bad, want, len(others))
 			}
 			if strings.Contains(log, "WARN") {
-				t.Errorf("%s, round %d: warnings:\n%s", kind, round, log)
+				t.Errorf("%s, round %d: warnings:\n%s\nwant it without %q", kind, round, log, "WARN")
 			}
 		}
 		r, err := inspect(t.Context(), path, Options{}, openFile, fakeCodec{})
@@ -177,7 +177,7 @@ func TestHiddenFoldersAreNoClasses(t *testing.T) {
 		if kind == "folder" {
 			_, err := open(t.Context(), filepath.Join(path, ".Trash-1000", ".."), Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
 			if err != nil {
-				t.Errorf("a path through a hidden folder: %v", err)
+				t.Errorf("a path through a hidden folder: %v, want no error", err)
 			}
 			l := openFake(t, filepath.Join(path, ".Trash-1000"), Options{Transform: Eval(4, 4)})
 			if !slices.Equal(l.Classes(), []string{"cat"}) {
@@ -187,8 +187,9 @@ func TestHiddenFoldersAreNoClasses(t *testing.T) {
 	}
 	path := archivetest.WriteFile(t, "hidden.tar", archivetest.Tar(t, members[:2]...))
 	_, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
-	if !errors.Is(err, ErrNoSamples) || !strings.Contains(err.Error(), `2 hidden folders, the first is ".ipynb_checkpoints"`) {
-		t.Errorf("an archive of hidden folders: error %v", err)
+	if want := `2 hidden folders, the first is ".ipynb_checkpoints"`; !errors.Is(err, ErrNoSamples) || !strings.Contains(err.Error(), want) {
+		t.Errorf("an archive of hidden folders: error %v, want the error %v with %q",
+			err, ErrNoSamples, want)
 	}
 }
 

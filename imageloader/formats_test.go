@@ -67,7 +67,7 @@ func TestFormatsEqualPillow(t *testing.T) {
 		}
 		info, err := d.Header(data)
 		if err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want no error", name, err)
 			continue
 		}
 		w, h := int(want[name][0].(float64)), int(want[name][1].(float64))
@@ -78,16 +78,16 @@ func TestFormatsEqualPillow(t *testing.T) {
 		whole := make([]byte, 3*w*h)
 		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
 		if err := d.Decode(data, &g, whole, 3*w); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want no error", name, err)
 			continue
 		}
 		if sum := fmt.Sprintf("%08x", crc32.ChecksumIEEE(whole)); sum != want[name][2] {
-			t.Errorf("%s: other pixels than Pillow's: %s", name, sum)
+			t.Errorf("%s: other pixels than Pillow's: %s, want %v", name, sum, want[name][2])
 		}
 		// A part, upright or turned by an orientation, equals the same part of the whole image.
 		for orientation := range int32(9) {
 			if err := checkPart(d, data, whole, w, h, orientation); err != nil {
-				t.Errorf("%s: orientation %d: %v", name, orientation, err)
+				t.Errorf("%s: orientation %d: %v, want no error", name, orientation, err)
 			}
 		}
 	}
@@ -199,7 +199,7 @@ func TestFormatsAreLoaded(t *testing.T) {
 		t.Errorf("%d samples of %d files: %v", len(got), len(files), got)
 	}
 	if s := l.Stats(); s.BadBy[Damaged] != int64(len(files)) {
-		t.Errorf("%+v", s.BadBy)
+		t.Errorf("%+v, want %v", s.BadBy, int64(len(files)))
 	}
 	r, err := Inspect(t.Context(), l.path, Options{}, nil)
 	if err != nil {
@@ -207,7 +207,7 @@ func TestFormatsAreLoaded(t *testing.T) {
 	}
 	for _, format := range []string{"GIF", "BMP", "TIFF", "WebP", "TIFF grey"} {
 		if r.Formats[format] == 0 {
-			t.Errorf("Inspect found no %s: %v", format, r.Formats)
+			t.Errorf("Inspect found no %s: %v, want not 0", format, r.Formats)
 		}
 	}
 }
@@ -304,7 +304,7 @@ func FuzzRareFormats(f *testing.F) {
 		if w >= 8 && h >= 8 {
 			orientation := int32(crc32.ChecksumIEEE(data) % 9)
 			if err := checkPart(d, data, pixels, w, h, orientation); err != nil {
-				t.Fatalf("orientation %d: %v", orientation, err)
+				t.Fatalf("orientation %d: %v, want no error", orientation, err)
 			}
 		}
 	})
@@ -329,6 +329,6 @@ func TestLongSidesAreRefused(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := codec.Header(header(raster.MaxSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want the error %v with %q", err, imagecapi.CodeUnsupported, "a side")
 	}
 }

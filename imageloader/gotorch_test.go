@@ -176,7 +176,8 @@ func TestGoTorchTransformDefects(t *testing.T) {
 	t.Run("mixed sizes become that of the first image", func(t *testing.T) {
 		got, err := load(t, Options{BatchSize: 3, Transform: Eval(8, 8)}, quarters(20, 20), quarters(90, 40), quarters(40, 90))
 		if err != nil || len(got) != 1 || len(got[0].images) != 3*3*8*8 {
-			t.Fatalf("%d batches, error %v", len(got), err)
+			t.Fatalf("%d batches, error %v, want no error, len(got) = 1, len(got[0].images) = %v",
+				len(got), err, 3*3*8*8)
 		}
 		for i := range 3 {
 			if at(got[0], i, 8, 0, 0) != [2]byte{255, 0} || at(got[0], i, 8, 7, 7) != [2]byte{0, 255} {
@@ -204,7 +205,8 @@ func TestGoTorchTransformDefects(t *testing.T) {
 		for _, small := range []Transform{Eval(64, 64), {Size: 64, Resize: 70, RandomCrop: true}, Train(64)} {
 			got, err := load(t, Options{BatchSize: 2, Transform: small}, quarters(1, 1), quarters(5, 2))
 			if err != nil || len(got) != 1 || len(got[0].samples) != 2 {
-				t.Errorf("%+v: %d batches, error %v", small, len(got), err)
+				t.Errorf("%+v: %d batches, error %v, want no error, len(got) = 1, len(got[0].samples) = 2",
+					small, len(got), err)
 			}
 		}
 	})
@@ -254,14 +256,15 @@ func TestGoTorchTransformDefects(t *testing.T) {
 		train.Scale = [2]float64{1, 1}
 		train.Ratio = [2]float64{1, 1}
 		if g := crop(rng, 300); g.CropX != 0 || g.CropY != 0 || g.CropWidth != 300 || g.CropHeight != 300 {
-			t.Errorf("scale 1 gives %d x %d at %d, %d", g.CropWidth, g.CropHeight, g.CropX, g.CropY)
+			t.Errorf("scale 1 gives %d x %d at %d, %d, want g.CropX = 0, g.CropY = 0, g.CropWidth = "+
+				"300, g.CropHeight = 300", g.CropWidth, g.CropHeight, g.CropX, g.CropY)
 		}
 	})
 	t.Run("a standard deviation of 0, and a batch size below 1, are accepted", func(t *testing.T) {
 		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("x")}))
 		for name, o := range map[string]Options{"std": {Transform: Transform{Mean: [3]float32{1, 1, 1}, Std: [3]float32{1, 0, 1}}}, "batch": {BatchSize: -1}} {
 			if _, err := Open(path, o); err == nil {
-				t.Errorf("%s: no error", name)
+				t.Errorf("%s: got no error, want one", name)
 			}
 		}
 	})

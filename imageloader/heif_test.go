@@ -36,7 +36,8 @@ func heifFilesOf(t testing.TB, pattern string) map[string][]byte {
 	for _, extension := range []string{".heic", ".avif"} {
 		names, err := filepath.Glob("testdata/heif/" + pattern + extension)
 		if err != nil || len(names) == 0 {
-			t.Fatalf("no test files: %v", err)
+			t.Fatalf("no test files: %v, len(names) %v, want no error, len(names) at least 1",
+				err, len(names))
 		}
 		for _, name := range names {
 			data, err := os.ReadFile(name)
@@ -63,7 +64,7 @@ func TestHEIFIsNearPillow(t *testing.T) {
 	for name, data := range heifFiles(t) {
 		info, err := d.Header(data)
 		if err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want no error", name, err)
 			continue
 		}
 		file, err := os.ReadFile("testdata/heif/" + name + ".png")
@@ -80,14 +81,15 @@ func TestHEIFIsNearPillow(t *testing.T) {
 			t.Errorf("%s: %+v", name, info)
 		}
 		if int(info.Width) != expected.Width || int(info.Height) != expected.Height {
-			t.Errorf("%s: %d x %d pixels, not %d x %d", name, info.Width, info.Height, expected.Width, expected.Height)
+			t.Errorf("%s: %d x %d pixels, want %d x %d",
+				name, info.Width, info.Height, expected.Width, expected.Height)
 			continue
 		}
 		w, h := int(info.Width), int(info.Height)
 		got, want := make([]byte, 3*w*h), make([]byte, 3*w*h)
 		for dst, source := range map[*[]byte][]byte{&got: data, &want: file} {
 			if err := d.Decode(source, wholeGeometry(info.Width, info.Height), *dst, 3*w); err != nil {
-				t.Fatalf("%s: %v", name, err)
+				t.Fatalf("%s: %v, want no error", name, err)
 			}
 		}
 		sum, most := 0, 0
@@ -108,7 +110,7 @@ func TestHEIFIsNearPillow(t *testing.T) {
 		}
 		for orientation := range int32(9) {
 			if err := checkPart(d, data, got, w, h, orientation); err != nil {
-				t.Errorf("%s: orientation %d: %v", name, orientation, err)
+				t.Errorf("%s: orientation %d: %v, want no error", name, orientation, err)
 			}
 		}
 	}
@@ -134,7 +136,8 @@ func TestHEIFIsBoundedByItsBitStream(t *testing.T) {
 		for what, file := range map[string][]byte{"as it is": data, "forged": forged} {
 			err := d.Decode(file, wholeGeometry(40, 40), pixels[:], 3*40)
 			if !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "is over the limit of") {
-				t.Errorf("%s, %s: %v", name, what, err)
+				t.Errorf("%s, %s: %v, want the error %v with %q",
+					name, what, err, imagecapi.CodeUnsupported, "is over the limit of")
 			}
 		}
 		d.Close()

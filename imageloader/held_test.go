@@ -124,14 +124,16 @@ func TestHeldArchiveTakesItsSize(t *testing.T) {
 			_, after, found := strings.Cut(string(out), "held ")
 			var peak, heap int64
 			if _, scanned := fmt.Sscan(after, &peak, &heap); err != nil || !found || scanned != nil {
-				t.Fatalf("%v, %s", err, out)
+				t.Fatalf("%v, %s, scanned %v, want no error, found = true, scanned = nil",
+					err, out, scanned)
 			}
 			if _, err := os.Stat(path + ".tsidx"); c.how == "made index" && err != nil {
 				t.Errorf("no index was written: %v", err)
 			}
 			t.Logf("%.2f times the archive at the peak, a heap of %.1f MB", float64(peak)/(n*size), float64(heap)/1e6)
 			if float64(peak) > c.peak*n*size || heap > 32<<20 {
-				t.Errorf("the peak is %d MB for an archive of %d MB, the heap %d MB", peak>>20, n*size>>20, heap>>20)
+				t.Errorf("the peak is %d MB for an archive of %d MB, the heap %d MB, want at most %.2f times the archive and 32 MB",
+					peak>>20, n*size>>20, heap>>20, c.peak)
 			}
 		})
 	}

@@ -121,7 +121,7 @@ func collect(t testing.TB, l *Loader, epoch, slots int) (batches []copied, err e
 			continue
 		}
 		if err != nil {
-			t.Fatalf("a batch comes after the error %v", err)
+			t.Fatalf("a batch comes after the error %v, want no error", err)
 		}
 		if len(b.Labels) != b.N || len(b.Samples) != b.N || len(b.Images)%b.N != 0 {
 			t.Fatalf("a batch of %d has %d labels, %d samples, %d bytes", b.N, len(b.Labels), len(b.Samples), len(b.Images))

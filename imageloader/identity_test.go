@@ -49,7 +49,7 @@ func TestAnotherWorldKeepsTheGlobalBatches(t *testing.T) {
 	o := Options{Transform: Train(4), Shuffle: true, Seed: 3}
 	want, _ := globalBatches(t, path, o, 1, global, count, nil)
 	if len(want) != count {
-		t.Fatalf("%d batches", len(want))
+		t.Fatalf("%d batches, want %v", len(want), count)
 	}
 	for _, worlds := range [][]int{{3, 2, 3}, {1, 4, 6}, {6, 1, 12}, {2, 2, 2}} {
 		t.Run(fmt.Sprint(worlds), func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestAnotherWorldKeepsTheGlobalBatches(t *testing.T) {
 			}
 			// The whole epoch is done, so nothing remains for any world.
 			if rest, _ := globalBatches(t, path, o, 5, 5, count, from); len(rest) != 0 {
-				t.Errorf("%d batches after the end", len(rest))
+				t.Errorf("%d batches after the end, want 0", len(rest))
 			}
 		})
 	}
@@ -95,7 +95,7 @@ func TestBatchSizeOfAnotherWorldIsChecked(t *testing.T) {
 		s := throughJSON(t, after[1])
 		s.run.options["BatchSize"] = bad
 		if err := openFake(t, path, o).Restore(t.Context(), s); err == nil || !strings.Contains(err.Error(), "damaged") {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("%q: %v, want an error with %q", bad, err, "damaged")
 		}
 	}
 }
@@ -105,7 +105,8 @@ func TestIdentityNamesTheDifference(t *testing.T) {
 	base := Options{Transform: Train(4), BatchSize: 4, Shuffle: true, World: 2}
 	first := openFake(t, path, base).Identity()
 	if first.Path != path || first.Samples != 60 || first.Batches != 8 || first.World != 2 || first.Digest == "" {
-		t.Errorf("%+v", first)
+		t.Errorf("%+v, want first.Path = %v, first.Samples = 60, first.Batches = 8, first.World = 2, "+
+			"first.Digest not \"\"", first, path)
 	}
 	for name, c := range map[string]struct {
 		path   string

@@ -52,7 +52,8 @@ func TestInspectIndex(t *testing.T) {
 				formats["unknown"] = 1
 				want.Width.Median, want.Height.Median = got.Width.Median, got.Height.Median
 			} else if name == "a.tar" || made != "by an epoch" { // an epoch sees the whole image
-				t.Errorf("%s, made %s: the header far behind the start is found", name, made)
+				t.Errorf("%s, made %s: the header far behind the start is found, want name not %q, made "+
+					"= %q", name, made, "a.tar", "by an epoch")
 			}
 			bad := func(r *Report) (list []string) {
 				for _, e := range r.Bad {
@@ -79,7 +80,7 @@ func TestInspectFileBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := Inspect(t.Context(), root, Options{}, nil); err != nil || r.FileBytes != 1239 {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("%+v, %v, want no error, r.FileBytes = 1239", r, err)
 	}
 	folder := t.TempDir()
 	shard := archivetest.Tar(t, list...)
@@ -89,6 +90,6 @@ func TestInspectFileBytes(t *testing.T) {
 		}
 	}
 	if r, err := Inspect(t.Context(), filepath.Join(folder, "*.tar"), Options{}, nil); err != nil || r.FileBytes != 2*int64(len(shard)) {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("%+v, %v, want no error, r.FileBytes = %v", r, err, 2*int64(len(shard)))
 	}
 }

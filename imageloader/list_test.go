@@ -79,7 +79,7 @@ func TestListLabelsAnySource(t *testing.T) {
 					o := Options{Transform: Eval(4, 4), BatchSize: 3, List: c.list, ShuffleBytes: held, Classes: classes}
 					l, err := open(t.Context(), c.path, o, openFile, fakeCodec{})
 					if err != nil {
-						t.Fatalf("%s: %v", name, err)
+						t.Fatalf("%s: %v, want no error", name, err)
 					}
 					batches, err := collect(t, l, 0, 2)
 					if got := labelled(batches); err != nil || !slices.Equal(got, want) || !slices.Equal(l.Classes(), []string{"cat", "dog"}) || l.Stats().Ignored != 2 {
@@ -145,7 +145,7 @@ func TestListErrorsNameTheLine(t *testing.T) {
 			}
 			_, err := open(t.Context(), path, bad, openFile, fakeCodec{})
 			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%q, index %v: error %v, not %s", text, index, err, want)
+				t.Errorf("%q, index %v: error %v, want %s", text, index, err, want)
 			}
 			var line *ListError
 			var class *UnknownClassError
@@ -155,7 +155,7 @@ func TestListErrorsNameTheLine(t *testing.T) {
 			if index {
 				r, err := MakeIndex(t.Context(), path, o, nil)
 				if err != nil || r.Samples != 2 || r.Classes != 2 {
-					t.Errorf("%+v, error %v", r, err)
+					t.Errorf("%+v, error %v, want no error, r.Samples = 2, r.Classes = 2", r, err)
 				}
 			}
 		}
@@ -163,7 +163,7 @@ func TestListErrorsNameTheLine(t *testing.T) {
 			bad := o
 			bad.List = file
 			if _, err := open(t.Context(), path, bad, openFile, fakeCodec{}); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), file) {
-				t.Errorf("error %v, not %s", err, want)
+				t.Errorf("error %v, want %s", err, want)
 			}
 		}
 		if l, err := open(t.Context(), path, o, openFile, fakeCodec{}); err != nil {
@@ -174,7 +174,7 @@ func TestListErrorsNameTheLine(t *testing.T) {
 	}
 	for _, bad := range []Options{{List: good, WebDataset: true}, {List: good, Masks: Masks{Image: "*.jpg", Mask: "*.png"}}} {
 		if _, err := Open(path, bad); err == nil || !strings.Contains(err.Error(), "exclude") {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v, want an error with %q", err, "exclude")
 		}
 	}
 }
@@ -206,7 +206,7 @@ func TestIndexServesAnyList(t *testing.T) {
 	first, second := writeList(t, "1.png,0\na/2.png,3\n"), writeList(t, "d/5.png,1\n1.png,2\n")
 	for range 2 {
 		if got := run(first); !slices.Equal(got, []string{"1.png=0", "a/2.png=3"}) {
-			t.Errorf("%v", got)
+			t.Errorf("%v, want %+v", got, []string{"1.png=0", "a/2.png=3"})
 		}
 		before := index()
 		if got := run(second); !slices.Equal(got, []string{"1.png=2", "d/5.png=1"}) || index() != before {
@@ -221,12 +221,13 @@ func TestIndexServesAnyList(t *testing.T) {
 		}
 	}
 	if _, err := InspectIndex(t.Context(), path, Options{List: first}, nil); err == nil || !strings.Contains(err.Error(), "without -webdataset") {
-		t.Errorf("an index of directories is replaced: %v", err)
+		t.Errorf("an index of directories is replaced: %v, want an error with %q",
+			err, "without -webdataset")
 	}
 	run(first)
 	r, err := InspectIndex(t.Context(), path, Options{List: first}, nil)
 	if err != nil || r.Samples != 2 || r.Classes[3].Samples != 1 {
-		t.Errorf("%+v, error %v", r, err)
+		t.Errorf("%+v, error %v, want no error, r.Samples = 2, r.Classes[3].Samples = 1", r, err)
 	}
 }
 
@@ -272,10 +273,10 @@ func TestInspectFollowsTheList(t *testing.T) {
 	for text, want := range map[string]string{"1.png,0\n2.png,0\n": "labels.csv:2: \"2.png\" is no member", "1.png,-1\n": "labels.csv:1: \"1.png\" has the label"} {
 		o.List = writeList(t, text)
 		if _, err := inspect(t.Context(), path, o, openFile, fakeCodec{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, not %s", err, want)
+			t.Errorf("error %v, want %s", err, want)
 		}
 	}
 	if _, _, err := Fix(t.Context(), path, filepath.Join(t.TempDir(), "out.tar"), o, FixOptions{}, nil); err == nil || !strings.Contains(err.Error(), "takes no Options.List") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want an error with %q", err, "takes no Options.List")
 	}
 }

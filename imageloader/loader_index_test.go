@@ -73,7 +73,8 @@ func TestIndexIsReusedWhileItFits(t *testing.T) {
 	expect := func(what string, o Options, scanned, opened, refused bool) {
 		t.Helper()
 		if s, i, r, _ := reads(o); s != scanned || i != opened || r != refused {
-			t.Errorf("%s: scanned %v, opened index %v, refused it %v", what, s, i, r)
+			t.Errorf("%s: scanned %v, opened index %v, refused it %v, want s = %v, i = %v, r = %v",
+				what, s, i, r, scanned, opened, refused)
 		}
 	}
 	classes := []string{"class2", "class1", "class0"}
@@ -113,7 +114,7 @@ func TestIndexIsReusedWhileItFits(t *testing.T) {
 	expect("a place of its own", Options{IndexFile: other}, true, false, false)
 	expect("a place of its own, again", Options{IndexFile: other}, false, true, false)
 	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "*.tmp")); len(left) > 0 {
-		t.Errorf("temporary files are left: %v", left)
+		t.Errorf("temporary files are left: %v, want none", left)
 	}
 }
 
@@ -210,13 +211,13 @@ func TestMadeIndexSparesTheScan(t *testing.T) {
 	defer l.Close()
 	for _, f := range from {
 		if f.at > 256<<10 {
-			t.Errorf("Open reads %d bytes", f.at)
+			t.Errorf("Open reads %d bytes, want at most %v", f.at, 256<<10)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := MakeIndex(ctx, path, Options{}, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want the error %v", err, context.Canceled)
 	}
 }
 
@@ -591,7 +592,8 @@ func TestExchangedContentsAreAnError(t *testing.T) {
 		without := o
 		without.NoIndex = true
 		if batches, err := read(without); err != nil || len(batches) != 4 {
-			t.Errorf("without an index: %d batches, error %v", len(batches), err)
+			t.Errorf("without an index: %d batches, error %v, want no error, len(batches) = 4",
+				len(batches), err)
 		}
 		if _, err := MakeIndex(t.Context(), path, o, nil); err != nil { // the error's advice
 			t.Fatal(err)
@@ -695,7 +697,7 @@ func TestChangedTarBehindURLIsAnError(t *testing.T) {
 			}
 		}
 		if s.Asked != asked+4 {
-			t.Errorf("%d requests for 4 samples", s.Asked-asked)
+			t.Errorf("%d requests for 4 samples, want 4", s.Asked-asked)
 		}
 		r.Close()
 		a.Close()
@@ -784,10 +786,11 @@ func TestTooLargeImageByIndexIsNotRead(t *testing.T) {
 		}
 	}
 	if bad[0] != bad[1] || bad[0] == "" {
-		t.Errorf("without an index:\n%swith it:\n%s", bad[0], bad[1])
+		t.Errorf("without an index:\n%swith it:\n%s\nwant bad[0] = %v, bad[0] not \"\"",
+			bad[0], bad[1], bad[1])
 	}
 	if bytes > 3000 {
-		t.Errorf("%d bytes are read", bytes)
+		t.Errorf("%d bytes are read, want at most 3000", bytes)
 	}
 }
 
@@ -1019,10 +1022,10 @@ func TestForgedSizesAreRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			if l, err = open(t.Context(), path, o, openFile, fakeCodec{}); err != nil {
-				t.Fatalf("%s with samples of %d bytes: %v", name, size, err)
+				t.Fatalf("%s with samples of %d bytes: %v, want no error", name, size, err)
 			}
 			if _, err := collect(t, l, 0, 2); err != nil {
-				t.Errorf("%s with samples of %d bytes: %v", name, size, err)
+				t.Errorf("%s with samples of %d bytes: %v, want no error", name, size, err)
 			}
 			if err := l.Close(); err != nil {
 				t.Error(err)
@@ -1156,7 +1159,7 @@ func TestOpenWaitsForTheIndexOfAnother(t *testing.T) {
 				}
 			})
 			if !errors.Is(err, cause) {
-				t.Errorf("a wait that was cancelled: %v", err)
+				t.Errorf("a wait that was cancelled: %v, want the error %v", err, cause)
 			}
 			var messages []string
 			err = open(t.Context(), func(message string) {
@@ -1171,7 +1174,7 @@ func TestOpenWaitsForTheIndexOfAnother(t *testing.T) {
 				t.Error(err)
 			}
 			if files, err := os.ReadDir(filepath.Dir(file)); err != nil || len(files) != 1 {
-				t.Errorf("%v, %v", files, err)
+				t.Errorf("%v, %v, want no error, len(files) = 1", files, err)
 			}
 		})
 	}

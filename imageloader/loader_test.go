@@ -117,7 +117,7 @@ func TestShufflePermutesEachEpoch(t *testing.T) {
 				want = 1
 			}
 			if len(orders) != want {
-				t.Errorf("%s, buffer %d: %d different orders, not %d", format, buffer, len(orders), want)
+				t.Errorf("%s, buffer %d: %d different orders, want %d", format, buffer, len(orders), want)
 			}
 		}
 		l := openFake(t, path, Options{Transform: Eval(4, 4)})
@@ -323,7 +323,7 @@ func TestReadErrorNamesItsPlace(t *testing.T) {
 			t.Errorf("%s: error %v", name, err)
 		}
 		if n := len(names(got)); n < 50 || n >= 200 {
-			t.Errorf("%s: %d samples before the error", name, n)
+			t.Errorf("%s: %d samples before the error, want n at least 50, n below 200", name, n)
 		}
 	}
 }
@@ -564,7 +564,7 @@ func TestSparseMemberIsABadSample(t *testing.T) {
 		select {
 		case err := <-done:
 			if err != nil {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: %v, want no error", name, err)
 			}
 		case <-time.After(2 * time.Minute):
 			t.Fatalf("%s: not done after two minutes", name)
@@ -580,7 +580,7 @@ func TestReplacedArchiveIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := collect(t, l, 0, 2); err == nil || !strings.Contains(err.Error(), "has changed") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want an error with %q", err, "has changed")
 	}
 }
 
@@ -653,7 +653,7 @@ func TestTooNarrowImageIsUnsupported(t *testing.T) {
 func TestDropLastOfTooFew(t *testing.T) {
 	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil)), Options{BatchSize: 16, DropLast: true, Transform: Eval(4, 4)})
 	if _, err := collect(t, l, 0, 2); !errors.Is(err, ErrNoSamples) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want the error %v", err, ErrNoSamples)
 	}
 	l = openFake(t, archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 10, func(int) bool { return true })), Options{Transform: Eval(4, 4), BadSamples: Skip})
 	if _, err := collect(t, l, 0, 2); !errors.Is(err, ErrNoSamples) || !errors.As(err, new(*SampleError)) {
@@ -679,7 +679,8 @@ func TestTooManyPixelsAreRefusedByTheHeader(t *testing.T) {
 	}
 	r, err := Inspect(t.Context(), path, Options{}, nil)
 	if err != nil || len(r.Bad) != 1 || r.Bad[0].Reason != TooLarge {
-		t.Errorf("Inspect: %+v, error %v", r, err)
+		t.Errorf("Inspect: %+v, error %v, want no error, len(r.Bad) = 1, r.Bad[0].Reason = %v",
+			r, err, TooLarge)
 	}
 }
 
@@ -693,7 +694,7 @@ func TestDropLastAllBad(t *testing.T) {
 			t.Errorf("DropLast %t: %d samples, error %v", dropLast, len(names(got)), err)
 		}
 		if s := l.Stats(); s.Bad != 2 {
-			t.Errorf("DropLast %t: %d bad samples", dropLast, s.Bad)
+			t.Errorf("DropLast %t: %d bad samples, want 2", dropLast, s.Bad)
 		}
 	}
 }
@@ -838,10 +839,10 @@ func TestCancelEndsTheEpochSoon(t *testing.T) {
 					t.Errorf("round %d: error %v", round, err)
 				}
 			} else if err != nil {
-				t.Errorf("round %d: error %v", round, err)
+				t.Errorf("round %d: error %v, want no error", round, err)
 			}
 			if n := decoders.Load(); n != 0 {
-				t.Errorf("round %d: %d decoders are left", round, n)
+				t.Errorf("round %d: %d decoders are left, want 0", round, n)
 			}
 			cancel(nil)
 			l.Close()
@@ -892,10 +893,10 @@ func TestLeavingTheLoopReleasesEverything(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := OpenContext(ctx, path, Options{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("Open with an ended context: %v", err)
+		t.Errorf("Open with an ended context: %v, want the error %v", err, context.Canceled)
 	}
 	if _, err := Inspect(ctx, path, Options{}, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("Inspect with an ended context: %v", err)
+		t.Errorf("Inspect with an ended context: %v, want the error %v", err, context.Canceled)
 	}
 }
 
@@ -979,7 +980,8 @@ func TestRealImagesKeepTheirLabels(t *testing.T) {
 			for _, e := range s.BadNamed {
 				t.Log(e)
 			}
-			t.Errorf("%d good, bad: %v", s.Samples, s.BadBy)
+			t.Errorf("%d good, bad: %v, want fmt.Sprint(s.BadBy) = %v, s.Samples = 11",
+				s.Samples, s.BadBy, fmt.Sprint(want))
 		}
 		for i, sample := range got[0].samples {
 			class, _, _ := strings.Cut(sample.Name, "/")
@@ -1071,7 +1073,7 @@ func TestFailedOpenLeavesNoFileOpen(t *testing.T) {
 		c.o.Transform = Eval(4, 4)
 		for range 3 {
 			if _, err := open(t.Context(), c.path, c.o, openFile, fakeCodec{}); err == nil {
-				t.Errorf("%s: no error", name)
+				t.Errorf("%s: got no error, want one", name)
 			}
 		}
 	}
@@ -1108,7 +1110,7 @@ func TestOpenContextLeavesASilentServer(t *testing.T) {
 		cancel(stop)
 	}()
 	if _, err := OpenContext(ctx, silent.URL+"/a.tar", Options{}); !errors.Is(err, stop) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want the error %v", err, stop)
 	}
 }
 
@@ -1162,7 +1164,7 @@ func TestMemoryOfALeftBatchIsNotReused(t *testing.T) {
 		t.Errorf("%d of %d bytes of the abandoned batch were written to, want 0", len(left)-zeros, len(left))
 	}
 	if len(l.spare.slots) != hostSlots {
-		t.Errorf("%d slots are kept", len(l.spare.slots))
+		t.Errorf("%d slots are kept, want %v", len(l.spare.slots), hostSlots)
 	}
 	for range l.Epoch(t.Context(), 0) {
 		if err := l.Close(); err != nil {
@@ -1170,6 +1172,6 @@ func TestMemoryOfALeftBatchIsNotReused(t *testing.T) {
 		}
 	}
 	if len(l.spare.slots) > 0 {
-		t.Errorf("%d slots are kept after Close", len(l.spare.slots))
+		t.Errorf("%d slots are kept after Close, want 0", len(l.spare.slots))
 	}
 }

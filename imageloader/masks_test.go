@@ -82,7 +82,7 @@ func collectMasks(t *testing.T, l *Loader, epoch int, moved bool) (all []byte) {
 			}
 		}
 		if wrong > 0 {
-			t.Errorf("%d of %d pixels have another class than their mask says", wrong, len(b.Masks))
+			t.Errorf("%d of %d pixels have another class than their mask says, want 0", wrong, len(b.Masks))
 		}
 		for i, s := range b.Samples {
 			if number := fmt.Sprintf("set/images/%02d.png", b.Images[3*len(b.Masks)/b.N*i+1]); !moved && s.Name != number {
@@ -146,7 +146,7 @@ func TestMasksFollowTheirImages(t *testing.T) {
 				}
 			}
 			if len(want) != 23*4*tr.Size*tr.Size {
-				t.Errorf("%d bytes", len(want))
+				t.Errorf("%d bytes, want %v", len(want), 23*4*tr.Size*tr.Size)
 			}
 		})
 	}
@@ -179,7 +179,7 @@ func TestMasksHaveTheirType(t *testing.T) {
 			return [][]byte{make([]byte, 5*3*32*32), make([]byte, 5*32*32*dtype.Size()-1)}, nil
 		}, func(int, any) error { return nil })
 		if err == nil || !strings.Contains(err.Error(), "masks") {
-			t.Errorf("a slot that is too small: %v", err)
+			t.Errorf("a slot that is too small: %v, want an error with %q", err, "masks")
 		}
 	}
 	for i, class := range bytesOf[tensor.Uint8] {
@@ -211,14 +211,14 @@ func TestMaskOptionsAreChecked(t *testing.T) {
 		o := Options{Masks: sceneMasks, NoIndex: true}
 		change(&o)
 		if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v does not say %q", err, says)
+			t.Errorf("got %v, want an error with %q", err, says)
 		}
 	}
 	// A stream that is not kept in memory has no random access.
 	data := archivetest.Tar(t, scenes(t, 30)...)
 	path = archivetest.WriteFile(t, "a.tar.zst", archivetest.Zstd(t, data))
 	if _, err := Open(path, Options{Masks: sceneMasks, NoIndex: true, ShuffleBytes: 1000}); err == nil || !strings.Contains(err.Error(), "Options.Masks needs random access") {
-		t.Errorf("a stream: %v", err)
+		t.Errorf("a stream: %v, want an error with %q", err, "Options.Masks needs random access")
 	}
 }
 
@@ -334,7 +334,7 @@ func TestMaskHasTheSizeOfTheCroppedImage(t *testing.T) {
 		}
 		for b, err := range l.Epoch(t.Context(), 0) {
 			if err != nil || b.N != 1 {
-				t.Errorf("upright %v: %v", upright, err)
+				t.Errorf("upright %v: %v, want no error, b.N = 1", upright, err)
 			}
 		}
 		l.Close()
@@ -391,7 +391,7 @@ func TestMaskedEpochsResume(t *testing.T) {
 		other := o
 		change(&other)
 		if err := open(other).Restore(t.Context(), state); err == nil {
-			t.Errorf("%s: a state of other masks is accepted", name)
+			t.Errorf("%s: a state of other masks is accepted, want an error", name)
 		}
 	}
 	plain := o
@@ -411,7 +411,7 @@ func TestMaskIndexServesAllPatterns(t *testing.T) {
 	o := Options{BatchSize: 4, Transform: Transform{Size: 16, Resize: 16}, Masks: sceneMasks}
 	r, err := MakeIndex(t.Context(), path, o, nil)
 	if err != nil || r.Samples != 9 || r.Classes != 0 {
-		t.Fatalf("%+v; %v", r, err)
+		t.Fatalf("%+v; %v, want no error, r.Samples = 9, r.Classes = 0", r, err)
 	}
 	before, err := os.ReadFile(r.File)
 	if err != nil {
@@ -432,7 +432,7 @@ func TestMaskIndexServesAllPatterns(t *testing.T) {
 		t.Errorf("the index was made anew; %v", err)
 	}
 	if _, err := InspectIndex(t.Context(), path, Options{}, nil); err == nil || !strings.Contains(err.Error(), "Options.Masks") {
-		t.Errorf("an index of masks is inspected: %v", err)
+		t.Errorf("an index of masks is inspected: %v, want an error with %q", err, "Options.Masks")
 	}
 }
 

@@ -32,7 +32,7 @@ func TestMemberBytes(t *testing.T) {
 			staging, rooms := l.devicePlanner().MemberBytes()
 			if !test.inflates {
 				if staging != 0 || rooms != 0 {
-					t.Errorf("%d and %d bytes", staging, rooms)
+					t.Errorf("%d and %d bytes, want staging = 0, rooms = 0", staging, rooms)
 				}
 				return
 			}
@@ -51,7 +51,8 @@ func TestMemberBytes(t *testing.T) {
 					outputs += (&decodeplan.Member{Skip: at.Skip, Bytes: at.Lead + int(x.Size(i))}).Room()
 				}
 				if inputs > staging || outputs > rooms {
-					t.Errorf("a batch has %d bytes for %d, and %d for %d", inputs, staging, outputs, rooms)
+					t.Errorf("a batch has %d bytes for %d, and %d for %d, want inputs at most %v, "+
+						"outputs at most %v", inputs, staging, outputs, rooms, staging, rooms)
 				}
 			}
 		})

@@ -215,7 +215,7 @@ func TestDecodingMemory(t *testing.T) {
 		out, err := child.CombinedOutput()
 		_, after, found := strings.Cut(string(out), "bytes ")
 		if err != nil || !found {
-			t.Fatalf("%s: %v, %s", name, err, out)
+			t.Fatalf("%s: %v, %s, want no error, found = true", name, err, out)
 		}
 		taken, err := strconv.ParseInt(strings.Fields(after)[0], 10, 64)
 		if err != nil {
@@ -223,7 +223,8 @@ func TestDecodingMemory(t *testing.T) {
 		}
 		t.Logf("%s, %d bytes: %.1f bytes a pixel", name, len(data), float64(taken)/largeSide/largeSide)
 		if decoded := strings.Count(string(out), "result <nil>") == 3; decoded != good || taken > limit {
-			t.Errorf("%s: %d bytes for %d pixels, over %d; decoded: %v, %s", name, taken, largeSide*largeSide, limit, decoded, out)
+			t.Errorf("%s: %d bytes for %d pixels, over %d; decoded: %v, %s, want decoded = %v, taken at "+
+				"most %v", name, taken, largeSide*largeSide, limit, decoded, out, good, limit)
 		}
 	}
 	const pixel, slack = int64(largeSide) * largeSide, 16 << 20

@@ -79,7 +79,7 @@ func TestMixMakesLabelsFloat32(t *testing.T) {
 	l := openFake(t, path, Options{Transform: Transform{Size: 8, Resize: 8, Mix: []transform.BatchOp{transform.MixUp{}}}})
 	for _, specs := range [][]tensor.Spec{l.Fields(), l.Outputs()} {
 		if s := specs[1]; s.DType != tensor.Float32 || !slices.Equal(s.Shape, []int64{5}) {
-			t.Errorf("%+v", s)
+			t.Errorf("%+v, want s.DType = %v, s.Shape = %+v", s, tensor.Float32, []int64{5})
 		}
 	}
 }

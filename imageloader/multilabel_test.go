@@ -78,10 +78,10 @@ func TestListsOfLabelsAreRead(t *testing.T) {
 				o.Classes = c.given
 				l := openFake(t, path, o)
 				if got := strings.Join(l.Classes(), " "); got != c.classes {
-					t.Errorf("round %d: classes %s", round, got)
+					t.Errorf("round %d: classes %s, want %v", round, got, c.classes)
 				}
 				if got := hotLabels(t, l); !slices.Equal(got, c.want) {
-					t.Errorf("round %d: %q", round, got)
+					t.Errorf("round %d: %q, want %v", round, got, c.want)
 				}
 				want := tensor.Spec{Name: "labels", DType: tensor.Float32, Shape: []int64{int64(len(l.Classes()))}}
 				if !reflect.DeepEqual(l.Fields()[1], want) {
@@ -117,14 +117,14 @@ func TestWrongListsOfLabelsAreErrors(t *testing.T) {
 			o := multiLabelOptions()
 			o.Classes, o.NoIndex = c.given, true
 			if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), path) {
-				t.Errorf("%v does not say %s", err, c.says)
+				t.Errorf("%v does not say %s, want an error with %q and %q", err, c.says, c.says, path)
 			}
 		})
 	}
 	o := multiLabelOptions()
 	o.NoIndex = true
 	if _, err := Open(withLabelFiles(t, "cls:", "cls:"), o); !errors.Is(err, ErrNoSamples) {
-		t.Errorf("no labels at all: %v", err)
+		t.Errorf("no labels at all: %v, want the error %v", err, ErrNoSamples)
 	}
 	for says, change := range map[string]func(o *Options){
 		"for the labels of Options.WebDataset":       func(o *Options) { o.WebDataset = false },
@@ -165,7 +165,8 @@ func TestListsOfLabelsAreMixedAndResumed(t *testing.T) {
 				sum += v
 			}
 			if sum < 0.99 || sum > 2.01 {
-				t.Errorf("the labels of row %d: %v", i, b.Soft[3*i:3*i+3])
+				t.Errorf("the labels of row %d: %v, sum %v, want sum from 0.99 to 2.01",
+					i, b.Soft[3*i:3*i+3], sum)
 			}
 		}
 	}

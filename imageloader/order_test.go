@@ -87,7 +87,8 @@ func TestRanksGetEqualBatches(t *testing.T) {
 									}
 								}
 								if again := delivered - len(count); again != max(0, delivered-n) {
-									t.Errorf("%d rows, but %d samples come again", delivered, again)
+									t.Errorf("%d rows, but %d samples come again, want %v",
+										delivered, again, max(0, delivered-n))
 								}
 							}
 							if end == "pad" && (delivered%(size*world) != 0 || delivered < n) || end == "drop" && (delivered%size != 0 || delivered > n) {
@@ -113,7 +114,7 @@ func TestTooManyRanksAreAnError(t *testing.T) {
 		o.Transform = Eval(4, 4)
 		l := openFake(t, path, o)
 		if got, err := collect(t, l, 0, 2); err == nil || !strings.Contains(err.Error(), "no samples") {
-			t.Errorf("%d samples, error %v", len(names(got)), err)
+			t.Errorf("%d samples, error %v, want an error with %q", len(names(got)), err, "no samples")
 		}
 	}
 }
@@ -171,7 +172,7 @@ func TestDrawsFollowTheWeights(t *testing.T) {
 		}
 	}
 	if len(rows) < draws*9/10 { // an image of 40 x 30 pixels has too few boxes for all rows to differ
-		t.Errorf("%d different rows of %d", len(rows), draws)
+		t.Errorf("%d different rows of %d, want at least %v", len(rows), draws, draws*9/10)
 	}
 	o.Workers = 7
 	again, err := collect(t, openFake(t, path, o), 3, 3)
@@ -186,12 +187,12 @@ func TestDrawsFollowTheWeights(t *testing.T) {
 		o := o
 		o.Weights = weight
 		if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), "weight") {
-			t.Errorf("%s: error %v", name, err)
+			t.Errorf("%s: error %v, want an error with %q", name, err, "weight")
 		}
 	}
 	o.ShuffleBytes = 100
 	if _, err := Open(archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, n, nil))), o); err == nil || !strings.Contains(err.Error(), "random access") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want an error with %q", err, "random access")
 	}
 }
 

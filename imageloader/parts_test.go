@@ -88,7 +88,7 @@ func TestPartsOfATar(t *testing.T) {
 		file := archivetest.Photo(t, uint64(i))
 		at := bytes.Index(content, file)
 		if at < 0 {
-			t.Fatalf("photograph %d is not in the archive", i)
+			t.Fatalf("photograph %d is not in the archive, at %v, want at least 0", i, at)
 		}
 		for b := at + len(file)/3; b < at+len(file); b += 50 {
 			content[b] ^= 0x55

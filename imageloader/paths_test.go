@@ -32,11 +32,11 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 	_, inspected := InspectIndex(t.Context(), path, o, nil)
 	for i, err := range []error{opened, made, inspected} {
 		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "remove it") {
-			t.Errorf("%d: %v", i, err)
+			t.Errorf("%d: %v, want an error with %q and %q", i, err, path, "remove it")
 		}
 	}
 	if now, err := os.ReadFile(path); err != nil || string(now) != string(photos) {
-		t.Fatalf("the archive is gone: %v", err)
+		t.Fatalf("reading the archive: %v, %d bytes, want no error and the %d bytes unchanged", err, len(now), len(photos))
 	}
 
 	// A user's file at the index's path stays, and the index is written to the cache folder.
@@ -46,10 +46,10 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 	}
 	report, err := MakeIndex(t.Context(), path, Options{}, nil)
 	if err != nil || report.File == beside {
-		t.Errorf("%+v, %v", report, err)
+		t.Errorf("%+v, %v, want no error, report.File not %v", report, err, beside)
 	}
 	if now, err := os.ReadFile(beside); err != nil || string(now) != "notes" {
-		t.Errorf("the file beside the archive holds %q, %v", now, err)
+		t.Errorf("the file beside the archive holds %q, %v, want no error, now = %q", now, err, "notes")
 	}
 	// An index of the archive is replaced, and so is an empty file.
 	for range 2 {
@@ -116,7 +116,7 @@ func TestPipesNeverBlock(t *testing.T) {
 		"MakeIndex":    func() error { _, err := MakeIndex(t.Context(), pipe, o, nil); return err },
 	} {
 		if err := within(what, f); !errors.Is(err, safefile.ErrNotRegular) || !strings.Contains(err.Error(), pipe) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: %v, want the error %v with %q", what, err, safefile.ErrNotRegular, pipe)
 		}
 	}
 	given := o

@@ -356,7 +356,7 @@ func TestPlansAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err := l.devicePlanner().FillPlans(t.Context(), 0, nil); err == nil {
-			t.Errorf("%s: FillPlans has no error", name)
+			t.Errorf("%s: FillPlans has no error, want an error", name)
 		}
 		l.Close()
 	}
@@ -369,13 +369,13 @@ func TestPlansAreRefused(t *testing.T) {
 		"no such row": l.devicePlanner().DecodeRow(t.Context(), Info{}, 0, nil),
 	} {
 		if err == nil {
-			t.Errorf("%s: no error", what)
+			t.Errorf("%s: got no error, want one", what)
 		}
 	}
 	l.Close()
 	info := Info{Samples: make([]Sample, 1), redos: make([]devplan.Redo, 1), known: l.index.Load()}
 	if err := l.devicePlanner().DecodeRow(t.Context(), info, 0, make([]byte, 3*224*224)); !errors.Is(err, ErrClosed) {
-		t.Errorf("after Close: %v", err)
+		t.Errorf("after Close: %v, want the error %v", err, ErrClosed)
 	}
 	_ = os.Remove(side)
 }
@@ -466,12 +466,13 @@ func TestDecodeRowOpensTheArchiveOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := decode(ctx, good); !errors.Is(err, context.Canceled) {
-		t.Errorf("with an ended context: %v", err)
+		t.Errorf("with an ended context: %v, want the error %v", err, context.Canceled)
 	}
 	if err := decode(t.Context(), good); err != nil {
-		t.Errorf("after an error: %v", err)
+		t.Errorf("after an error: %v, want no error", err)
 	}
 	if err := l.Close(); err != nil || l.repeated.a != nil {
-		t.Errorf("after Close: %v, and the archive is open: %v", err, l.repeated.a != nil)
+		t.Errorf("after Close: %v, and the archive is open: %v, want no error, l.repeated.a = nil",
+			err, l.repeated.a != nil)
 	}
 }

@@ -95,7 +95,7 @@ func TestFixKeepsTheGoodMembers(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := unpackedMembers(t, out); !slices.Equal(got, want) {
-				t.Fatalf("%s to %s: %d members, not %d (%+v)", from, name, len(got), len(want), fixed)
+				t.Fatalf("%s to %s: %d members, want %d (%+v)", from, name, len(got), len(want), fixed)
 			}
 			info, err := os.Stat(out)
 			if err != nil {
@@ -139,11 +139,11 @@ func TestFixReadsFolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := unpackedMembers(t, out); len(got) != 2 || got[0].Name != "a/2.jpg" || got[1].Name != "b/1.jpg" {
-		t.Errorf("%v", got)
+		t.Errorf("%v, want len(got) = 2, got[0].Name = %q, got[1].Name = %q", got, "a/2.jpg", "b/1.jpg")
 	}
 	for _, inside := range []string{filepath.Join(root, "out.tgz"), filepath.Join(root, "a", "out.tgz")} {
 		if _, _, err := Fix(t.Context(), root, inside, Options{}, FixOptions{}, nil); err == nil || !strings.Contains(err.Error(), "lies inside of") {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v, want an error with %q", err, "lies inside of")
 		}
 	}
 }
@@ -165,13 +165,14 @@ func TestFixRewritesWhatOnlyPartialDecodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if fixed.Members != 6 || fixed.LeftOut != 1 || fixed.Rewritten != 2 {
-		t.Errorf("%+v", fixed)
+		t.Errorf("%+v, want fixed.Members = 6, fixed.LeftOut = 1, fixed.Rewritten = 2", fixed)
 	}
 	before := archivetest.Contents(list)
 	for _, m := range unpackedMembers(t, out) {
 		if m.Name != "c/cut.jpg" && m.Name != "c/turned.jpg" {
 			if m.Data != before[m.Name] {
-				t.Errorf("%s has other bytes", m.Name)
+				t.Errorf("%s: %s; want the bytes of the archive before", m.Name,
+					archivetest.Difference([]byte(m.Data), []byte(before[m.Name])))
 			}
 			continue
 		}
@@ -185,7 +186,8 @@ func TestFixRewritesWhatOnlyPartialDecodes(t *testing.T) {
 		}
 		info, err := sample.Library{}.Header([]byte(m.Data))
 		if wantOrientation := map[string]int32{"c/cut.jpg": 1, "c/turned.jpg": 6}[m.Name]; err != nil || info.Orientation != wantOrientation {
-			t.Errorf("%s: orientation %d, %v", m.Name, info.Orientation, err)
+			t.Errorf("%s: orientation %d, %v, want no error, info.Orientation = %v",
+				m.Name, info.Orientation, err, wantOrientation)
 		}
 	}
 }
@@ -209,7 +211,7 @@ func TestFixDropsWholeGroups(t *testing.T) {
 	}
 	want := slices.Delete(slices.Clone(list), 2, 5)
 	if got := unpackedMembers(t, out); !slices.Equal(got, want) || fixed.LeftOut != 3 {
-		t.Errorf("%v, %+v", got, fixed)
+		t.Errorf("%v, %+v, want got = %v, fixed.LeftOut = 3", got, fixed, want)
 	}
 }
 
@@ -251,7 +253,7 @@ func TestFixRefusesUnsafeOutputs(t *testing.T) {
 	} {
 		_, fixed, err := Fix(t.Context(), c.in, c.out, Options{}, c.f, nil)
 		if err == nil || fixed != nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: error %v", what, err)
+			t.Errorf("%s: error %v, fixed %v, want fixed = nil, an error with %q", what, err, fixed, c.want)
 		}
 	}
 	folderIsClean(t, folder, "notes.tgz", "link.tar", "earlier.tar")
@@ -262,7 +264,7 @@ func TestFixRefusesUnsafeOutputs(t *testing.T) {
 	}
 	out := filepath.Join(folder, "out.tar")
 	if _, fixed, err := Fix(t.Context(), path, out, Options{}, drop, nil); err != nil || !slices.Equal(fixed.Dropped, []string{"b"}) {
-		t.Errorf("%+v, %v", fixed, err)
+		t.Errorf("%+v, %v, want no error, fixed.Dropped = %+v", fixed, err, []string{"b"})
 	}
 }
 
@@ -287,7 +289,8 @@ func TestInterruptedFixLeavesNothing(t *testing.T) {
 		}
 	}
 	if _, _, err := Fix(ctx, path, out, Options{}, FixOptions{}, progress); !errors.Is(err, context.Canceled) || !written {
-		t.Errorf("error %v, writing begun: %v", err, written)
+		t.Errorf("error %v, writing begun: %v, want the error %v, written = true",
+			err, written, context.Canceled)
 	}
 	folderIsClean(t, folder)
 	before := archivetest.Tar(t, list[:1]...)
@@ -323,7 +326,7 @@ func TestFixRefusesAChangedFolder(t *testing.T) {
 	}
 	_, _, err := Fix(t.Context(), root, filepath.Join(folder, "out.tar"), Options{}, FixOptions{}, progress)
 	if !errors.Is(err, ErrSourceChanged) || !added {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want the error %v, added = true", err, ErrSourceChanged)
 	}
 	folderIsClean(t, folder)
 }

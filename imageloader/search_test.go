@@ -26,6 +26,6 @@ func TestKeepEntryPointsIgnoresOtherBatches(t *testing.T) {
 	info.redos[0].Search = new(devplan.Search)
 	l.devicePlanner().KeepEntryPoints(info, []int{0}, found)
 	if n := l.Stats().EntriesMade; n != 0 {
-		t.Errorf("%d entry points", n)
+		t.Errorf("%d entry points, want 0", n)
 	}
 }

@@ -104,7 +104,7 @@ func TestContextErrorNamesTheFailedRequest(t *testing.T) {
 			_, err := samplesOf(ctx, l, 0)
 			cancel()
 			if err == nil {
-				t.Fatalf("away for %v: no error", away)
+				t.Fatalf("away for %v: got no error, want one", away)
 			}
 			named := strings.Contains(err.Error(), sourcetest.ErrBusy.Error()) && strings.Contains(err.Error(), "store://b/0.tar")
 			if named != (away > 0) || away > 0 && !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "SECRET") {

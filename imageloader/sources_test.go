@@ -77,14 +77,14 @@ func TestSourcesGiveTheSameEpoch(t *testing.T) {
 					o := Options{BatchSize: 8, Transform: Eval(4, 4), ShuffleBytes: shuffleBytes, Shuffle: shuffle}
 					l, err := open(t.Context(), path, o, openFile, fakeCodec{})
 					if err != nil {
-						t.Fatalf("%s: %v", name, err)
+						t.Fatalf("%s: %v, want no error", name, err)
 					}
 					if n := l.Len(); n != 24 {
-						t.Errorf("%s: %d samples", name, n)
+						t.Errorf("%s: %d samples, want 24", name, n)
 					}
 					got, err := collect(t, l, 3, 2)
 					if err != nil {
-						t.Errorf("%s: %v", name, err)
+						t.Errorf("%s: %v, want no error", name, err)
 					}
 					if !shuffle {
 						d := digest(got)
@@ -92,7 +92,8 @@ func TestSourcesGiveTheSameEpoch(t *testing.T) {
 							want = d
 						}
 						if d != want {
-							t.Errorf("%s, round %d: another epoch, of %d samples", name, round, len(names(got)))
+							t.Errorf("%s, round %d: an epoch of %d samples has digest %s, want %s",
+								name, round, len(names(got)), d, want)
 						}
 					}
 					list := names(got)
@@ -110,7 +111,8 @@ func TestSourcesGiveTheSameEpoch(t *testing.T) {
 	for name, path := range sources {
 		r, err := inspect(t.Context(), path, Options{}, openFile, fakeCodec{})
 		if err != nil || r.Samples != 24 || len(r.Classes) != 3 {
-			t.Errorf("inspect %s: %+v, error %v", name, r, err)
+			t.Errorf("inspect %s: %+v, error %v, want no error, r.Samples = 24, len(r.Classes) = 3",
+				name, r, err)
 		}
 	}
 }
@@ -209,7 +211,8 @@ func TestWebDatasetLabelsAreRead(t *testing.T) {
 						t.Errorf("%s, %s, round %d: error %v", name, kind, round, err)
 					}
 					if _, made := MakeIndex(t.Context(), path, Options{WebDataset: true}, nil); c.classes == nil && (made == nil || made.Error() != err.Error()) {
-						t.Errorf("%s, %s, round %d: MakeIndex's error is %v, not %v", name, kind, round, made, err)
+						t.Errorf("%s, %s, round %d: MakeIndex's error is %v, want %v",
+							name, kind, round, made, err)
 					}
 					continue
 				}
@@ -221,7 +224,8 @@ func TestWebDatasetLabelsAreRead(t *testing.T) {
 					}
 				}
 				if err != nil || text != c.want {
-					t.Errorf("%s, %s, round %d: %s, error %v", name, kind, round, text, err)
+					t.Errorf("%s, %s, round %d: %s, error %v, want no error, text = %v",
+						name, kind, round, text, err, c.want)
 				}
 				l.Close()
 			}
@@ -248,7 +252,7 @@ func TestWebDatasetWarnings(t *testing.T) {
 		`msg="image without a label is ignored" archive=` + path + ` name=b.png reason="no .cls or .json member with its key is next to it in the shard"`,
 	} {
 		if !strings.Contains(text.String(), want) {
-			t.Errorf("no %s in\n%s", want, &text)
+			t.Errorf("got\n%s\nwant it to contain %s", &text, want)
 		}
 	}
 	if strings.Contains(text.String(), "directory") || l.Len() != 1 {
@@ -319,11 +323,13 @@ func TestFewShardsAreOpenAtATime(t *testing.T) {
 		batches, err := collect(t, l, 0, 2)
 		l.Close()
 		if got := names(batches); err != nil || len(got) != len(want) {
-			t.Errorf("%s: %d samples, error %v", what, len(got), err)
+			t.Errorf("%s: %d samples, error %v, want no error, len(got) = %v",
+				what, len(got), err, len(want))
 		}
 		// 32 idle shards, four that are read, and two that are being opened or closed.
 		if most := 32 + 4 + 2; files.most > most || files.now != 0 {
-			t.Errorf("%s: %d files were open at a time (of %d that may be), %d still are", what, files.most, most, files.now)
+			t.Errorf("%s: %d files were open at a time (of %d that may be), %d still are, want "+
+				"files.most at most %v, files.now = 0", what, files.most, most, files.now, most)
 		}
 	}
 }
@@ -354,7 +360,7 @@ func TestOpenSourceGivesTheSameBatches(t *testing.T) {
 					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle, ShuffleBytes: 20_000, Classes: classes, IndexFile: index, OpenSource: s.OpenSource}
 					l, err := open(t.Context(), "store://b/"+name, o, openFile, fakeCodec{})
 					if err != nil {
-						t.Fatalf("%s: %v", name, err)
+						t.Fatalf("%s: %v, want no error", name, err)
 					}
 					got, err := collect(t, l, 1, 2)
 					list := names(got)
@@ -376,7 +382,7 @@ func TestOpenSourceGivesTheSameBatches(t *testing.T) {
 		}
 		s.Lock()
 		if s.Open != 0 {
-			t.Errorf("%s: %d readers and sources are open", name, s.Open)
+			t.Errorf("%s: %d readers and sources are open, want 0", name, s.Open)
 		}
 		s.Unlock()
 	}
@@ -415,6 +421,7 @@ func TestSourceErrorsNameTheObject(t *testing.T) {
 	}
 	_, err := Open("s3://bucket/train.tgz", Options{})
 	if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "Options.OpenSource") || !strings.Contains(err.Error(), "imageloader/blob") {
-		t.Errorf("no OpenSource: error %v", err)
+		t.Errorf("no OpenSource: error %v, want the error %v with %q and %q",
+			err, errors.ErrUnsupported, "Options.OpenSource", "imageloader/blob")
 	}
 }

@@ -26,7 +26,7 @@ func throughJSON(t testing.TB, s State) (back State) {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal(data, &back); err != nil {
-		t.Fatalf("%v in %s", err, data)
+		t.Fatalf("%v in %s, want no error", err, data)
 	}
 	return back
 }
@@ -271,7 +271,7 @@ func TestRestoreRefusesOtherStates(t *testing.T) {
 			continue
 		}
 		if _, err := collect(t, l, 0, 1); err != nil {
-			t.Errorf("%s: after the refusal: %v", name, err)
+			t.Errorf("%s: after the refusal: %v, want no error", name, err)
 		}
 	}
 
@@ -283,12 +283,12 @@ func TestRestoreRefusesOtherStates(t *testing.T) {
 		t.Error("json.Marshal(State{}): got no error, want one")
 	}
 	if err := l.Restore(t.Context(), after[1], after[2]); err == nil || !strings.Contains(err.Error(), "same time") {
-		t.Errorf("two states of different batches: %v", err)
+		t.Errorf("two states of different batches: %v, want an error with %q", err, "same time")
 	}
 	far := state
 	far.turns = 1000
 	if err := l.Restore(t.Context(), far); err == nil || !strings.Contains(err.Error(), "damaged") {
-		t.Errorf("a state behind the end: %v", err)
+		t.Errorf("a state behind the end: %v, want an error with %q", err, "damaged")
 	}
 
 	o := base
@@ -296,7 +296,7 @@ func TestRestoreRefusesOtherStates(t *testing.T) {
 	_, after = states(t, openFake(t, path, o), 0, 2)
 	o.World = 3
 	if err := openFake(t, path, o).Restore(t.Context(), after[1]); err == nil || !strings.Contains(err.Error(), "1 of 2 ranks") {
-		t.Errorf("one rank's state under Skip: %v", err)
+		t.Errorf("one rank's state under Skip: %v, want an error with %q", err, "1 of 2 ranks")
 	}
 
 	// A stream can't resume a permutation.
@@ -305,7 +305,7 @@ func TestRestoreRefusesOtherStates(t *testing.T) {
 	o = base
 	o.ShuffleBytes = 1000
 	if err := openFake(t, tgz, o).Restore(t.Context(), after[1]); err == nil || !strings.Contains(err.Error(), "random access") {
-		t.Errorf("a permutation on a stream: %v", err)
+		t.Errorf("a permutation on a stream: %v, want an error with %q", err, "random access")
 	}
 }
 
@@ -337,15 +337,15 @@ func TestDamagedStatesAreRefused(t *testing.T) {
 	} {
 		bad := strings.Replace(string(good), c[0], c[1], 1)
 		if bad == string(good) {
-			t.Fatalf("%s is not in %s", c[0], good)
+			t.Fatalf("the state is %s, want it to contain %s", good, c[0])
 		}
 		var s State
 		if err := s.UnmarshalJSON([]byte(bad)); err == nil {
-			t.Errorf("%s is accepted", bad)
+			t.Errorf("%s is accepted, want an error", bad)
 		}
 	}
 	if len(good) > 2000 {
-		t.Errorf("a state has %d bytes: %s", len(good), good)
+		t.Errorf("a state has %d bytes: %s, want at most 2000", len(good), good)
 	}
 }
 
@@ -451,7 +451,7 @@ func TestStateOfEarlierVersionIsRestored(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := digest(rest); got != earlier[name].Digest {
-				t.Errorf("the bytes after the state have digest %s, not %s", got, earlier[name].Digest)
+				t.Errorf("the bytes after the state have digest %s, want %s", got, earlier[name].Digest)
 			}
 		})
 	}
@@ -469,10 +469,10 @@ func TestRestoreOfAClosedLoaderReadsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := l.Restore(t.Context(), after[0]); !errors.Is(err, ErrClosed) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want the error %v", err, ErrClosed)
 	}
 	if err := l.Restore(t.Context()); !errors.Is(err, ErrClosed) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want the error %v", err, ErrClosed)
 	}
 	if l.index.Load() != nil {
 		t.Error("Restore of a closed loader has read the archive, want no index")
@@ -509,13 +509,13 @@ func TestForgedOrderIsRefused(t *testing.T) {
 			l := openFake(t, path, o)
 			if err := l.Restore(t.Context(), forged); err != nil {
 				if !strings.Contains(err.Error(), "order") {
-					t.Errorf("%s as %s: error %v", name, kind, err)
+					t.Errorf("%s as %s: error %v, want an error with %q", name, kind, err, "order")
 				}
 				continue
 			}
 			accepted++
 			if _, err := collect(t, l, 0, 2); err != nil {
-				t.Errorf("%s as %s: %v", name, kind, err)
+				t.Errorf("%s as %s: %v, want no error", name, kind, err)
 			}
 		}
 		want := 1

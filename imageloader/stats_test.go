@@ -42,7 +42,7 @@ func TestBottleneckNamesTheSlowStage(t *testing.T) {
 	} {
 		stage, advice := c.s.Bottleneck()
 		if stage != c.want || !strings.Contains(advice, c.says) {
-			t.Errorf("%s: %q, %q", name, stage, advice)
+			t.Errorf("%s: %q, %q, want stage = %v, advice with %q", name, stage, advice, c.want, c.says)
 		}
 	}
 }
@@ -69,7 +69,7 @@ func TestStatsForms(t *testing.T) {
 	var v expvar.Var = l.Var()
 	var fields map[string]any
 	if err := json.Unmarshal([]byte(v.String()), &fields); err != nil {
-		t.Fatalf("%v in %s", err, v)
+		t.Fatalf("%v in %s, want no error", err, v)
 	}
 	if fields["samples"] != 118. || fields["bad"] != 2. || !strings.Contains(v.String(), "0003.png") || fields["decode_seconds"] != both.Decode.Seconds() {
 		t.Errorf("%s", v)
@@ -202,7 +202,8 @@ func TestDecodedCountsTheDecodePaths(t *testing.T) {
 			t.Errorf("epoch %d: %+v", epoch, got)
 		}
 		if got.Read <= 0 || got.Inflate <= 0 {
-			t.Errorf("epoch %d: reading %v, inflating %v", epoch, got.Read, got.Inflate)
+			t.Errorf("epoch %d: reading %v, inflating %v, want got.Read above 0, got.Inflate above 0",
+				epoch, got.Read, got.Inflate)
 		}
 	}
 }
@@ -260,7 +261,7 @@ func TestRefusedBatchIsNotCounted(t *testing.T) {
 		return nil
 	})
 	if s := l.Stats(); err == nil || s.Batches != 2 || s.Samples != 16 || s.QueueBytes != 0 {
-		t.Errorf("%+v, error %v", s, err)
+		t.Errorf("%+v, error %v, want an error, s.Batches = 2, s.Samples = 16, s.QueueBytes = 0", s, err)
 	}
 }
 
@@ -287,7 +288,8 @@ func TestWorkersDefaultToTheCPUs(t *testing.T) {
 	for line := range strings.Lines(string(mod)) {
 		if v, found := strings.CutPrefix(line, "go 1."); found {
 			if minor, _ := strconv.Atoi(strings.Split(strings.TrimSpace(v), ".")[0]); minor < 25 {
-				t.Errorf("go.mod says %s: GOMAXPROCS follows the cgroup from go 1.25 on", line)
+				t.Errorf("go.mod says %s: GOMAXPROCS follows the cgroup from go 1.25 on, minor %v, want "+
+					"at least 25", line, minor)
 			}
 		}
 	}
@@ -402,7 +404,8 @@ func TestWorkerThreadsFollowTheOptions(t *testing.T) {
 		}
 		for tries := 0; threads(t)[c.want] > 0; tries++ { // threads end a moment later
 			if tries > 1_000_000 {
-				t.Fatalf("%s: threads remain: %v", name, threads(t))
+				t.Fatalf("%s: threads remain: %v, tries %v, want at most 1_000_000",
+					name, threads(t), tries)
 			}
 			runtime.Gosched()
 		}
@@ -412,7 +415,7 @@ func TestWorkerThreadsFollowTheOptions(t *testing.T) {
 			break
 		}
 		if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), "Options.Worker") {
-			t.Errorf("%+v: error %v", o, err)
+			t.Errorf("%+v: error %v, want an error with %q", o, err, "Options.Worker")
 		}
 	}
 }

@@ -46,7 +46,8 @@ func collectTargets(t *testing.T, l *Loader, epoch int) (byIndex map[int][]float
 			t.Fatal(err)
 		}
 		if len(b.Soft) != 3*b.N || b.Masks != nil {
-			t.Fatalf("%d numbers for %d samples", len(b.Soft), b.N)
+			t.Fatalf("%d numbers for %d samples, want len(b.Soft) = %v, b.Masks = nil",
+				len(b.Soft), b.N, 3*b.N)
 		}
 		for i, s := range b.Samples {
 			byIndex[s.Index] = slices.Clone(b.Soft[3*i : 3*i+3])
@@ -67,7 +68,7 @@ func TestTargetsBelongToTheirSamples(t *testing.T) {
 				o.ShuffleBytes = 1000
 				got := collectTargets(t, openFake(t, path, o), 1)
 				if len(got) != 27 {
-					t.Errorf("%d samples", len(got))
+					t.Errorf("%d samples, want 27", len(got))
 				}
 				for i, target := range got {
 					want := targetOf(Sample{Name: "0000.png", Index: i})
@@ -99,10 +100,10 @@ func TestTargetErrorsAreBadSamples(t *testing.T) {
 	o.BadSamples = Skip
 	l := openFake(t, path, o)
 	if got := collectTargets(t, l, 0); len(got) != 11 || got[5] != nil {
-		t.Errorf("%d samples, with the bad one %v", len(got), got[5])
+		t.Errorf("%d samples, with the bad one %v, want len(got) = 11, got[5] = nil", len(got), got[5])
 	}
 	if s := l.Stats(); s.BadBy[Rejected] != 1 {
-		t.Errorf("bad samples: %v", s.BadBy)
+		t.Errorf("bad samples: %v, want 1", s.BadBy)
 	}
 	o.BadSamples = Fail
 	var bad *SampleError
@@ -139,11 +140,12 @@ func TestPanicsOfCallbacksAreBadSamples(t *testing.T) {
 			samples += len(b.labels)
 		}
 		if s := l.Stats(); err != nil || samples != 11 || s.BadBy[Rejected] != 1 {
-			t.Errorf("%s: %d samples, %+v, %v", name, samples, s.BadBy, err)
+			t.Errorf("%s: %d samples, %+v, %v, want no error, samples = 11, s.BadBy[Rejected] = 1",
+				name, samples, s.BadBy, err)
 		}
 		o.BadSamples = Fail
 		if _, err := collect(t, openFake(t, path, o), 0, 1); err == nil || !strings.Contains(err.Error(), "panicked: no such row") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want an error with %q", name, err, "panicked: no such row")
 		}
 	}
 }
@@ -197,13 +199,13 @@ func TestTargetOptionsAreChecked(t *testing.T) {
 		o := targetOptions()
 		change(&o)
 		if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v does not say %q", err, says)
+			t.Errorf("got %v, want an error with %q", err, says)
 		}
 	}
 	l := openFake(t, path, targetOptions())
 	want := tensor.Spec{Name: "labels", DType: tensor.Float32, Shape: []int64{3}}
 	if f, u := l.Fields(), l.Outputs(); !reflect.DeepEqual(f[1], want) || !reflect.DeepEqual(u[1], want) {
-		t.Errorf("fields %v, outputs %v", f, u)
+		t.Errorf("fields %v, outputs %v, want f[1] = %v, u[1] = %v", f, u, want, want)
 	}
 }
 
@@ -244,6 +246,6 @@ func TestTargetsResume(t *testing.T) {
 	plain := targetOptions()
 	plain.Target, plain.TargetWidth = nil, 0
 	if err := openFake(t, path, plain).Restore(t.Context(), state); err == nil || !strings.Contains(err.Error(), "Options.Target") {
-		t.Errorf("a loader without a target: %v", err)
+		t.Errorf("a loader without a target: %v, want an error with %q", err, "Options.Target")
 	}
 }

@@ -35,12 +35,12 @@ func TestTranscodeWritesABaselineFile(t *testing.T) {
 	buffer := make([]byte, 2*len(data))
 	n, err := d.Transcode(data, buffer)
 	if err != nil || n == 0 {
-		t.Fatalf("%d bytes, %v", n, err)
+		t.Fatalf("%d bytes, %v, want no error, n not 0", n, err)
 	}
 	baseline := bytes.Clone(buffer[:n])
 	info, err := d.Header(baseline)
 	if err != nil || info.Progressive {
-		t.Fatalf("%+v, %v", info, err)
+		t.Fatalf("%+v, %v, want no error, info.Progressive = false", info, err)
 	}
 	pixels := func(data []byte) []byte {
 		w, h := info.Width, info.Height
@@ -55,13 +55,13 @@ func TestTranscodeWritesABaselineFile(t *testing.T) {
 		t.Errorf("the pixels of the baseline file: %s; want the progressive file's", archivetest.Difference(got, want))
 	}
 	if n, err := d.Transcode(data, buffer[:len(baseline)]); err != nil || n != 0 {
-		t.Errorf("without room: %d bytes, %v", n, err)
+		t.Errorf("without room: %d bytes, %v, want no error, n = 0", n, err)
 	}
 	if n, err := d.Transcode(baseline, buffer); err != nil || n != 0 {
-		t.Errorf("a baseline file: %d bytes, %v", n, err)
+		t.Errorf("a baseline file: %d bytes, %v, want no error, n = 0", n, err)
 	}
 	if n, err := d.Transcode(data[:len(data)/2], buffer); err == nil || n != 0 {
-		t.Errorf("a file that is cut off: %d bytes, %v", n, err)
+		t.Errorf("a file that is cut off: %d bytes, %v, want an error, n = 0", n, err)
 	}
 }
 
@@ -98,7 +98,8 @@ func TestProgressivePlansNeedNoArchive(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.rows != photos || len(got) != len(want) {
-			t.Fatalf("epoch %d: %d rows have plans, %d batches", epoch, c.rows, len(got))
+			t.Fatalf("epoch %d: %d rows have plans, %d batches, want c.rows = %v, len(got) = %v",
+				epoch, c.rows, len(got), photos, len(want))
 		}
 		for i := range want {
 			if !bytes.Equal(got[i].images, want[i].images) || !slices.Equal(got[i].labels, want[i].labels) {
@@ -115,12 +116,13 @@ func TestProgressivePlansNeedNoArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	if st := l.Stats().Since(before); st.Decoded[ByPlan] != photos || st.Read != 0 {
-		t.Errorf("%d images are planned, reading takes %v", st.Decoded[ByPlan], st.Read)
+		t.Errorf("%d images are planned, reading takes %v, want st.Decoded[ByPlan] = %v, st.Read = 0",
+			st.Decoded[ByPlan], st.Read, photos)
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if n := l.Stats().TranscodedBytes; n != 0 {
-		t.Errorf("%d bytes after Close", n)
+		t.Errorf("%d bytes after Close, want 0", n)
 	}
 }

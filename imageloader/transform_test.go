@@ -39,7 +39,7 @@ func TestInterpolationsEqualTorchvision(t *testing.T) {
 		}
 	}
 	if _, err := Open(path, Options{Transform: Transform{Interpolation: 4}}); err == nil || !strings.Contains(err.Error(), "field Interpolation is 4") {
-		t.Errorf("another interpolation: %v", err)
+		t.Errorf("another interpolation: %v, want an error with %q", err, "field Interpolation is 4")
 	}
 }
 
@@ -99,12 +99,12 @@ func TestOpsAreDeterministic(t *testing.T) {
 	want := run(1, 0, 1, everyOp())
 	for _, workers := range []int{2, 5, 16} {
 		if got := run(workers, 0, 1, everyOp()); got != want {
-			t.Errorf("other bytes with %d workers", workers)
+			t.Errorf("digest with %d workers = %s, want %s", workers, got, want)
 		}
 	}
 	for what, got := range map[string]string{"epoch": run(3, 1, 1, everyOp()), "seed": run(3, 0, 2, everyOp()), "steps": run(3, 0, 1, everyOp()[2:])} {
 		if got == want {
-			t.Errorf("the same bytes with another %s", what)
+			t.Errorf("digest with another %s = %s, want another one", what, got)
 		}
 	}
 }
@@ -153,7 +153,7 @@ func TestFuncSeesThePixelsBetweenSteps(t *testing.T) {
 	for _, b := range batches {
 		samples += len(b.labels)
 		if i := slices.IndexFunc(b.images, func(v byte) bool { return v != 245 }); i >= 0 {
-			t.Errorf("byte %d is %d", i, b.images[i])
+			t.Errorf("byte %d is %d, want 245", i, b.images[i])
 		}
 	}
 	if s := l.Stats(); int(s.Bad)+samples != 12 || s.Bad == 0 || s.BadBy[Rejected] != s.Bad {

@@ -257,7 +257,7 @@ func checkRandomShards(t *testing.T, seed uint64) {
 			return
 		}
 		if err != nil {
-			t.Fatalf("seed %d, round %d: %v", seed, round, err)
+			t.Fatalf("seed %d, round %d: %v, want no error", seed, round, err)
 		}
 		classes, number := webNumbers(samples)
 		var got, want []string
@@ -491,7 +491,7 @@ func TestImagesWithoutLabelsAreNamed(t *testing.T) {
 			}
 		}
 		if line := `msg="labels without an image in their group are ignored" archive=` + path + ` labels=1 first=g.cls`; round == 0 && !strings.Contains(text.String(), line) {
-			t.Errorf("no %s in\n%s", line, &text)
+			t.Errorf("got\n%s\nwant it to contain %s", &text, line)
 		}
 		l.Close()
 	}

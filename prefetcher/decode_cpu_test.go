@@ -133,16 +133,18 @@ func TestCPUDecodeResumes(t *testing.T) {
 		}
 		got, gotLabels := epochValues(t, device, 1)
 		if len(got) != len(want)-stop-1 {
-			t.Fatalf("%d batches after batch %d of %d", len(got), stop, len(want))
+			t.Fatalf("%d batches after batch %d of %d, want %v",
+				len(got), stop, len(want), len(want)-stop-1)
 		}
 		for i := range got {
 			if !slices.Equal(got[i], want[stop+1+i]) || !slices.Equal(gotLabels[i], labels[stop+1+i]) {
-				t.Errorf("batch %d after a restore behind batch %d is another one", stop+1+i, stop)
+				t.Errorf("batch %d after a restore behind batch %d has other images or labels, want the whole epoch's",
+					stop+1+i, stop)
 			}
 		}
 	}
 	if st := device.Stats(); st.Decoded < 100 || st.DecodedAgain != 0 {
-		t.Errorf("%+v", st)
+		t.Errorf("%+v, want st.Decoded at least 100, st.DecodedAgain = 0", st)
 	}
 	closeFeed(t, host)
 	closeFeed(t, device)
@@ -164,7 +166,8 @@ func TestAutoMixesHostAndDevice(t *testing.T) {
 	before = device.Stats().Decoded
 	sameEpochs(t, host, device, 3, 3)
 	if mixed := device.Stats().Decoded - before; mixed > all/2 {
-		t.Errorf("with a mixture the device decodes %d images of an epoch, without %d", mixed, all)
+		t.Errorf("with a mixture the device decodes %d images of an epoch, without %d, want at most %v",
+			mixed, all, all/2)
 	}
 	closeFeed(t, host)
 	closeFeed(t, device)

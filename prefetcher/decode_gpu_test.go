@@ -175,10 +175,11 @@ func decodeEqualsTheHost(t *testing.T, decoder decoderFeed) {
 					min, max = 3*40, 3*120
 				}
 				if st.Decoded < min || st.Decoded > max || st.DecodedAgain != 0 || st.DecoderBytes == 0 {
-					t.Errorf("%+v", st)
+					t.Errorf("%+v, want st.Decoded from %v to %v, st.DecodedAgain "+
+						"= 0, st.DecoderBytes not 0", st, min, max)
 				}
 				if st := host.Stats(); st.Decoded != 0 || st.DecoderBytes != 0 {
-					t.Errorf("the host's: %+v", st)
+					t.Errorf("the host's: %+v, want st.Decoded = 0, st.DecoderBytes = 0", st)
 				}
 				closeFeed(t, host)
 				closeFeed(t, device)
@@ -197,16 +198,17 @@ func TestGPUDecodeOnSomeMultiprocessors(t *testing.T) {
 		host, device := newFeed(t, plain, Options{}), newFeed(t, l, Options{Decode: Device, DecodeMultiprocessors: 20})
 		sameEpochs(t, host, device, 0, 3)
 		if st := device.Stats(); st.DecodeMultiprocessors < 8 || st.DecodeMultiprocessors > 20 || st.Decoded < 100 || st.DecodedAgain != 0 {
-			t.Errorf("%+v", st)
+			t.Errorf("%+v, want st.DecodeMultiprocessors at least 8, st.DecodeMultiprocessors at most "+
+				"20, st.Decoded at least 100, st.DecodedAgain = 0", st)
 		}
 		if st := host.Stats(); st.DecodeMultiprocessors != 0 {
-			t.Errorf("the host's: %+v", st)
+			t.Errorf("the host's: %+v, want 0", st)
 		}
 		closeFeed(t, host)
 		closeFeed(t, device)
 	})
 	if _, err := New(l, Options{Decode: Device, DecodeMultiprocessors: 1}); !errors.Is(err, cuda.ErrInvalidArgument) {
-		t.Errorf("a bound of 1: %v", err)
+		t.Errorf("a bound of 1: %v, want the error %v", err, cuda.ErrInvalidArgument)
 	}
 }
 
@@ -232,7 +234,7 @@ func TestSanitizerOfBoundedDecoding(t *testing.T) {
 	st := p.Stats()
 	closeFeed(t, p)
 	if st.Decoded < 40 || st.DecodeMultiprocessors != 16 {
-		t.Errorf("%+v", st)
+		t.Errorf("%+v, want st.Decoded at least 40, st.DecodeMultiprocessors = 16", st)
 	}
 }
 
@@ -432,7 +434,7 @@ func decodeInOrder(t *testing.T, path string) {
 	host, device := newFeed(t, plain, Options{}), newFeed(t, l, Options{Decode: Device})
 	for epoch := range 6 {
 		if got, want := sums(device, epoch), sums(host, epoch); !slices.Equal(got, want) {
-			t.Errorf("epoch %d has other images", epoch)
+			t.Errorf("epoch %d has other images, got %v, want %v", epoch, got, want)
 		}
 	}
 	closeFeed(t, host)
@@ -548,7 +550,7 @@ func TestGPUDecodeOnTwoGPUs(t *testing.T) {
 				}
 			}
 			if st := device.Stats(); st.Decoded < 3*100 || st.DecodedAgain != 0 {
-				t.Errorf("%v: %+v", gpu, st)
+				t.Errorf("%v: %+v, want st.Decoded at least %v, st.DecodedAgain = 0", gpu, st, 3*100)
 			}
 		})
 		defer closeFeed(t, device)
@@ -581,7 +583,7 @@ func TestGPUDecodeBesideCaptures(t *testing.T) {
 			captures++
 			v, err := b.Images.Float32s()
 			if err != nil || !slices.Equal(v, want[b.Index]) {
-				t.Errorf("batch %d of epoch %d is another one (%v)", b.Index, epoch, err)
+				t.Errorf("batch %d of epoch %d: error %v or other images, want the host's images", b.Index, epoch, err)
 			}
 			if err := graph.Replay(cuda.DefaultStream(0)); err != nil {
 				t.Error(err)
@@ -590,10 +592,10 @@ func TestGPUDecodeBesideCaptures(t *testing.T) {
 		}
 	}
 	if v, err := count.Float32s(); err != nil || v[0] != float32(captures) {
-		t.Errorf("%v after %d replays (%v)", v, captures, err)
+		t.Errorf("%v after %d replays (%v), want no error, v[0] = %v", v, captures, err, float32(captures))
 	}
 	if st := device.Stats(); st.Decoded < 3*100 || st.DecodedAgain != 0 {
-		t.Errorf("%+v", st)
+		t.Errorf("%+v, want st.Decoded at least %v, st.DecodedAgain = 0", st, 3*100)
 	}
 	closeFeed(t, host)
 	closeFeed(t, device)

@@ -33,7 +33,7 @@ func sameEpochs(t *testing.T, host, device *Prefetcher, first, last int) {
 		}
 		for i := range want {
 			if !slices.Equal(got[i], want[i]) || !slices.Equal(gotLabels[i], wantLabels[i]) {
-				t.Errorf("batch %d of epoch %d is another one", i, epoch)
+				t.Errorf("batch %d of epoch %d has other images or labels, want the host's", i, epoch)
 			}
 		}
 	}
@@ -78,7 +78,9 @@ func decodeInflates(t *testing.T, decoder decoderFeed) {
 				// In the first epoch, the device searched the other images for entry points. In
 				// every epoch it searches small ones.
 				if st := device.Stats(); st.Inflated < min || st.Inflated > max || st.Decoded-st.Inflated > 60+5*6 || st.DecodedAgain != 0 {
-					t.Errorf("%d members of %d images are inflated, %d images decoded again", st.Inflated, st.Decoded, st.DecodedAgain)
+					t.Errorf("%d members of %d images are inflated, %d images decoded again, want "+
+						"st.Inflated at least %v, st.Inflated at most %v, st.Decoded - st.Inflated at most %v, st.DecodedAgain = 0",
+						st.Inflated, st.Decoded, st.DecodedAgain, min, max, 60+5*6)
 				}
 				closeFeed(t, host)
 				closeFeed(t, device)
@@ -163,12 +165,13 @@ func TestCPUDecodeFindsAChangedArchive(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.Equal(v, want[seen]) {
-			t.Errorf("batch %d has other images", seen)
+			t.Errorf("batch %d has other images, want those of the uninterrupted epoch", seen)
 		}
 		seen++
 	}
 	if last == nil || seen == len(want) {
-		t.Errorf("%d batches of %d, then %v", seen, len(want), last)
+		t.Errorf("%d batches of %d, then %v, want last not nil, seen not %v",
+			seen, len(want), last, len(want))
 	}
 	closeFeed(t, host)
 	closeFeed(t, device)

@@ -118,13 +118,15 @@ func decodePlansProgressive(t *testing.T, decoder decoderFeed) {
 				sameEpochs(t, host, device, epoch, epoch)
 				st := device.Stats()
 				if n := st.Decoded - before; n < test.min || n > test.max || st.DecodedAgain != 0 {
-					t.Errorf("epoch %d: the device has decoded %d images, not %d to %d; %d again", epoch, n, test.min, test.max, st.DecodedAgain)
+					t.Errorf("epoch %d: the device has decoded %d images, want %d to %d; %d again",
+						epoch, n, test.min, test.max, st.DecodedAgain)
 				}
 				before = st.Decoded
 			}
 			want, got := plain.Stats(), l.Stats()
 			if got.Bad != want.Bad || got.Warned != want.Warned || got.Samples != want.Samples || want.Bad+want.Warned == 0 {
-				t.Errorf("%d samples, %d bad, %d with a warning, not %d, %d, %d", got.Samples, got.Bad, got.Warned, want.Samples, want.Bad, want.Warned)
+				t.Errorf("%d samples, %d bad, %d with a warning, want %d, %d, %d",
+					got.Samples, got.Bad, got.Warned, want.Samples, want.Bad, want.Warned)
 			}
 			closeFeed(t, host)
 			closeFeed(t, device)

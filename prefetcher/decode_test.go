@@ -212,7 +212,7 @@ func TestDecodeHandsOutTheSourcesPixels(t *testing.T) {
 						seen += b.N
 					}
 					if seen != s.samples {
-						t.Errorf("epoch %d has %d samples", epoch, seen)
+						t.Errorf("epoch %d has %d samples, want %v", epoch, seen, s.samples)
 					}
 				}
 				if st := p.Stats(); st.Decoded != planned || st.DecodedAgain != flagged || s.repeated.Load() != flagged || flagged == 0 {
@@ -249,14 +249,14 @@ func TestDecodeEndsTheEpochAtAnImageThatTheHostRefuses(t *testing.T) {
 			}
 		}
 		if !errors.Is(last, errImage) || seen != 24 {
-			t.Errorf("%d samples, then %v", seen, last)
+			t.Errorf("%d samples, then %v, want the error %v, seen = 24", seen, last, errImage)
 		}
 		s.again = func(int) error { panic("decoder") }
 		for _, err := range p.Epoch(t.Context(), 0) {
 			last = err
 		}
 		if last == nil || !strings.Contains(last.Error(), "panicked") {
-			t.Errorf("after a panic: %v", last)
+			t.Errorf("after a panic: %v, want an error with %q", last, "panicked")
 		}
 		s.again = nil
 		for b, err := range p.Epoch(t.Context(), 2) { // the prefetcher is as good as new
@@ -330,7 +330,7 @@ func TestDecodeOption(t *testing.T) {
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%v", err)
+				t.Errorf("%v, want an error with %q", err, test.want)
 			}
 		})
 	}

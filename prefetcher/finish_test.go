@@ -79,7 +79,7 @@ func TestDescribedFinish(t *testing.T) {
 					t.Errorf("%d samples, want 7", first)
 				}
 				if s := feed.Stats(); s.FinishTime <= 0 {
-					t.Errorf("the finish took %v", s.FinishTime)
+					t.Errorf("the finish took %v, want above 0", s.FinishTime)
 				}
 			})
 		})

@@ -64,7 +64,8 @@ func TestMixtureUsesTheWorkersTime(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			_, rows, waited := simulateMixture(newMixture(256), test.work, test.planning, test.interval, test.spread, 1000, 6)
 			if rows < test.min || rows > test.max {
-				t.Errorf("the workers decode %.1f of %d rows, and should %v to %v", rows, decodeplan.Group, test.min, test.max)
+				t.Errorf("the workers decode %.1f of %d rows, and should %v to %v, want rows at least "+
+					"%v, rows at most %v", rows, decodeplan.Group, test.min, test.max, test.min, test.max)
 			}
 			if test.planning < test.interval && waited != 0 {
 				t.Errorf("the loop waited %v", waited)
@@ -81,16 +82,18 @@ func TestMixtureGivesWay(t *testing.T) {
 		m := newMixture(batch)
 		all := min(batch, decodeplan.Group)
 		if rows, _, _ := simulateMixture(m, 10*ms, ms, 20*ms, 0, 300, 6); rows != all {
-			t.Fatalf("batches of %d: the workers decode %d rows of a group", batch, rows)
+			t.Fatalf("batches of %d: the workers decode %d rows of a group, want %v", batch, rows, all)
 		}
 		if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 6, 6); rows != all {
-			t.Errorf("batches of %d: after a new epoch's first slots, for which no source waits, the workers decode %d rows", batch, rows)
+			t.Errorf("batches of %d: after a new epoch's first slots, for which no source waits, the "+
+				"workers decode %d rows, want %v", batch, rows, all)
 		}
 		if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 22, 6); rows > all/2 {
-			t.Errorf("batches of %d: after 16 slots the workers decode %d rows for a loop that waits", batch, rows)
+			t.Errorf("batches of %d: after 16 slots the workers decode %d rows for a loop that waits, "+
+				"want at most %v", batch, rows, all/2)
 		}
 		if rows, _, _ := simulateMixture(m, 10*ms, ms, ms, 0, 46, 6); rows != 0 {
-			t.Errorf("batches of %d: the workers decode %d rows for a loop that waits", batch, rows)
+			t.Errorf("batches of %d: the workers decode %d rows for a loop that waits, want 0", batch, rows)
 		}
 	}
 }
@@ -104,7 +107,8 @@ func TestMixtureOfShortEpochs(t *testing.T) {
 		rows, _, _ = simulateMixture(m, 10*ms, ms, 20*ms, 0, 9, 6)
 	}
 	if rows < decodeplan.Group/4 {
-		t.Errorf("after 300 epochs of 9 batches the workers decode %d rows", rows)
+		t.Errorf("after 300 epochs of 9 batches the workers decode %d rows, want at least %v",
+			rows, decodeplan.Group/4)
 	}
 }
 
@@ -115,7 +119,7 @@ func TestMixtureOfAClockThatStandsStill(t *testing.T) {
 	now := time.Unix(0, 0)
 	for range 10 {
 		if rows := m.lends(now, now); rows != 0 {
-			t.Fatalf("the workers decode %d rows", rows)
+			t.Fatalf("the workers decode %d rows, want 0", rows)
 		}
 		m.delivers(now)
 	}
@@ -127,6 +131,6 @@ func TestNoMixture(t *testing.T) {
 	m.begin(1)
 	m.delivers(time.Unix(0, 0))
 	if rows := m.lends(time.Unix(0, 0), time.Unix(9, 0)); rows != 0 {
-		t.Errorf("%d rows", rows)
+		t.Errorf("%d rows, want 0", rows)
 	}
 }

@@ -165,11 +165,11 @@ func TestGPUStress(t *testing.T) {
 						after = append(after, m.Reserved)
 					})
 					if bad != 0 {
-						t.Errorf("%+v on %v: %d wrong elements", test.o, test.stream, bad)
+						t.Errorf("%+v on %v: %d wrong elements, want 0", test.o, test.stream, bad)
 					}
 					for epoch := 2; epoch < len(after); epoch++ {
 						if after[epoch] > after[1] {
-							t.Errorf("device memory after each epoch: %d", after)
+							t.Errorf("device memory after each epoch: %d, want at most %v", after, after[1])
 							break
 						}
 					}
@@ -179,7 +179,7 @@ func TestGPUStress(t *testing.T) {
 				}
 				source := p.source.(*countingSource)
 				if len(source.threads) != 1 {
-					t.Errorf("Finish ran on the threads %v", source.threads)
+					t.Errorf("Finish ran on the threads %v, want 1", source.threads)
 				}
 				st := p.Stats()
 				// The copies of 0.8 MB overlap with a millisecond of compute.
@@ -237,7 +237,7 @@ func TestGPUUse(t *testing.T) {
 			if err := cuda.WithStream(s, func() error {
 				n, err := consumers[i].bad.Int64()
 				if n != 0 {
-					t.Errorf("%d wrong elements on %v", n, s)
+					t.Errorf("%d wrong elements on %v, want 0", n, s)
 				}
 				return err
 			}); err != nil {
@@ -301,11 +301,11 @@ func TestRefusedEpochLeavesTheMeasurement(t *testing.T) {
 		}
 		for _, err := range p.Epoch(ctx, 1) {
 			if !errors.Is(err, ErrRunning) {
-				t.Errorf("a second epoch: %v", err)
+				t.Errorf("a second epoch: %v, want the error %v", err, ErrRunning)
 			}
 		}
 		if n := ends(); n != 1 {
-			t.Errorf("%d ends of turns after the second epoch", n)
+			t.Errorf("%d ends of turns after the second epoch, want 1", n)
 		}
 		return nil
 	}}}
@@ -317,7 +317,7 @@ func TestRefusedEpochLeavesTheMeasurement(t *testing.T) {
 		}
 	}
 	if n := ends(); n != 0 {
-		t.Errorf("%d ends of turns are left by the epoch", n)
+		t.Errorf("%d ends of turns are left by the epoch, want 0", n)
 	}
 }
 
@@ -351,7 +351,7 @@ func TestGPUPull(t *testing.T) {
 			stop()
 			n, err := s.bad.Int64()
 			if n != 0 {
-				t.Errorf("%d wrong elements", n)
+				t.Errorf("%d wrong elements, want 0", n)
 			}
 			return err
 		}); err != nil {
@@ -463,7 +463,8 @@ func TestGPUCancelBehindKernels(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !errors.Is(last, cause) || took > 200*time.Millisecond {
-			t.Errorf("the loop ended after %v with %v", took, last)
+			t.Errorf("the loop ended after %v with %v, want the error %v, took at most %v",
+				took, last, cause, 200*time.Millisecond)
 		}
 		if idle {
 			t.Error("the kernels had finished when the loop ended, want them running: the test proves nothing")

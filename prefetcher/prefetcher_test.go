@@ -104,7 +104,7 @@ func check(t *testing.T, b *Batch, size int) {
 	t.Helper()
 	first := b.Index * size
 	if want := fmt.Sprintf("epoch %d batch %d", b.Epoch, b.Index); b.Info != want {
-		t.Errorf("batch %d of epoch %d has the info %q", b.Index, b.Epoch, b.Info)
+		t.Errorf("batch %d of epoch %d has the info %q, want %v", b.Index, b.Epoch, b.Info, want)
 	}
 	labels, err := b.Labels.Int64s()
 	if err != nil {
@@ -124,12 +124,14 @@ func check(t *testing.T, b *Batch, size int) {
 	pixels := len(images) / b.N
 	for i := range b.N {
 		if labels[i] != label(b.Epoch, first+i) {
-			t.Fatalf("epoch %d batch %d row %d has label %d, not %d", b.Epoch, b.Index, i, labels[i], label(b.Epoch, first+i))
+			t.Fatalf("epoch %d batch %d row %d has label %d, want %d",
+				b.Epoch, b.Index, i, labels[i], label(b.Epoch, first+i))
 		}
 		want := float64(value(b.Epoch, first+i))
 		for _, p := range images[i*pixels : (i+1)*pixels] {
 			if math.Abs(float64(p*scale)-want) > 1e-3 {
-				t.Fatalf("epoch %d batch %d row %d has a pixel %g, not %g", b.Epoch, b.Index, i, p*scale, want)
+				t.Fatalf("epoch %d batch %d row %d has a pixel %g, want %g",
+					b.Epoch, b.Index, i, p*scale, want)
 			}
 		}
 	}
@@ -156,7 +158,9 @@ func TestEpochs(t *testing.T) {
 								t.Fatal(err)
 							}
 							if b.Index != index || b.Epoch != epoch || b.N != min(4, 30-4*index) {
-								t.Errorf("batch %d of epoch %d comes as %d of %d with %d samples", index, epoch, b.Index, b.Epoch, b.N)
+								t.Errorf("batch %d of epoch %d comes as %d of %d with %d samples, want "+
+									"b.Index = %v, b.Epoch = %v, b.N = %v",
+									index, epoch, b.Index, b.Epoch, b.N, index, epoch, min(4, 30-4*index))
 							}
 							check(t, b, 4)
 							if p.slots.out != nil { // otherwise the consumer gets the host slot
@@ -176,7 +180,7 @@ func TestEpochs(t *testing.T) {
 							batches++
 						}
 						if index != 8 {
-							t.Errorf("%d batches, not 8", index)
+							t.Errorf("%d batches, want 8", index)
 						}
 					}
 					s := p.Stats()
@@ -266,18 +270,18 @@ func TestEpochIsCompleteAfterLeavingAnother(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				for at := range 4 {
 					if err := fn(p, at); err != nil {
-						t.Errorf("at %d: %v", at, err)
+						t.Errorf("at %d: %v, want no error", at, err)
 					}
 					n := 0
 					for b, err := range p.Epoch(t.Context(), 1) { // the next epoch is complete
 						if err != nil {
-							t.Fatalf("after leaving at %d: %v", at, err)
+							t.Fatalf("after leaving at %d: %v, want no error", at, err)
 						}
 						check(t, b, 4)
 						n++
 					}
 					if n != 10 {
-						t.Errorf("after leaving at %d: %d batches", at, n)
+						t.Errorf("after leaving at %d: %d batches, want 10", at, n)
 					}
 				}
 			})
@@ -300,7 +304,8 @@ func TestCancel(t *testing.T) {
 					after++
 				}
 				if after > 1 {
-					t.Errorf("%s: the loop goes on after the cancellation", name)
+					t.Errorf("%s: the loop goes on after the cancellation, after %v, want at most 1",
+						name, after)
 					return
 				}
 				if err != nil {
@@ -310,7 +315,7 @@ func TestCancel(t *testing.T) {
 				}
 			}
 			if !errors.Is(last, cause) {
-				t.Errorf("%s: the loop ended with %v", name, last)
+				t.Errorf("%s: the loop ended with %v, want the error %v", name, last, cause)
 			}
 		}
 		// Each start has a separate flag: a late cancel belongs to an epoch that has ended.
@@ -386,7 +391,7 @@ func TestEpochCanBePulled(t *testing.T) {
 			for i := range at {
 				b, err, ok := next()
 				if err != nil || ok != (i < 10) {
-					t.Fatalf("pull %d: %v, %t", i, err, ok)
+					t.Fatalf("pull %d: %v, %t, want no error, ok = %v", i, err, ok, (i < 10))
 				}
 				if ok {
 					check(t, b, 4)
@@ -454,7 +459,7 @@ func TestErrorsEndTheEpochInOrder(t *testing.T) {
 				test.source.before = nil // a failed epoch must not affect the next
 				for b, err := range p.Epoch(t.Context(), 1) {
 					if err != nil {
-						t.Fatalf("the next epoch: %v", err)
+						t.Fatalf("the next epoch: %v, want no error", err)
 					}
 					check(t, b, 4)
 				}
@@ -484,7 +489,8 @@ func TestFinishGoexit(t *testing.T) {
 				}
 			}
 			if last == nil || !strings.Contains(last.Error(), "Goexit") || seen != want {
-				t.Errorf("epoch %d: %d batches, %v", epoch, seen, last)
+				t.Errorf("epoch %d: %d batches, %v, want an error with %q, seen = %v",
+					epoch, seen, last, "Goexit", want)
 			}
 		}
 		closeFeed(t, p)
@@ -499,11 +505,11 @@ func TestMisuse(t *testing.T) {
 			n := 0
 			for b, err := range p.Epoch(t.Context(), epoch) {
 				if n++; b != nil || !errors.Is(err, want) {
-					t.Errorf("batch %v, %v", b, err)
+					t.Errorf("batch %v, %v, want b = nil, the error %v", b, err, want)
 				}
 			}
 			if n != 1 {
-				t.Errorf("%d pairs", n)
+				t.Errorf("%d pairs, want 1", n)
 			}
 		}
 		var first *Batch
@@ -515,7 +521,7 @@ func TestMisuse(t *testing.T) {
 				first = b
 				ends(1, ErrRunning)
 				if err := p.Close(); !errors.Is(err, ErrRunning) {
-					t.Errorf("Close in an epoch: %v", err)
+					t.Errorf("Close in an epoch: %v, want the error %v", err, ErrRunning)
 				}
 				if err := b.Release(); err == nil {
 					t.Error("Release without Retain = nil, want an error")
@@ -523,14 +529,15 @@ func TestMisuse(t *testing.T) {
 			}
 		}
 		if err := first.Images.AddInt(1).Err(); !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "batch 0 of epoch 0") {
-			t.Errorf("a tensor used after its turn: %v", err)
+			t.Errorf("a tensor used after its turn: %v, want the error %v with %q",
+				err, ErrClosed, "batch 0 of epoch 0")
 		}
 		for name, fn := range map[string]func() error{
 			"Retain": first.Retain, "Release": first.Release, "Use": func() error { return first.Use(cuda.Stream{}) },
 		} {
 			t.Run(name, func(t *testing.T) {
 				if err := fn(); !errors.Is(err, ErrClosed) {
-					t.Errorf("after the turn: %v", err)
+					t.Errorf("after the turn: %v, want the error %v", err, ErrClosed)
 				}
 			})
 		}
@@ -579,7 +586,7 @@ func TestScope(t *testing.T) {
 			}
 			if b.N == 4 { // the driver creates views of a short batch at any time
 				if n := torch.LiveTensors(); n > live+4 { // the batch's two, and those kept
-					t.Errorf("batch %d starts with %d tensors more than before the epoch", b.Index, n-live)
+					t.Errorf("batch %d starts with %d tensors more than before the epoch, want at most 4", b.Index, n-live)
 				}
 			}
 			y := b.Images.Flatten(1, -1).Mul(weight).Sum()
@@ -591,10 +598,10 @@ func TestScope(t *testing.T) {
 			}
 		}
 		if _, err := kept.Float64(); err != nil {
-			t.Errorf("a kept tensor: %v", err)
+			t.Errorf("a kept tensor: %v, want no error", err)
 		}
 		if _, err := lost.Float64(); !errors.Is(err, ErrClosed) {
-			t.Errorf("a tensor that was not kept: %v", err)
+			t.Errorf("a tensor that was not kept: %v, want the error %v", err, ErrClosed)
 		}
 		kept.Close()
 		if n := torch.LiveTensors(); n != live {
@@ -673,7 +680,8 @@ func TestRetain(t *testing.T) {
 					}
 				}
 				if seen != 1 || !errors.Is(last, ErrRetained) {
-					t.Errorf("with all slots retained: %d batches, %v", seen, last)
+					t.Errorf("with all slots retained: %d batches, %v, want seen = 1, the error %v",
+						seen, last, ErrRetained)
 				}
 				for _, b := range kept {
 					check(t, b, 4)
@@ -685,7 +693,7 @@ func TestRetain(t *testing.T) {
 					t.Error(err)
 				}
 				if _, err := kept[1].Images.Float32s(); !errors.Is(err, ErrClosed) {
-					t.Errorf("a released batch: %v", err)
+					t.Errorf("a released batch: %v, want the error %v", err, ErrClosed)
 				}
 				n := 0
 				for b, err := range p.Epoch(t.Context(), 2) {
@@ -696,15 +704,15 @@ func TestRetain(t *testing.T) {
 					n++
 				}
 				if n != 10 {
-					t.Errorf("%d batches", n)
+					t.Errorf("%d batches, want 10", n)
 				}
 				check(t, kept[0], 4)
 				closeFeed(t, p) // one batch is still retained
 				if _, err := kept[0].Images.Float32s(); !errors.Is(err, ErrClosed) {
-					t.Errorf("a retained batch after Close: %v", err)
+					t.Errorf("a retained batch after Close: %v, want the error %v", err, ErrClosed)
 				}
 				if err := kept[0].Release(); !errors.Is(err, ErrClosed) {
-					t.Errorf("Release after Close: %v", err)
+					t.Errorf("Release after Close: %v, want the error %v", err, ErrClosed)
 				}
 			})
 		}
@@ -729,7 +737,7 @@ func TestFinishRunsOnOneThread(t *testing.T) {
 		}
 		closeFeed(t, p)
 		if len(source.threads) != 1 {
-			t.Errorf("Finish ran on the threads %v", source.threads)
+			t.Errorf("Finish ran on the threads %v, want 1", source.threads)
 		}
 		for id := range source.threads {
 			if id != os.Getpid() && !eventually(func() bool {

@@ -124,7 +124,8 @@ func TestSteadyDecodingAllocatesAndWaitsForNothing(t *testing.T) {
 				t.Errorf("%d events measure the consumer's idle time, want at most %d", len(p.starved.events.all), most)
 			}
 			if n := after.Decoded - before.Decoded; n < 3*40 {
-				t.Errorf("the device decoded %d images: the epochs show nothing", n)
+				t.Errorf("the device decoded %d images: the epochs show nothing, want at least %v",
+					n, 3*40)
 			}
 			const mends = "cudaStreamSynchronize prefetcher"
 			if got, want := calls[mends], int(after.DecodedAgain-before.DecodedAgain); got != want {

@@ -74,7 +74,7 @@ func TestTraceRecordsTheBatchesOfTheWindow(t *testing.T) {
 					t.Fatal(err)
 				}
 				if names := recorded(t, p, c.window.File, 0, -1); names != nil {
-					t.Errorf("epoch 0 was recorded: %v", names)
+					t.Errorf("epoch 0 was recorded: %v, want nil", names)
 				}
 				var ranges []string
 				adds := 0
@@ -146,7 +146,7 @@ func TestTraceErrorIsReturnedByClose(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 			if err := p.Close(); err != nil {
-				t.Errorf("a second Close: %v", err)
+				t.Errorf("a second Close: %v, want no error", err)
 			}
 		})
 	}
@@ -188,7 +188,7 @@ func TestTraceFileThatCannotBeWrittenIsAnErrorOfNew(t *testing.T) {
 	}
 	p.Close()
 	if text, err := os.ReadFile(file); string(text) != "<svg>last week's" {
-		t.Errorf("the file has %q, %v", text, err)
+		t.Errorf("the file has %q, %v, want %q", text, err, "<svg>last week's")
 	}
 }
 
@@ -222,7 +222,8 @@ func TestTraceTitle(t *testing.T) {
 				t.Error(err)
 			}
 			if text, err := os.ReadFile(c.window.File); err != nil || !strings.Contains(string(text), ">"+c.want+"<") {
-				t.Errorf("no title %q in %.300s (%v)", c.want, text, err)
+				t.Errorf("no title %q in %.300s (%v), want no error, string(text) with %q",
+					c.want, text, err, ">"+c.want+"<")
 			}
 		})
 	}

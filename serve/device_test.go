@@ -175,7 +175,7 @@ func TestOnDeviceFaults(t *testing.T) {
 			}
 		}
 		if st := d.Stats(); st.Decoded != 5 || st.DecodedAgain != 4 {
-			t.Errorf("%v: %+v", device, st)
+			t.Errorf("%v: %+v, want st.Decoded = 5, st.DecodedAgain = 4", device, st)
 		}
 		if n := torch.LiveTensors(); n != before {
 			t.Errorf("%v: %d tensors are open, %d before", device, n, before)
@@ -198,7 +198,7 @@ func planned(t testing.TB, d *serve.Decoder, images [][]byte) (list [][]byte) {
 		}
 	}
 	if len(list) < 4 {
-		t.Fatalf("the device decodes %d of %d images", len(list), len(images))
+		t.Fatalf("the device decodes %d of %d images, want at least 4", len(list), len(images))
 	}
 	return list
 }
@@ -322,7 +322,7 @@ func TestOnDeviceForManyGoroutines(t *testing.T) {
 	}
 	all.Wait()
 	if _, err := d.Batch(t.Context(), nil, images[0]); !errors.Is(err, decode.ErrClosed) {
-		t.Errorf("after Close: %v", err)
+		t.Errorf("after Close: %v, want the error %v", err, decode.ErrClosed)
 	}
 	if err := d.Close(); err != nil {
 		t.Error(err)

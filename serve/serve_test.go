@@ -319,7 +319,8 @@ func doesNotWait(t *testing.T, d *serve.Decoder) {
 		}
 		defer y.Close()
 		if done, err := s.Query(); err != nil || done {
-			t.Errorf("the stream is done (%v, %v): Batch has waited for it", done, err)
+			t.Errorf("the stream is done (%v, %v), want Batch not to wait: no error, done = false",
+				done, err)
 		}
 		if n := different(contents(t, y), contents(t, x)); n != 0 {
 			t.Errorf("%d bytes of the batch on a busy stream differ from an idle stream's, want 0", n)

@@ -88,14 +88,14 @@ func stepAround(t *testing.T, world *distributed.Group) {
 		}
 		for rank, other := range all {
 			if other != all[0] {
-				t.Errorf("graph %v: the ranks 0 and %d have different weights", graph, rank)
+				t.Errorf("graph %v: rank %d has the weights %s, want rank 0's, %s", graph, rank, other, all[0])
 			}
 		}
 		want := train.StepperStats{Steps: steps}
 		if graph && d != cuda.CPU {
 			want.Captures, want.Replays = 1, stats.Replays
 			if stats.Replays < steps/2 {
-				t.Errorf("%d of %d steps were replays", stats.Replays, steps)
+				t.Errorf("%d of %d steps were replays, want at least %v", stats.Replays, steps, steps/2)
 			}
 		}
 		if stats != want {
@@ -109,7 +109,7 @@ func requireCompared(t *testing.T, way string) {
 	t.Helper()
 	for rank, said := range startJob(t, 2, way, "", 0) {
 		if !strings.Contains(said, "compared") {
-			t.Errorf("rank %d: %s", rank, said)
+			t.Errorf("rank %d: %s, want it with %q", rank, said, "compared")
 		}
 	}
 }

@@ -20,7 +20,7 @@ func TestConfusionsAreSortedByCount(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if got := (&Metrics{}).Confusions(); got != nil {
-		t.Errorf("%v without a matrix", got)
+		t.Errorf("%v without a matrix, want nil", got)
 	}
 }
 
@@ -60,7 +60,7 @@ func TestSaveConfusion(t *testing.T) {
 			}
 		}
 		if err := c.m.SaveConfusion(dir, nil); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v does not say %q", err, says)
+			t.Errorf("got %v, want an error with %q", err, says)
 		}
 	}
 }
@@ -100,7 +100,7 @@ func TestConfusionPicture(t *testing.T) {
 			t.Fatal(err)
 		}
 		if size := img.Bounds().Size(); size.X > 1400 || size.Y > 1100 {
-			t.Errorf("%d classes: %v pixels", n, size)
+			t.Errorf("%d classes: %v pixels, want size.X at most 1400, size.Y at most 1100", n, size)
 		}
 		if !has(img, mark{0.5, false}.color()) || has(img, mark{1, false}.color()) || !has(img, mark{0.5, true}.color()) != (n > maxMatrix) || !has(img, mark{1, true}.color()) {
 			t.Errorf("%d classes: the colours are not those of the shares", n)

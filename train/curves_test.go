@@ -89,7 +89,7 @@ func TestLossAxis(t *testing.T) {
 // ticks terminates even for numbers so large that adding the step changes nothing.
 func TestTicksOfLargeNumbers(t *testing.T) {
 	if got := ticks(2e16, 2e16+4, 5); len(got) == 0 || len(got) > 6 {
-		t.Errorf("%v", got)
+		t.Errorf("%v, want len(got) at least 1, len(got) at most 6", got)
 	}
 }
 
@@ -115,7 +115,7 @@ func TestSavedEpochsAreChecked(t *testing.T) {
 		"too few":         {Version: version, At: position{Epoch: 2}, Epochs: complete},
 	} {
 		if err := s.check(); err == nil {
-			t.Errorf("%s: epochs are accepted", name)
+			t.Errorf("%s: epochs are accepted, want an error", name)
 		}
 	}
 }

@@ -71,7 +71,7 @@ func startJob(t *testing.T, size int, way, path string, steps int) []string {
 	said, errs := runJob(t, size, way, path, steps)
 	for rank, err := range errs {
 		if err != nil {
-			t.Errorf("rank %d of %d: %v\n%s", rank, size, err, said[rank])
+			t.Errorf("rank %d of %d: %v\n%s\nwant no error", rank, size, err, said[rank])
 		}
 	}
 	if t.Failed() {

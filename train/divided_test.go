@@ -33,7 +33,7 @@ func keptFiles(t *testing.T, path string) checkpointFiles {
 	t.Helper()
 	names, err := filepath.Glob(path + "*")
 	if err != nil || len(names) < 2 {
-		t.Fatalf("the files %v, %v", names, err)
+		t.Fatalf("the files %v, %v, want no error, len(names) at least 2", names, err)
 	}
 	files := checkpointFiles{}
 	for _, name := range names {
@@ -85,6 +85,7 @@ func TestCheckpointOfDividedState(t *testing.T) {
 	}
 	state, err := c.Optimizer.State()
 	if err != nil || len(state.Tensors) != 3*4 {
-		t.Errorf("%d tensors of state, %v", len(state.Tensors), err)
+		t.Errorf("%d tensors of state, %v, want no error, len(state.Tensors) = %v",
+			len(state.Tensors), err, 3*4)
 	}
 }

@@ -43,7 +43,8 @@ func TestEvaluateIsTheEvaluationOfRun(t *testing.T) {
 			}
 			other, err := train.Evaluate(t.Context(), j.Model, j.Eval, train.EvaluateOptions{Autocast: torch.BFloat16 - dtype})
 			if err != nil || other.Loss == want.Loss {
-				t.Errorf("%+v, %v: the loss of the other precision is the same", other, err)
+				t.Errorf("%+v, %v: the loss of the other precision is the same, want no error, "+
+					"other.Loss not %v", other, err, want.Loss)
 			}
 		})
 	}
@@ -129,7 +130,8 @@ func confusionFile(t *testing.T, dir string) [][]int64 {
 	}
 	rows, err := csv.NewReader(bytes.NewReader(text)).ReadAll()
 	if err != nil || !slices.Equal(rows[0], []string{`true\predicted`, "a", "b", "c"}) {
-		t.Fatalf("%v, %v", rows, err)
+		t.Fatalf("%v, %v, want no error, rows[0] = %+v",
+			rows, err, []string{`true\predicted`, "a", "b", "c"})
 	}
 	var counts [][]int64
 	for _, row := range rows[1:] {

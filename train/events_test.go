@@ -24,7 +24,7 @@ func fields(t *testing.T, message []byte) map[uint64]field {
 	varint := func() uint64 {
 		v, n := binary.Uvarint(message)
 		if n <= 0 {
-			t.Fatalf("no varint at %x", message)
+			t.Fatalf("no varint at %x, n %v, want above 0", message, n)
 		}
 		message = message[n:]
 		return v

@@ -82,7 +82,7 @@ func TestGenerators(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("the state has %d bytes that are not PyTorch's %d", len(got), len(want))
+		t.Errorf("the state's %d bytes differ from PyTorch's %d, want the same", len(got), len(want))
 	}
 	draw(t, cuda.CPU, 3)
 	c := train.Checkpoint{Device: cuda.CPU}
@@ -122,7 +122,7 @@ func TestGeneratorsInPyTorch(t *testing.T) {
 			}
 			want := draw(t, device, 5)
 			if out, err := exec.Command(program, filepath.Join("testdata", "make_generators.py"), theirs, ours, device.String()).CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, out)
+				t.Fatalf("%v\n%s\nwant no error", err, out)
 			}
 			if got := numbers(t, theirs, "first"); !slices.Equal(got, want) {
 				t.Errorf("PyTorch draws %v after our state, and we %v", got, want)

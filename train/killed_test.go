@@ -157,7 +157,7 @@ func killed(t *testing.T, way string, times int) {
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "*.tmp*"))
 	if err != nil || len(left) > 0 {
-		t.Errorf("files are left: %v, %v", left, err)
+		t.Errorf("files are left: %v, %v, want no error, len(left) = 0", left, err)
 	}
 	t.Logf("killed %d times", died)
 }
@@ -209,11 +209,11 @@ func runKilled(t *testing.T, way, path, dir string, kill *moment) *outcome {
 		}
 	}
 	if err != nil {
-		t.Fatalf("%v\n%s%s", err, said.String(), complaint.String())
+		t.Fatalf("%v\n%s%s\nwant no error", err, said.String(), complaint.String())
 	}
 	f, err := os.Open(filepath.Join(dir, killedDone))
 	if err != nil {
-		t.Fatalf("%v\n%s", err, said.String())
+		t.Fatalf("%v\n%s\nwant no error", err, said.String())
 	}
 	defer f.Close()
 	var o outcome
@@ -256,7 +256,7 @@ func TestCheckpoint(t *testing.T) {
 				t.Fatal(err)
 			}
 			if s, err := scaler.Scale(); err != nil || s != 3 {
-				t.Errorf("scale %v, %v", s, err)
+				t.Errorf("scale %v, %v, want no error, s = 3", s, err)
 			}
 		} else if err := scaler.LoadState(optim.GradScalerState{Scale: 3}); err != nil {
 			t.Fatal(err)
@@ -308,7 +308,7 @@ func TestCheckpoint(t *testing.T) {
 		"optimizer":          {Optimizer: c.Optimizer},
 	} {
 		if err := other.Load(plain); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "plain.pt") {
-			t.Errorf("%s: %v", says, err)
+			t.Errorf("%s: %v, want an error with %q and %q", says, err, says, "plain.pt")
 		}
 	}
 }

@@ -191,10 +191,11 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 	// Go starts a thread when another blocks in a call, so a few may be missing from the first
 	// count.
 	if after.threads > before.threads+8 {
-		t.Errorf("%d threads after the steps, %d before", after.threads, before.threads)
+		t.Errorf("%d threads after the steps, %d before, want at most %v",
+			after.threads, before.threads, before.threads+8)
 	}
 	if grown := after.native - before.native; grown > 8<<20 {
-		t.Errorf("the process has %d KiB more that are not Go's", grown>>10)
+		t.Errorf("the process has %d KiB more that are not Go's, want at most %d", grown>>10, 8<<10)
 	}
 	if after.allocated != before.allocated || after.reserved > before.reserved {
 		t.Errorf("device memory: %d bytes allocated and %d reserved, %d and %d before", after.allocated, after.reserved, before.allocated, before.reserved)
@@ -312,7 +313,7 @@ func outOfMemory(t *testing.T, device cuda.Device, phase string) []float64 {
 		}
 		for i, p := range nn.Parameters(net) {
 			if g := p.Grad(); g != nil {
-				t.Errorf("the failed step left a gradient of parameter %d", i)
+				t.Errorf("the failed step left a gradient of parameter %d, g %v, want nil", i, g)
 				g.Close()
 			}
 		}
@@ -429,11 +430,11 @@ func TestOutOfMemoryOnTheCPU(t *testing.T) {
 			}
 			turn.Close()
 			if now := torch.LiveTensors(); now > live {
-				t.Errorf("the failed step left %d tensors", now-live)
+				t.Errorf("the failed step left %d tensors, want 0", now-live)
 			}
 			for _, p := range append(nn.NamedParameters(net), torch.Named{Name: "vast", Tensor: vast}) {
 				if g := p.Tensor.Grad(); g != nil {
-					t.Errorf("the failed step left a gradient of %s", p.Name)
+					t.Errorf("the failed step left a gradient of %s, g %v, want nil", p.Name, g)
 					g.Close()
 				}
 			}

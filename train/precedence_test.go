@@ -14,7 +14,7 @@ import (
 func TestPrecedenceOnTheCPUOnlyCalls(t *testing.T) {
 	failure := errors.New("failure")
 	if err := train.WithPrecedence(cuda.CPU, func() error { return failure }); err != failure {
-		t.Errorf("%v", err)
+		t.Errorf("%v, want %v", err, failure)
 	}
 }
 

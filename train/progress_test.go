@@ -110,7 +110,7 @@ func TestBarAgreesWithTheTable(t *testing.T) {
 		t.Errorf("the clock started %v after the first batch was ready", r.progress.epochAt.Sub(source.ready))
 	}
 	if !strings.Contains(drawn.String(), " 33% ") {
-		t.Errorf("the bar after the first of three steps: %q", drawn.String())
+		t.Errorf("the bar after the first of three steps: %q, want it with %q", drawn.String(), " 33% ")
 	}
 	end := r.progress.epochAt.Add(time.Duration(math.Round(e.Seconds * 1e9)))
 	want := fmt.Sprintf("  %.0f images/s  ", e.ImagesPerSecond)
@@ -142,7 +142,7 @@ func TestMemoryOfTheCPU(t *testing.T) {
 		}
 		of := regexp.MustCompile(`^(\d+\.\d\d) GB RSS$`).FindStringSubmatch(text)
 		if of == nil {
-			t.Fatalf("memory %q", text)
+			t.Fatalf("memory %q, of %v, want not nil", text, of)
 		}
 		shown, err := strconv.ParseFloat(of[1], 64)
 		if err != nil || math.Abs(shown*1e9-before) > changes+5e6 { // a GB with two digits

@@ -131,6 +131,7 @@ func TestCheckpointOfShardedParameters(t *testing.T) {
 	}
 	state, err := opt.State()
 	if err != nil || len(state.Tensors) != 3*8 {
-		t.Errorf("%d tensors of state, %v", len(state.Tensors), err)
+		t.Errorf("%d tensors of state, %v, want no error, len(state.Tensors) = %v",
+			len(state.Tensors), err, 3*8)
 	}
 }

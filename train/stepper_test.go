@@ -364,7 +364,8 @@ func countBatches(t *testing.T, device cuda.Device, graph bool) {
 		s.losses(t, step, 1)
 		for i, n := range []*nn.BatchNorm1d{first, second} {
 			if got, err := n.NumBatches.Int64(); err != nil || got != want {
-				t.Errorf("normalisation %d counted %d batches of %d: %v", i, got, want, err)
+				t.Errorf("normalisation %d counted %d batches of %d: %v, want no error, got = %v",
+					i, got, want, err, want)
 			}
 		}
 	}
@@ -437,7 +438,8 @@ func TestRunWithGraphs(t *testing.T) {
 	}
 	// There are 16 whole batches in 2 slots. At most one per slot runs without a graph.
 	if g := got.Stepper; g.Steps != 4*perE || g.Captures > 3 || g.Replays < 16-3 || want.Stepper.Captures != 0 {
-		t.Errorf("%+v, and without graphs %+v", got.Stepper, want.Stepper)
+		t.Errorf("%+v, and without graphs %+v, want g.Steps = %v, g.Captures at most 3, g.Replays at "+
+			"least %v, want.Stepper.Captures = 0", got.Stepper, want.Stepper, 4*perE, 16-3)
 	}
 }
 

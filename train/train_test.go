@@ -224,7 +224,8 @@ func TestResumeIsExact(t *testing.T) {
 			want := whole.run(t)
 			bits := whole.bits(t)
 			if want.Steps != 3*perE || len(want.Epochs) != 3 || want.Stopped {
-				t.Fatalf("%+v", want)
+				t.Fatalf("%+v, want want.Steps = %v, len(want.Epochs) = 3, want.Stopped = false",
+					want, 3*perE)
 			}
 			for _, stops := range [][]int{{1}, {perE - 1}, {perE}, {perE + 2}, {2, 4, perE + 1}, {3*perE - 1}, {3 * perE}} {
 				for _, plain := range []bool{false, true} {
@@ -247,7 +248,7 @@ func TestResumeIsExact(t *testing.T) {
 						}
 						for name, values := range resumed.bits(t) {
 							if !reflect.DeepEqual(values, bits[name]) {
-								t.Errorf("%s differs", name)
+								t.Errorf("%s differs, want the bits of the whole run", name)
 							}
 						}
 					})
@@ -270,10 +271,12 @@ func (j *job) stopAfter(t *testing.T, step int) {
 	}
 	report, err := train.Run(ctx, j.Config)
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "last.pt") || !strings.Contains(err.Error(), "Resume") {
-		t.Fatalf("stopped after step %d: %v", step, err)
+		t.Fatalf("stopped after step %d: %v, want the error %v with %q and %q",
+			step, err, context.Canceled, "last.pt", "Resume")
 	}
 	if report.Steps != step || !report.Stopped {
-		t.Fatalf("stopped after step %d: %+v", step, report)
+		t.Fatalf("stopped after step %d: %+v, want report.Steps = %v, report.Stopped = true",
+			step, report, step)
 	}
 }
 
@@ -338,7 +341,8 @@ func TestFiles(t *testing.T) {
 	}
 	text, err := os.ReadFile(filepath.Join(j.Dir, "log.csv"))
 	if rows := strings.Split(strings.TrimSpace(string(text)), "\n"); err != nil || len(rows) != 4 || !strings.HasPrefix(rows[3], "3,15,0.01,") {
-		t.Errorf("log.csv: %v\n%s", err, text)
+		t.Errorf("log.csv: %v\n%s, len(rows) %v\nwant no error, len(rows) = 4, rows[3] beginning with %q",
+			err, text, len(rows), "3,15,0.01,")
 	}
 	if got := confusionFile(t, j.Dir); !reflect.DeepEqual(got, report.Best().Eval.Confusion) {
 		t.Errorf("confusion.csv has %v, and the best epoch %v", got, report.Best().Eval.Confusion)
@@ -350,7 +354,7 @@ func TestFiles(t *testing.T) {
 	}
 	files, err := os.ReadDir(j.Dir)
 	if err != nil || len(files) != 6 {
-		t.Errorf("%d files in the folder, %v", len(files), err)
+		t.Errorf("%d files in the folder, %v, want no error, len(files) = 6", len(files), err)
 	}
 }
 
@@ -458,7 +462,7 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("confusion %v, want %v", got, want.Confusion)
 	}
 	if want.Top1 == 0 || want.Top5 == 1 {
-		t.Errorf("the test's rows are too easy: %+v", want)
+		t.Errorf("the test's rows are too easy: %+v, want Top1 over 0 and Top5 below 1", want)
 	}
 }
 
@@ -472,12 +476,14 @@ func TestStopInEvaluation(t *testing.T) {
 	held.before = cancel
 	c.Eval, c.Dir, c.Resume = feed(t, &held), t.TempDir(), true
 	if report, err := train.Run(ctx, c); !errors.Is(err, context.Canceled) || report.Steps != 2 || len(report.Epochs) != 0 {
-		t.Fatalf("%+v, %v", report, err)
+		t.Fatalf("%+v, %v, want the error %v, report.Steps = 2, len(report.Epochs) = 0",
+			report, err, context.Canceled)
 	}
 	c.Eval = feed(t, source)
 	report, err := train.Run(context.Background(), c)
 	if err != nil || report.Steps != 2 || len(report.Epochs) != 1 || report.Epochs[0].Eval.Samples != 4 || report.Epochs[0].Train.Samples != 4 {
-		t.Errorf("%+v, %v", report, err)
+		t.Errorf("%+v, %v, want no error, report.Steps = 2, len(report.Epochs) = 1, "+
+			"report.Epochs[0].Eval.Samples = 4, report.Epochs[0].Train.Samples = 4", report, err)
 	}
 }
 
@@ -493,7 +499,7 @@ func TestLossIsNotFinite(t *testing.T) {
 	}
 	// The folder is unchanged, and no lock remains.
 	if files, err := os.ReadDir(c.Dir); err != nil || len(files) > 0 {
-		t.Errorf("files are left: %v, %v", files, err)
+		t.Errorf("files are left: %v, %v, want no error, len(files) = 0", files, err)
 	}
 	// The checkpoint of the first step does not change.
 	dir := c.Dir
@@ -531,7 +537,7 @@ func TestFailedRunLeavesTheFolder(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(last); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("last.pt after an interruption: %v", err)
+		t.Errorf("last.pt after an interruption: %v, want the error %v", err, fs.ErrNotExist)
 	}
 	failed := errors.New("failed")
 	fails := newJob(t, job{path: path, Config: train.Config{Dir: dir}})
@@ -672,7 +678,7 @@ func TestErrorBesideTheEndOfTheContext(t *testing.T) {
 			}
 			resumed.run(t)
 			if first != 3 {
-				t.Errorf("the checkpoint is of step %d", first-1)
+				t.Errorf("the checkpoint is of step %d, want 2", first-1)
 			}
 		})
 	}
@@ -729,7 +735,8 @@ func TestTooFewOutputs(t *testing.T) {
 	j.Model = nn.NewSequential(nn.NewFlatten(), nn.NewLinear(3*side*side, classes-1, nn.LinearOptions{}))
 	report, err := train.Run(context.Background(), j.Config)
 	if err == nil || !strings.Contains(err.Error(), "the model has 2 outputs, and the loader 3 classes") || report.Steps != 0 {
-		t.Errorf("%+v, %v", report, err)
+		t.Errorf("%+v, %v, want an error with %q, report.Steps = 0",
+			report, err, "the model has 2 outputs, and the loader 3 classes")
 	}
 }
 
@@ -744,7 +751,8 @@ func TestHooks(t *testing.T) {
 				t.Error(err)
 			}
 			if len(report.Epochs) != 1 || report.Steps != perE || report.Stopped != (err == nil) {
-				t.Errorf("%+v", report)
+				t.Errorf("%+v, want len(report.Epochs) = 1, report.Steps = %v, report.Stopped = %v",
+					report, perE, (err == nil))
 			}
 		})
 	}
@@ -843,11 +851,11 @@ func TestPatienceAndTensorBoard(t *testing.T) {
 	}
 	files, err := filepath.Glob(filepath.Join(j.Dir, "events.out.tfevents.*"))
 	if err != nil || len(files) != 1 {
-		t.Fatalf("%v, %v", files, err)
+		t.Fatalf("%v, %v, want no error, len(files) = 1", files, err)
 	}
 	text, err := os.ReadFile(files[0])
 	if n := bytes.Count(text, []byte("loss/train")); err != nil || n != 4 {
-		t.Errorf("%d epochs in the event file, %v", n, err)
+		t.Errorf("%d epochs in the event file, %v, want no error, n = 4", n, err)
 	}
 }
 
@@ -860,7 +868,7 @@ func TestRunKeepsNoTensor(t *testing.T) {
 	}
 	j.run(t)
 	if live[1] != live[2] {
-		t.Errorf("%v tensors live after each epoch", live)
+		t.Errorf("%v tensors live after each epoch, want %v", live, live[2])
 	}
 }
 
@@ -878,11 +886,11 @@ func TestResumeOnGPU(t *testing.T) {
 			t.Errorf("epoch %d: loss %v, and %v without an interruption", e.Epoch, a, b)
 		}
 		if e.AllocatedBytes <= 0 || e.Eval.Samples != classes*perC {
-			t.Errorf("%+v", e)
+			t.Errorf("%+v, want e.AllocatedBytes above 0, e.Eval.Samples = %v", e, classes*perC)
 		}
 	}
 	if len(got.Epochs) != 3 || got.Steps != want.Steps {
-		t.Errorf("%+v", got)
+		t.Errorf("%+v, want len(got.Epochs) = 3, got.Steps = %v", got, want.Steps)
 	}
 	cpu := newJob(t, job{path: o.path, dropout: true})
 	if _, err := nn.Load(filepath.Join(o.Dir, "last.pt"), cpu.Model); err != nil {
@@ -929,7 +937,8 @@ func TestMistakes(t *testing.T) {
 	t.Run("resume a complete run", func(t *testing.T) {
 		j := newJob(t, job{path: path, Config: train.Config{Dir: folder, Resume: true, Epochs: 1}})
 		if report := j.run(t); len(report.Epochs) != 1 || report.Steps != perE || report.Stopped {
-			t.Errorf("%+v", report)
+			t.Errorf("%+v, want len(report.Epochs) = 1, report.Steps = %v, report.Stopped = false",
+				report, perE)
 		}
 	})
 }

@@ -47,7 +47,7 @@ func inProcess(t *testing.T, n int, run func(world *distributed.Group) error) {
 	all.Wait()
 	for rank, err := range errs {
 		if err != nil {
-			t.Fatalf("rank %d of %d: %v", rank, n, err)
+			t.Fatalf("rank %d of %d: %v, want no error", rank, n, err)
 		}
 	}
 }
@@ -203,7 +203,8 @@ func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
 			return errors.Join(err, failed)
 		})
 		if names, err := filepath.Glob(path + "-*"); err != nil || len(names) != writers {
-			t.Errorf("the files of %d ranks: %v, %v", writers, names, err)
+			t.Errorf("the files of %d ranks: %v, %v, want no error, len(names) = %v",
+				writers, names, err, writers)
 		}
 		for readers := 0; readers <= 4; readers++ { // 0 means a single process
 			inDivided(t, readers, 2, func(_ *distributed.Group, d *divided) error {
@@ -342,7 +343,7 @@ func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
 		return nil
 	})
 	if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 3*4 {
-		t.Errorf("%v, %v", names, err)
+		t.Errorf("%v, %v, want no error, len(names) = %v", names, err, 3*4)
 	}
 }
 
@@ -432,7 +433,7 @@ func writeOnGPUs(t *testing.T, world *distributed.Group) {
 	loaded, err := d.bits()
 	must(err)
 	if changed == saved || loaded != saved {
-		t.Errorf("saved\n%s\nchanged\n%s\nloaded\n%s", saved, changed, loaded)
+		t.Errorf("saved\n%s\nchanged\n%s\nloaded\n%s\nwant it changed, and loaded as saved", saved, changed, loaded)
 	}
 	must(d.Save(path))
 	fmt.Println("bits", strings.ReplaceAll(saved, "\n", ";"))
@@ -544,7 +545,8 @@ func measureMemory(t *testing.T, world *distributed.Group) {
 		got := highest(t, of.call) - before
 		fmt.Printf("%s: %d MiB of %d, a rank's share is %d\n", of.name, got>>20, memoryWhole>>20, share>>20)
 		if got > of.max {
-			t.Errorf("%s needs %d bytes of memory, and this rank's share of the state is %d", of.name, got, share)
+			t.Errorf("%s needs %d bytes of memory, and this rank's share of the state is %d, want at "+
+				"most %v", of.name, got, share, of.max)
 		}
 	}
 	// Control: the measure sees a whole state, whose size is above the limits. The allocator may

@@ -76,7 +76,8 @@ func TestBenchLoaderRecordsKernels(t *testing.T) {
 		status, stdout, stderr := command(t, args...)
 		var r struct{ Kernels loaderbench.KernelTimes }
 		if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
-			t.Fatalf("%s: status %d, %v in %q, stderr %q", options, status, err, stdout, stderr)
+			t.Fatalf("%s: status %d, %v in %q, stderr %q, want no error, status 0",
+				options, status, err, stdout, stderr)
 		}
 		k := r.Kernels
 		if k.Seconds <= 0 || k.Seconds > 10 || k.ImagesPerSecond <= 0 || k.Multiprocessors < 1 || k.BusyShare <= 0 || k.BusyShare > 1 || k.SMTimeShare <= 0 || k.SMTimeShare > k.BusyShare+1e-9 {

@@ -18,6 +18,6 @@ func TestBenchLoaderOnDevice(t *testing.T) {
 	checkUsage(t, [][]string{{"-device", "tpu"}, {"-device", "cuda:x"}, {"-device", "cpu", "-decode", "gpu"}, {"-decode", "auto"}, {"-warm", "-1"}, {"-repeat", "0"},
 		{"-device", "cpu", "-decode-sms", "16"}, {"-device", "cpu", "-decode", "auto", "-decode-sms", "-1"}, {"-policy", "cutout"}})
 	if status, _, stderr := command(t, "bench", "loader", "-archive", photos, "-device", "cuda:99"); status != 1 || !strings.Contains(stderr, "no such GPU") {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, "no such GPU")
 	}
 }

@@ -36,11 +36,13 @@ func doctorLinks(t *testing.T, ranks string, args ...string) *linkReport {
 func TestDoctorTestsLinks(t *testing.T) {
 	r := doctorLinks(t, "3", "-cpu")
 	if len(r.Ranks) != 3 || len(r.Links) != 3 || len(r.Reduce) != 3 || len(r.Findings) == 0 {
-		t.Errorf("%+v", r)
+		t.Errorf("%+v, want len(r.Ranks) = 3, len(r.Links) = 3, len(r.Reduce) = 3, len(r.Findings) at "+
+			"least 1", r)
 	}
 	for _, l := range r.Links {
 		if l.Kind != "loopback" || !(l.GBps > 0) || !(l.LatencyUS > 0) || !(l.Expected > 0) {
-			t.Errorf("%+v", l)
+			t.Errorf("%+v, want l.Kind = %q, (l.GBps > 0) = true, (l.LatencyUS > 0) = true, (l.Expected "+
+				"> 0) = true", l, "loopback")
 		}
 	}
 }
@@ -50,7 +52,7 @@ func TestGPUDoctorTestsLinks(t *testing.T) {
 	r := doctorLinks(t, "2")
 	t.Logf("%+v", r)
 	if l := r.Links[0]; l.Kind == "loopback" || !(l.GBps > 0) {
-		t.Errorf("%+v", l)
+		t.Errorf("%+v, want l.Kind not %q, (l.GBps > 0) = true", l, "loopback")
 	}
 	if r.Ranks[0].Place == "" || r.Ranks[0].Place == r.Ranks[1].Place {
 		t.Errorf("%+v", r.Ranks)
@@ -59,7 +61,7 @@ func TestGPUDoctorTestsLinks(t *testing.T) {
 
 func TestDoctorRefusesOneRank(t *testing.T) {
 	if status, _, stderr := command(t, "doctor", "-dist", "-nproc", "1"); status != 1 || !strings.Contains(stderr, "-nproc") {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, "-nproc")
 	}
 }
 
@@ -112,17 +114,18 @@ func TestSlowRanksOnTheCPUAreNotes(t *testing.T) {
 		Links: []linkRow{{A: 0, B: 1, Kind: "loopback", GBps: 0.4, Expected: 1}, {A: 0, B: 2, Kind: "loopback", GBps: 1, Expected: 1}, {A: 1, B: 2, Kind: "loopback", GBps: 0.4, Expected: 1}}}
 	r.judge()
 	if len(r.Findings) != 2 || r.Findings[0].State != "note" || r.Findings[0].What != "rank 1" || r.Findings[1].State != "note" || r.Slow != 0 {
-		t.Errorf("%+v, %d slow", r.Findings, r.Slow)
+		t.Errorf("%+v, %d slow, want len(r.Findings) = 2, r.Findings[0].State = %q, r.Findings[0].What "+
+			"= %q, r.Findings[1].State = %q, r.Slow = 0", r.Findings, r.Slow, "note", "rank 1", "note")
 	}
 }
 
 func TestPairsOfManyRanksAreNeighbours(t *testing.T) {
 	if n := len(pairsOf(8)); n != 28 {
-		t.Errorf("%d pairs of 8 ranks", n)
+		t.Errorf("%d pairs of 8 ranks, want 28", n)
 	}
 	pairs := pairsOf(9)
 	if len(pairs) != 9 || !reflect.DeepEqual(pairs[:3], [][2]int{{0, 1}, {0, 8}, {1, 2}}) {
-		t.Errorf("%v", pairs)
+		t.Errorf("%v, want len(pairs) = 9, pairs[:3] = %+v", pairs, [][2]int{{0, 1}, {0, 8}, {1, 2}})
 	}
 }
 
@@ -140,11 +143,11 @@ func TestTopologyOfGPUs(t *testing.T) {
 	}
 	for device, want := range map[string]float64{"cuda:0 NVIDIA H200 (9.0)": 450, "cuda:0 NVIDIA A100 (8.0)": 450, "cuda:0 NVIDIA B200 (10.0)": 900} {
 		if kind, rate := gpuLink("NV18", rankRow{Device: device}, rankRow{}); kind != "NVLink x18" || rate != want {
-			t.Errorf("%s: %s, %v", device, kind, rate)
+			t.Errorf("%s: %s, %v, want kind = %q, rate = %v", device, kind, rate, "NVLink x18", want)
 		}
 	}
 	if kind, rate := gpuLink("", rankRow{Place: "none"}, rankRow{Place: "none"}); kind != "PCI Express" || rate != 0 {
-		t.Errorf("%s, %v", kind, rate)
+		t.Errorf("%s, %v, want kind = %q, rate = 0", kind, rate, "PCI Express")
 	}
 }
 
@@ -177,9 +180,9 @@ func TestPCIExpressCarries(t *testing.T) {
 		}
 	}
 	if got := pciGBps(root, "0000:1B:00.0"); got < 62.9 || got > 63.1 {
-		t.Errorf("%v GB/s", got)
+		t.Errorf("%v GB/s, want got from 62.9 to 63.1", got)
 	}
 	if got := pciGBps(root, "0000:1C:00.0"); got != 0 {
-		t.Errorf("%v GB/s of a device that is not there", got)
+		t.Errorf("%v GB/s of a device that is not there, want 0", got)
 	}
 }

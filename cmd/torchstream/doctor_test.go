@@ -17,7 +17,8 @@ import (
 
 func TestDoctor(t *testing.T) {
 	if status, _, stderr := command(t, "doctor", "now"); status != 2 || !strings.Contains(stderr, "doctor takes options only, and no argument: now") {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want status 2, stderr with %q",
+			status, stderr, "doctor takes options only, and no argument: now")
 	}
 	status, stdout, _ := command(t, "doctor", "-json")
 	var report struct {
@@ -25,10 +26,11 @@ func TestDoctor(t *testing.T) {
 		Missing  int
 	}
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
-		t.Fatalf("%v in %q", err, stdout)
+		t.Fatalf("%v in %q, want no error", err, stdout)
 	}
 	if status != 0 || report.Missing != 0 {
-		t.Errorf("status %d, %d missing, on the machine that built this: %s", status, report.Missing, stdout)
+		t.Errorf("status %d, %d missing, on the machine that built this: %s, want status 0, "+
+			"report.Missing = 0", status, report.Missing, stdout)
 	}
 	rows := map[string]finding{}
 	for _, f := range report.Findings {
@@ -36,7 +38,7 @@ func TestDoctor(t *testing.T) {
 	}
 	for _, what := range []string{"shim", "LibTorch", "compute on cpu", "JPEG", "PNG"} {
 		if rows[what].State != "ok" {
-			t.Errorf("%s: %+v", what, rows[what])
+			t.Errorf("%s: %+v, want %q", what, rows[what], "ok")
 		}
 	}
 	if cuda.DeviceCount() == 0 && rows["GPU"].State == "ok" {
@@ -46,7 +48,7 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("there is a GPU, but the doctor says %+v", rows["compute on cuda:0"])
 	}
 	if _, stdout, _ := command(t, "doctor"); !strings.Contains(stdout, "All that is needed is here") {
-		t.Errorf("doctor printed\n%s", stdout)
+		t.Errorf("doctor printed\n%s\nwant it with %q", stdout, "All that is needed is here")
 	}
 }
 
@@ -56,7 +58,7 @@ func TestDoctorFindsBrokenCodec(t *testing.T) {
 		return err
 	})
 	if f.State != "missing" || f.ToDo == "" {
-		t.Errorf("a codec that cannot decode is %+v", f)
+		t.Errorf("a codec that cannot decode is %+v, want f.State = %q, f.ToDo not \"\"", f, "missing")
 	}
 }
 
@@ -64,10 +66,10 @@ func TestDoctorFindsBrokenCodec(t *testing.T) {
 func TestDoctorSaysWhatToDoAboutALibrary(t *testing.T) {
 	f := notLoaded("shim", errors.New("there is no x.so in any of\n  /a (the clone)\n  /b (the cache)\nrun `make`"))
 	if want := (finding{"missing", "shim", "there is no x.so in any of /a (the clone), /b (the cache)", "run `make`"}); f != want {
-		t.Errorf("%+v", f)
+		t.Errorf("%+v, want %v", f, want)
 	}
 	if f := notLoaded("shim", errors.New("it is old: run `make`")); f.Found != "it is old: run `make`" || f.ToDo != "" {
-		t.Errorf("%+v", f)
+		t.Errorf("%+v, want f.Found = %q, f.ToDo = \"\"", f, "it is old: run `make`")
 	}
 }
 
@@ -85,7 +87,7 @@ func TestDoctorNamesAnIgnoredLibTorch(t *testing.T) {
 		status, stdout, _ := command(t, "doctor", "-json")
 		var report struct{ Findings []finding }
 		if err := json.Unmarshal([]byte(stdout), &report); status != 0 || err != nil {
-			t.Fatalf("status %d, %v in %q", status, err, stdout)
+			t.Fatalf("status %d, %v in %q, want status 0, no error", status, err, stdout)
 		}
 		at := slices.IndexFunc(report.Findings, func(f finding) bool { return f.What == "LIBTORCH" })
 		if (at >= 0) != ignored {

@@ -60,7 +60,7 @@ func TestDoctorShowsThreads(t *testing.T) {
 		}
 	}
 	if _, stdout, _ := command(t, "doctor"); !strings.Contains(stdout, "(GOMAXPROCS; ") {
-		t.Errorf("the doctor printed no threads:\n%s", stdout)
+		t.Errorf("the doctor printed no threads:\n%s\nwant it with %q", stdout, "(GOMAXPROCS; ")
 	}
 }
 

@@ -34,7 +34,7 @@ func TestEvaluateCountsWhatPredictSays(t *testing.T) {
 	checkpoint, _ := untrained(t, classes...)
 	status, stdout, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-top", "99", "-json", folder)
 	if status != 0 {
-		t.Fatalf("status %d, %s", status, stderr)
+		t.Fatalf("status %d, %s, want 0", status, stderr)
 	}
 	want := evaluation{Checkpoint: checkpoint, Model: "resnet18", Size: 32, Archive: folder}
 	for _, class := range classes {
@@ -69,13 +69,13 @@ func TestEvaluateCountsWhatPredictSays(t *testing.T) {
 	status, stdout, stderr = command(t, "evaluate", "-checkpoint", checkpoint, "-archive", folder, "-device", "cpu", "-batch", "7", "-json", "-out", out)
 	var got evaluation
 	if err := json.Unmarshal([]byte(stdout), &got); status != 0 || err != nil {
-		t.Fatalf("status %d, %s%v", status, stderr, err)
+		t.Fatalf("status %d, %s%v, want status 0, no error", status, stderr, err)
 	}
 	counted := map[[2]string]int64{}
 	for _, c := range got.Confusions {
 		counted[[2]string{c.Class, c.TakenFor}] = c.Images
 		if at := want.Classes[slices.Index(classes, c.Class)]; c.Share != float64(c.Images)/float64(at.Images) {
-			t.Errorf("%+v of %+v", c, at)
+			t.Errorf("%+v of %+v, want %v", c, at, float64(c.Images)/float64(at.Images))
 		}
 	}
 	if !reflect.DeepEqual(counted, taken) || len(taken) == 0 {
@@ -118,7 +118,7 @@ func TestEvaluateATraining(t *testing.T) {
 		status, stdout, stderr := command(t, append(args, "-amp", amp)...)
 		var e evaluation
 		if err := json.Unmarshal([]byte(stdout), &e); status != 0 || err != nil {
-			t.Fatalf("status %d, %s%v", status, stderr, err)
+			t.Fatalf("status %d, %s%v, want status 0, no error", status, stderr, err)
 		}
 		format := func(v float64) string { return strconv.FormatFloat(v, 'g', 8, 64) }
 		figures[amp] = format(e.Loss) + " " + format(e.Top1)
@@ -181,7 +181,8 @@ func TestTrainPrintsConfusions(t *testing.T) {
 	o := trainOptions{out: "run1", epochs: 1}
 	report := &train.Report{Epochs: []train.Epoch{{Epoch: 1, Best: true, Eval: &train.Metrics{Samples: 4, Classes: 2, Top1: 0.75, Confusion: [][]int64{{1, 1}, {0, 2}}}}}}
 	if err := o.finish(report, 0, []string{"cat", "dog"}, &out); err != nil || !strings.Contains(out.String(), "\ncat         dog             1          50.0 %\n") {
-		t.Errorf("%v, %s", err, out.String())
+		t.Errorf("%v, %s, want no error, out with %q",
+			err, out.String(), "\ncat         dog             1          50.0 %\n")
 	}
 }
 
@@ -248,17 +249,20 @@ func TestEvaluateGoesOnWithoutBadImages(t *testing.T) {
 	fix := "`torchstream inspect -fix OUT " + archive + "` writes an archive without"
 	status, stdout, stderr := command(t, args...)
 	if says := "(" + fix + " the bad members, -bad-samples skip leaves them out)\n"; status != 1 || stdout != "" || !strings.HasSuffix(stderr, says) {
-		t.Errorf("status %d, %s%s", status, stdout, stderr)
+		t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr ending with %q",
+			status, stdout, stderr, says)
 	}
 	args = append(args, "-bad-samples", "skip")
 	status, stdout, stderr = command(t, args...)
 	if says := archive + ": 1 bad image left out: b/bad.png: " + fix + "\n"; status != 0 || !strings.Contains(stdout, archive+": 2 images, loss ") || !strings.HasSuffix(stdout, says) {
-		t.Errorf("status %d, %s%s", status, stdout, stderr)
+		t.Errorf("status %d, %s%s, want status 0, stdout with %q, stdout ending with %q",
+			status, stdout, stderr, archive+": 2 images, loss ", says)
 	}
 	status, stdout, stderr = command(t, append(args, "-json")...)
 	var e evaluation
 	if err := json.Unmarshal([]byte(stdout), &e); status != 0 || err != nil || e.Images != 2 || e.BadImages != 1 {
-		t.Errorf("status %d, %v, %s%s", status, err, stdout, stderr)
+		t.Errorf("status %d, %v, %s%s, want status 0, no error, e.Images = 2, e.BadImages = 1",
+			status, err, stdout, stderr)
 	}
 }
 

@@ -18,7 +18,8 @@ func TestIndexLiesBesideTheArchive(t *testing.T) {
 	archive := clitest.WriteTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
 	status, stdout, stderr := command(t, "index", archive)
 	if status != 0 || !strings.Contains(stdout, archive+".tsidx") || !strings.Contains(stdout, "2 samples of 2 classes") || !strings.Contains(stdout, "any order") {
-		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+		t.Errorf("status %d, %q, %q, want status 0, stdout with %q and %q and %q",
+			status, stdout, stderr, archive+".tsidx", "2 samples of 2 classes", "any order")
 	}
 	if _, err := os.Stat(archive + ".tsidx"); err != nil {
 		t.Error(err)
@@ -39,7 +40,8 @@ func TestIndexOfWebDataset(t *testing.T) {
 	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat", "s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.cls": "dog"})
 	status, stdout, stderr := command(t, "index", "-webdataset", web)
 	if status != 0 || !strings.Contains(stdout, "2 samples of 2 classes") {
-		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+		t.Errorf("status %d, %q, %q, want status 0, stdout with %q",
+			status, stdout, stderr, "2 samples of 2 classes")
 	}
 	made, err := os.ReadFile(web + ".tsidx")
 	if err != nil {
@@ -47,14 +49,17 @@ func TestIndexOfWebDataset(t *testing.T) {
 	}
 	_, stdout, stderr = command(t, "inspect", "-index", "-webdataset", web)
 	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || !strings.Contains(stdout, "cat") || !strings.Contains(stdout, "dog") {
-		t.Errorf("the index has changed, or %q, %q, error %v", stdout, stderr, err)
+		t.Errorf("stdout %q, stderr %q, reading the index: %v, want %q and %q in stdout and the index unchanged",
+			stdout, stderr, err, "cat", "dog")
 	}
 	status, _, stderr = command(t, "inspect", "-index", web)
 	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 || !strings.Contains(stderr, "inspect it with -webdataset") {
-		t.Errorf("the index has changed, or status %d, %q, error %v", status, stderr, err)
+		want := "inspect it with -webdataset"
+		t.Errorf("status %d, stderr %q, reading the index: %v, want another status than 0, %q and the index unchanged",
+			status, stderr, err, want)
 	}
 	if _, stdout, stderr = command(t, "inspect", "-webdataset", web); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
-		t.Errorf("%q, %q", stdout, stderr)
+		t.Errorf("%q, %q, want stdout with %q and %q", stdout, stderr, "2 in 2 classes, 2 bad", "dog")
 	}
 }
 
@@ -64,7 +69,8 @@ func TestIndexOfMasks(t *testing.T) {
 	archive := clitest.WriteTar(t, map[string]string{"i/1.png": png, "m/1.png": png, "i/2.png": png, "notes.txt": "text"})
 	status, stdout, stderr := command(t, "index", "-masks", "i/*.png,m/*.png", archive)
 	if status != 0 || !strings.Contains(stdout, "1 sample of 0 classes") {
-		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+		t.Errorf("status %d, %q, %q, want status 0, stdout with %q",
+			status, stdout, stderr, "1 sample of 0 classes")
 	}
 	made, err := os.ReadFile(archive + ".tsidx")
 	if err != nil {
@@ -78,11 +84,11 @@ func TestIndexOfMasks(t *testing.T) {
 		t.Errorf("%d samples", l.Len())
 	}
 	if now, err := os.ReadFile(archive + ".tsidx"); err != nil || string(now) != string(made) {
-		t.Errorf("the index has changed; %v", err)
+		t.Errorf("reading the index: %v, %d bytes, want no error and the %d bytes unchanged", err, len(now), len(made))
 	}
 	for says, pattern := range map[string]string{"with a comma": "i/*.png", "needs one": "i,m/*", "no image has a mask": "i/*,n/*"} {
 		if status, _, stderr := command(t, "index", "-masks", pattern, archive); status == 0 || !strings.Contains(stderr, says) {
-			t.Errorf("%s: status %d, %q", pattern, status, stderr)
+			t.Errorf("%s: status %d, %q, want status not 0, stderr with %q", pattern, status, stderr, says)
 		}
 	}
 }
@@ -94,7 +100,7 @@ func TestIndexErrors(t *testing.T) {
 	} {
 		t.Run(says, func(t *testing.T) {
 			if status, _, stderr := command(t, "index", path); status != 1 || !strings.Contains(stderr, says) {
-				t.Errorf("status %d, %q", status, stderr)
+				t.Errorf("status %d, %q, want status 1, stderr with %q", status, stderr, says)
 			}
 		})
 	}
@@ -118,10 +124,12 @@ func TestOutputsReplaceOnlyTheirOwnKind(t *testing.T) {
 	} {
 		status, stdout, stderr := command(t, args...)
 		if status != 1 || !strings.Contains(stderr, archive+" is a file of another kind") || stdout != "" {
-			t.Errorf("%q: status %d, %q, %q", args, status, stdout, stderr)
+			t.Errorf("%q: status %d, %q, %q, want status 1, stderr with %q, stdout \"\"",
+				args, status, stdout, stderr, archive+" is a file of another kind")
 		}
 		if now, err := os.ReadFile(archive); err != nil || string(now) != string(photo) {
-			t.Fatalf("%q: the archive is gone: %v", args, err)
+			t.Fatalf("%q: reading the archive: %v, %d bytes, want no error and the %d bytes unchanged",
+				args, err, len(now), len(photo))
 		}
 	}
 	// The output of an earlier run and an empty file are replaced.
@@ -135,7 +143,7 @@ func TestOutputsReplaceOnlyTheirOwnKind(t *testing.T) {
 		}
 		for range 2 {
 			if status, _, stderr := command(t, args...); status != 0 {
-				t.Errorf("%q: status %d, %q", args, status, stderr)
+				t.Errorf("%q: status %d, %q, want 0", args, status, stderr)
 			}
 		}
 	}
@@ -149,23 +157,25 @@ func TestIndexOfList(t *testing.T) {
 		t.Fatal(err)
 	}
 	if status, stdout, stderr := command(t, "index", "-list", list, path); status != 0 || !strings.Contains(stdout, "2 samples of 2 classes") {
-		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+		t.Errorf("status %d, %q, %q, want status 0, stdout with %q",
+			status, stdout, stderr, "2 samples of 2 classes")
 	}
 	if _, stdout, stderr := command(t, "inspect", "-index", "-list", list, path); !strings.Contains(stdout, "2 in 2 classes") || !strings.Contains(stdout, "dog") {
-		t.Errorf("%q, %q", stdout, stderr)
+		t.Errorf("%q, %q, want stdout with %q and %q", stdout, stderr, "2 in 2 classes", "dog")
 	}
 	if _, stdout, stderr := command(t, "inspect", "-list", list, path); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
-		t.Errorf("%q, %q", stdout, stderr)
+		t.Errorf("%q, %q, want stdout with %q and %q", stdout, stderr, "2 in 2 classes, 2 bad", "dog")
 	}
 	good := clitest.WriteTar(t, map[string]string{"1.png": onePixel(t), "a/2.png": onePixel(t), "a/3.png": onePixel(t)})
 	if err := os.WriteFile(list, []byte("1.png,cat\na/2.png,dog\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if status, stdout, stderr := command(t, "preview", "-archive", good, "-list", list, "-size", "16", "-o", list+".png"); status != 0 || !strings.Contains(stdout, "2 samples in 1 batch, 2 classes") {
-		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+		t.Errorf("status %d, %q, %q, want status 0, stdout with %q",
+			status, stdout, stderr, "2 samples in 1 batch, 2 classes")
 	}
 	if status, _, stderr := command(t, "inspect", "-fix", list+".tar", "-list", list, path); status != 2 || !strings.Contains(stderr, "-fix takes no -list") {
-		t.Errorf("status %d, %q", status, stderr)
+		t.Errorf("status %d, %q, want status 2, stderr with %q", status, stderr, "-fix takes no -list")
 	}
 }
 

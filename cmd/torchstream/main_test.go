@@ -36,7 +36,8 @@ func TestHelpIsATable(t *testing.T) {
 		rows++
 		const column = 42
 		if len(line) <= column || line[column-2:column] != "  " || line[column] == ' ' {
-			t.Errorf("what the command does is not in column %d of %q", column, line)
+			t.Errorf("what the command does is not in column %d of %q, want len(line) above %v, "+
+				"line[column-2 : column] = %q, line[column] not ' '", column, line, column, "  ")
 		}
 	}
 	if status != 0 || rows != len(commands())-1+len(benchmarks()) {
@@ -88,7 +89,7 @@ func TestCommandLine(t *testing.T) {
 			t.Errorf("torchstream %q: the list of options hides the mistake:\n%s", c.args, stderr)
 		}
 		if stdout != "" {
-			t.Errorf("torchstream %q: got %q on the wrong one of stdout and stderr", c.args, stdout)
+			t.Errorf("torchstream %q: got %q on the wrong one of stdout and stderr, want none there", c.args, stdout)
 		}
 	}
 }
@@ -96,7 +97,7 @@ func TestCommandLine(t *testing.T) {
 func TestHelp(t *testing.T) {
 	status, stdout, stderr := command(t, "help")
 	if status != 0 || stderr != "" {
-		t.Fatalf("status %d, stderr %q", status, stderr)
+		t.Fatalf("status %d, stderr %q, want status 0, stderr \"\"", status, stderr)
 	}
 	for _, name := range []string{"doctor", "inspect", "preview", "bench loader"} {
 		if !strings.Contains(stdout, name) {
@@ -118,11 +119,12 @@ func TestHelpFitsATerminal(t *testing.T) {
 	for name, args := range texts {
 		status, stdout, stderr := command(t, args...)
 		if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "usage: torchstream "+name) {
-			t.Errorf("%s -h: status %d, %s%s", name, status, stdout, stderr)
+			t.Errorf("%s -h: status %d, %s%s, want status 0, stderr \"\", stdout beginning with %q",
+				name, status, stdout, stderr, "usage: torchstream "+name)
 		}
 		for line := range strings.Lines(stdout) {
 			if n := utf8.RuneCountInString(line) - 1; n > 100 {
-				t.Errorf("%s -h: %d columns: %s", name, n, line)
+				t.Errorf("%s -h: %d columns: %s, want at most 100", name, n, line)
 			}
 			if strings.HasPrefix(line, "  -") && strings.HasSuffix(line, " value\n") {
 				t.Errorf("%s -h: no name for the value of %s", name, line)
@@ -133,7 +135,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 	_, benchmarks, _ := command(t, "bench", "help")
 	for line := range strings.Lines(list + benchmarks) {
 		if n := utf8.RuneCountInString(line) - 1; n > 100 {
-			t.Errorf("help: %d columns: %s", n, line)
+			t.Errorf("help: %d columns: %s, want at most 100", n, line)
 		}
 	}
 }
@@ -143,11 +145,14 @@ func TestBenchHelp(t *testing.T) {
 	for _, name := range []string{"-h", "--help", "help"} {
 		status, stdout, stderr := command(t, "bench", name)
 		if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "usage: torchstream bench NAME") || strings.Contains(stdout, "torchstream inspect") {
-			t.Errorf("bench %s: status %d, %q, %s", name, status, stderr, stdout)
+			t.Errorf("bench %s: status %d, %q, %s, want status 0, stderr \"\", stdout beginning with "+
+				"%q, stdout without %q",
+				name, status, stderr, stdout, "usage: torchstream bench NAME", "torchstream inspect")
 		}
 		for _, e := range benchmarks() {
 			if !strings.Contains(stdout, "  torchstream bench "+e.Name+" ") {
-				t.Errorf("bench %s does not list %s:\n%s", name, e.Name, stdout)
+				t.Errorf("bench %s does not list %s:\n%s\nwant it with %q",
+					name, e.Name, stdout, "  torchstream bench "+e.Name+" ")
 			}
 		}
 	}
@@ -165,11 +170,11 @@ func TestByteSize(t *testing.T) {
 func TestBenchLoader(t *testing.T) {
 	status, stdout, stderr := command(t, "bench", "loader", "-archive", photos, "-batch", "16", "-workers", "2", "-size", "32", "-seconds", "0.05", "-json")
 	if status != 0 {
-		t.Fatalf("status %d: %s", status, stderr)
+		t.Fatalf("status %d: %s, want 0", status, stderr)
 	}
 	var fields map[string]any
 	if err := json.Unmarshal([]byte(stdout), &fields); err != nil {
-		t.Fatalf("%v in %q", err, stdout)
+		t.Fatalf("%v in %q, want no error", err, stdout)
 	}
 	for field, atLeast := range map[string]float64{
 		"images_per_second": 1, "cpu_seconds_per_1000_images": 0.001, "peak_rss_bytes": 1 << 20, "workers": 2, "batch": 16, "bad_samples": 0, "images": 16, "epochs": 1,
@@ -191,14 +196,14 @@ func TestBenchLoaderProfile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cpu.out")
 	args := []string{"bench", "loader", "-archive", photos, "-size", "16", "-seconds", "0.05", "-cpuprofile", path}
 	if status, _, stderr := command(t, args...); status != 0 {
-		t.Fatalf("status %d: %s", status, stderr)
+		t.Fatalf("status %d: %s, want 0", status, stderr)
 	}
 	profile, err := os.ReadFile(path)
 	if err != nil || !bytes.HasPrefix(profile, []byte("\x1f\x8b")) { // gzip's magic number
 		t.Errorf("%d bytes, %v", len(profile), err)
 	}
 	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, path) {
-		t.Errorf("status %d: %s", status, stderr)
+		t.Errorf("status %d: %s, want status 1, stderr with %q", status, stderr, path)
 	}
 }
 
@@ -211,7 +216,8 @@ func TestBenchLoaderContracts(t *testing.T) {
 	})
 	status, stdout, _ := command(t, "bench", "loader", "-archive", photos, "-size", "16", "-epochs", "1")
 	if status != 0 || !strings.Contains(stdout, "decoding") || !strings.Contains(stdout, "after epoch 0") {
-		t.Errorf("status %d: %s", status, stdout)
+		t.Errorf("status %d: %s, want status 0, stdout with %q and %q",
+			status, stdout, "decoding", "after epoch 0")
 	}
 	checkUsage(t, [][]string{{"-contract", "test"}, {"-epochs", "-1"}})
 }
@@ -232,7 +238,8 @@ func checkContracts(t *testing.T, cases []contractCase) {
 			Stats                                map[string]any `json:"stats"`
 		}
 		if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
-			t.Fatalf("%s: status %d, %v in %q, stderr %q", c.args, status, err, stdout, stderr)
+			t.Fatalf("%s: status %d, %v in %q, stderr %q, want no error, status 0",
+				c.args, status, err, stdout, stderr)
 		}
 		decode, _ := r.Stats["decode_seconds"].(float64)
 		if r.Contract != c.contract || r.Device != c.device || r.Images < 16 || r.Advice == "" || decode <= 0 || (r.Finish > 0) != (c.device == "cpu") || r.Waited < 0 || r.Waited > 1 {
@@ -250,7 +257,7 @@ func checkUsage(t *testing.T, lines [][]string) {
 	t.Helper()
 	for _, args := range lines {
 		if status, _, stderr := command(t, append([]string{"bench", "loader", "-archive", photos}, args...)...); status != 2 || !strings.Contains(stderr, args[0][1:]) {
-			t.Errorf("%q: status %d, %s", args, status, stderr)
+			t.Errorf("%q: status %d, %s, want status 2, stderr with %q", args, status, stderr, args[0][1:])
 		}
 	}
 }
@@ -261,7 +268,7 @@ func TestBenchLoaderWithoutGoodSamples(t *testing.T) {
 	path := clitest.WriteTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture"})
 	status, _, stderr := command(t, "bench", "loader", "-archive", path, "-seconds", "0.05", "-json")
 	if status != 1 || stderr == "" {
-		t.Errorf("status %d, stderr %q", status, stderr)
+		t.Errorf("status %d, stderr %q, want status 1, stderr not \"\"", status, stderr)
 	}
 }
 
@@ -278,20 +285,20 @@ func TestInspect(t *testing.T) {
 	status, stdout, stderr := command(t, "inspect", "-json", photos)
 	var r inspection
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
-		t.Fatalf("status %d, %v in %q, stderr %q", status, err, stdout, stderr)
+		t.Fatalf("status %d, %v in %q, stderr %q, want no error, status 0", status, err, stdout, stderr)
 	}
 	if r.Samples != 192 || len(r.Classes) != 12 || len(r.Bad) != 0 || r.Format != "tar.gz" {
 		t.Errorf("%d samples, %d classes, %d bad, format %q; want 192, 12, 0, tar.gz", r.Samples, len(r.Classes), len(r.Bad), r.Format)
 	}
 	if c := r.Classes[3]; c.Name != "cat" || c.Label != 3 || c.Samples != 16 {
-		t.Errorf("class 3 is %+v", c)
+		t.Errorf("class 3 is %+v, want c.Name = %q, c.Label = 3, c.Samples = 16", c, "cat")
 	}
 	if r.Width.Min < 64 || r.Width.Max > 128 || r.Formats["PNG"] == 0 || r.Formats["JPEG grey"] == 0 || r.Formats["JPEG progressive"] == 0 {
 		t.Errorf("widths %+v, formats %v", r.Width, r.Formats)
 	}
 	status, stdout, _ = command(t, "inspect", photos)
 	if status != 0 || !strings.Contains(stdout, "192 in 12 classes, 0 bad") {
-		t.Errorf("status %d, %s", status, stdout)
+		t.Errorf("status %d, %s, want status 0, stdout with %q", status, stdout, "192 in 12 classes, 0 bad")
 	}
 }
 
@@ -307,7 +314,7 @@ func TestInspectIndex(t *testing.T) {
 	}
 	status, want, _ := command(t, "inspect", "-json", path)
 	if status != 0 {
-		t.Fatalf("status %d", status)
+		t.Fatalf("status %d, want 0", status)
 	}
 	for range 2 {
 		if status, got, stderr := command(t, "inspect", "-index", "-json", path); status != 0 || got != want {
@@ -323,17 +330,17 @@ func TestInspectBadMembers(t *testing.T) {
 	path := clitest.WriteTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture", "a/empty.png": "", "a/notes.txt": "hello", "readme": "no class"})
 	status, stdout, _ := command(t, "inspect", "-show", "1", path)
 	if status != 1 {
-		t.Errorf("status %d", status)
+		t.Errorf("status %d, want 1", status)
 	}
 	for _, want := range []string{"2 in 1 class, 2 bad", "ignored  2 members that are no image", "a/broken.jpg", "and 1 more"} {
 		if !strings.Contains(stdout, want) {
-			t.Errorf("%q is not in\n%s", want, stdout)
+			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 		}
 	}
 	status, stdout, _ = command(t, "inspect", "-json", path)
 	var r inspection
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 1 {
-		t.Fatalf("status %d, %v in %q", status, err, stdout)
+		t.Fatalf("status %d, %v in %q, want no error, status 1", status, err, stdout)
 	}
 	if len(r.Bad) != 2 || r.BadBy["empty"] != 1 || r.Ignored != 2 {
 		t.Errorf("%+v, want 2 bad, one of them empty, and 2 ignored", r)
@@ -355,7 +362,7 @@ func TestInspectForeignNames(t *testing.T) {
 	_, stdout, _ := command(t, "inspect", path)
 	for _, want := range []string{`: "c\x1b[2J\n`, `  "a\x1b[2J\n`, "\n" + `"a\x1b[2J\nsamples  1 in 1 class, 0 bad\u202e/x\x1b[2J`, "  b  ", "\nb/y.jpg  "} {
 		if !strings.Contains(stdout, want) {
-			t.Errorf("no %s in\n%s", want, stdout)
+			t.Errorf("got\n%s\nwant it to contain %s", stdout, want)
 		}
 	}
 }
@@ -371,9 +378,10 @@ func TestInspectDamagedArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, stdout, _ := command(t, "inspect", path)
-	if status != 1 || !strings.Contains(stdout, "The archive is damaged") || !strings.Contains(stdout, "12 classes") ||
-		!strings.HasSuffix(stdout, "the file is cut off: unexpected EOF: fetch it again\n") {
-		t.Errorf("status %d\n%s", status, stdout)
+	if want := "the file is cut off: unexpected EOF: fetch it again\n"; status != 1 || !strings.Contains(stdout, "The archive is damaged") || !strings.Contains(stdout, "12 classes") ||
+		!strings.HasSuffix(stdout, want) {
+		t.Errorf("status %d\n%s\nwant status 1, stdout with %q and %q, stdout ending with %q",
+			status, stdout, "The archive is damaged", "12 classes", want)
 	}
 	// inspect itself lists the readable part, so only other commands refer to it.
 	advice := "fetch it again (`torchstream inspect " + path + "` lists what is readable)\n"
@@ -382,7 +390,8 @@ func TestInspectDamagedArchive(t *testing.T) {
 		says string
 	}{{[]string{"inspect", "-index", path}, "fetch it again\n"}, {[]string{"index", path}, advice}} {
 		if status, stdout, stderr := command(t, c.args...); status != 1 || stdout != "" || !strings.HasSuffix(stderr, c.says) {
-			t.Errorf("%q: status %d, %s%s", c.args, status, stdout, stderr)
+			t.Errorf("%q: status %d, %s%s, want status 1, stdout \"\", stderr ending with %q",
+				c.args, status, stdout, stderr, c.says)
 		}
 	}
 }
@@ -396,7 +405,8 @@ func TestInspectOfAnotherFile(t *testing.T) {
 		}
 		status, stdout, stderr := command(t, "inspect", path)
 		if status != 1 || stdout != "" || !strings.Contains(stderr, `it is no archive (it begins with "hello`) {
-			t.Errorf("%s: status %d\n%s%s", name, status, stdout, stderr)
+			t.Errorf("%s: status %d\n%s%s\nwant status 1, stdout \"\", stderr with %q",
+				name, status, stdout, stderr, `it is no archive (it begins with "hello`)
 		}
 	}
 }
@@ -418,11 +428,12 @@ func TestInspectOfImagesInNoDirectory(t *testing.T) {
 	path := clitest.WriteTar(t, map[string]string{"a.png": "", "b.jpg": ""})
 	status, stdout, _ := command(t, "inspect", path)
 	if status != 1 || !strings.Contains(stdout, "0 in 0 classes") || !strings.Contains(stdout, "\n"+noClass+"\n-webdataset takes labels") {
-		t.Errorf("status %d\n%s", status, stdout)
+		t.Errorf("status %d\n%s\nwant status 1, stdout with %q and %q",
+			status, stdout, "0 in 0 classes", "\n"+noClass+"\n-webdataset takes labels")
 	}
 	path = clitest.WriteTar(t, map[string]string{"a/a.png": "", "b/b.jpg": ""})
 	if _, stdout, _ := command(t, "inspect", path); strings.Contains(stdout, noClass) {
-		t.Errorf("of samples:\n%s", stdout)
+		t.Errorf("of samples:\n%s\nwant it without %q", stdout, noClass)
 	}
 }
 
@@ -443,17 +454,19 @@ func TestInspectDamagedImages(t *testing.T) {
 		status, stdout, _ := command(t, slices.Concat([]string{"inspect", "-json"}, c.args, []string{path})...)
 		var r inspection
 		if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != c.status || len(r.Bad) != c.bad || len(r.Warned) != c.warned {
-			t.Errorf("%v: status %d, %v in %s", c.args, status, err, stdout)
+			t.Errorf("%v: status %d, %v in %s, want no error, status %v, len(r.Bad) = %v, len(r.Warned) "+
+				"= %v", c.args, status, err, stdout, c.status, c.bad, c.warned)
 		}
 	}
 	_, stdout, _ := command(t, "inspect", path)
 	for _, want := range []string{"2 in 1 class, 0 bad", "damaged members that are decoded all the same: 1", "a/short.png  damaged  truncated PNG"} {
 		if !strings.Contains(stdout, want) {
-			t.Errorf("%q is not in\n%s", want, stdout)
+			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 		}
 	}
 	if status, _, stderr := command(t, "inspect", "-damaged", "perhaps", path); status != 2 || !strings.Contains(stderr, "not warned, partial or refuse") {
-		t.Errorf("status %d, %q", status, stderr)
+		t.Errorf("status %d, %q, want status 2, stderr with %q",
+			status, stderr, "not warned, partial or refuse")
 	}
 }
 
@@ -467,12 +480,13 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 	path := clitest.WriteTar(t, map[string]string{"a/good.png": good, "a/bad.png": bad, "b/bad.png": bad})
 	out := filepath.Join(t.TempDir(), "out.tgz")
 	if status, _, stderr := command(t, "inspect", "-fix", out, path); status != 1 || !strings.Contains(stderr, "-drop-classes") {
-		t.Errorf("status %d, %q", status, stderr)
+		t.Errorf("status %d, %q, want status 1, stderr with %q", status, stderr, "-drop-classes")
 	}
 	status, stdout, stderr := command(t, "inspect", "-drop-classes", "-fix", out, path)
 	for _, want := range []string{"wrote " + out, "1 member; 2 left out, 0 written again", "class b has no member left", "refused        2  damaged: PNG"} {
 		if status != 0 || !strings.Contains(stdout, want) {
-			t.Errorf("status %d, no %q in\n%s%s", status, want, stdout, stderr)
+			t.Errorf("status %d, no %q in\n%s%s\nwant status 0, stdout with %q",
+				status, want, stdout, stderr, want)
 		}
 	}
 	_, stdout, _ = command(t, "inspect", "-json", "-drop-classes", "-fix", filepath.Join(t.TempDir(), "again.tgz"), path)
@@ -482,7 +496,7 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 		t.Errorf("%v in %s", err, stdout)
 	}
 	if status, stdout, _ := command(t, "inspect", out); status != 0 || !strings.Contains(stdout, "1 in 1 class, 0 bad") {
-		t.Errorf("status %d\n%s", status, stdout)
+		t.Errorf("status %d\n%s\nwant status 0, stdout with %q", status, stdout, "1 in 1 class, 0 bad")
 	}
 	data, err := os.ReadFile(photos)
 	if err != nil {
@@ -494,7 +508,7 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 	}
 	before, _ := os.ReadFile(out) // compared below
 	if status, _, stderr := command(t, "inspect", "-drop-classes", "-fix", out, path); status != 1 || !strings.Contains(stderr, out+" exists, and") {
-		t.Errorf("status %d, %q", status, stderr)
+		t.Errorf("status %d, %q, want status 1, stderr with %q", status, stderr, out+" exists, and")
 	}
 	if now, err := os.ReadFile(out); err != nil || !bytes.Equal(now, before) {
 		t.Errorf("the file that was there is gone: %v", err)
@@ -506,10 +520,11 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 	}
 	for _, args := range [][]string{{"-fix", out, "-index"}, {"-drop-classes"}} {
 		if status, _, stderr := command(t, slices.Concat([]string{"inspect"}, args, []string{path})...); status != 2 {
-			t.Errorf("%v: status %d, %q", args, status, stderr)
+			t.Errorf("%v: status %d, %q, want 2", args, status, stderr)
 		}
 	}
 	if status, _, stderr := command(t, "inspect", "-fix", path, path); status != 1 || !strings.Contains(stderr, "is the archive that is read") {
-		t.Errorf("status %d, %q", status, stderr)
+		t.Errorf("status %d, %q, want status 1, stderr with %q",
+			status, stderr, "is the archive that is read")
 	}
 }

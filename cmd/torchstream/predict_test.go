@@ -95,7 +95,8 @@ func TestPredictIsTheEvaluation(t *testing.T) {
 	writeFile(t, filepath.Join(folder, "notes.txt"), "no image")
 	status, stdout, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "2", "-top", "9", "-json", folder)
 	if status != 0 || stderr != "torchstream: 1 file left out: no images\n" {
-		t.Fatalf("status %d, %s", status, stderr)
+		t.Fatalf("status %d, %s, want status 0, stderr %q",
+			status, stderr, "torchstream: 1 file left out: no images\n")
 	}
 	loader, err := imageloader.Open(folder, imageloader.Options{BatchSize: 8, Transform: imageloader.Eval(36, 32)})
 	if err != nil {
@@ -132,7 +133,7 @@ func TestPredictIsTheEvaluation(t *testing.T) {
 		}
 	}
 	if err := rows.Decode(&predictedFile{}); compared != 5 || err != io.EOF {
-		t.Errorf("%d rows, and then %v", compared, err)
+		t.Errorf("%d rows, and then %v, want compared = 5, err = %v", compared, err, io.EOF)
 	}
 }
 
@@ -150,7 +151,8 @@ func TestPredictTable(t *testing.T) {
 	status, stdout, stderr := command(t, append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "1"}, names...)...)
 	lines := strings.Split(strings.TrimSuffix(stdout, "\n"), "\n")
 	if status != 0 || stderr != "" || len(lines) != 3 {
-		t.Fatalf("status %d, %s%s", status, stdout, stderr)
+		t.Fatalf("status %d, %s%s, len(lines) %v, want status 0, stderr \"\", len(lines) = 3",
+			status, stdout, stderr, len(lines))
 	}
 	column := utf8.RuneCountInString(names[2]) + 2 + len("Eichhornchen") + 2
 	for i, line := range lines {
@@ -195,7 +197,8 @@ func TestPredictBadFiles(t *testing.T) {
 			}
 		}
 		if status != 1 || !slices.Equal(classified, good) || !slices.Equal(bad, []string{missing, cut, text, large, photos}) {
-			t.Errorf("-batch %s: status %d, classified %q, bad %q", batch, status, classified, bad)
+			t.Errorf("-batch %s: status %d, classified %q, bad %q, want status 1, classified = %v, bad "+
+				"= %+v", batch, status, classified, bad, good, []string{missing, cut, text, large, photos})
 		}
 		for _, says := range []string{
 			missing + ": no such file", cut + ": damaged: ", text + ": not an image", large + ": too large: more than 64 MiB", photos + ": an archive, not an image: unpack it",

@@ -31,7 +31,8 @@ func TestPreview(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "sheet.png")
 	status, stdout, stderr := command(t, "preview", "-archive", clitest.WriteTar(t, files), "-o", out, "-batch", "2", "-batches", "2", "-columns", "2", "-size", "64")
 	if status != 0 || !strings.Contains(stdout, "3 samples in 2 batches, 3 classes") || !strings.Contains(stdout, "1 bad") {
-		t.Fatalf("status %d, %q, %q", status, stdout, stderr)
+		t.Fatalf("status %d, %q, %q, want status 0, stdout with %q and %q",
+			status, stdout, stderr, "3 samples in 2 batches, 3 classes", "1 bad")
 	}
 	f, err := os.Open(out)
 	if err != nil {
@@ -65,12 +66,12 @@ func TestPreview(t *testing.T) {
 			}
 		}
 		if written < 50 {
-			t.Errorf("there is no writing under picture %v", place)
+			t.Errorf("there is no writing under picture %v, written %v, want at least 50", place, written)
 		}
 	}
 	for class, c := range colors {
 		if seen[c] != 1 {
-			t.Errorf("%s is %d times on the sheet", class, seen[c])
+			t.Errorf("%s is %d times on the sheet, want 1", class, seen[c])
 		}
 	}
 	if c := at(1, 1, 30, 30); c != sheetPaper {
@@ -97,10 +98,11 @@ func TestPreviewErrors(t *testing.T) {
 		{[]string{"-archive", photos, "-o", filepath.Join(dir, "no", "folder.png")}, 1, "folder.png"},
 	} {
 		if status, _, stderr := command(t, append([]string{"preview"}, c.args...)...); status != c.status || !strings.Contains(stderr, c.says) {
-			t.Errorf("preview %q: status %d, stderr %q", c.args, status, stderr)
+			t.Errorf("preview %q: status %d, stderr %q, want status %v, stderr with %q",
+				c.args, status, stderr, c.status, c.says)
 		}
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
-		t.Errorf("files are left: %v", left)
+		t.Errorf("files are left: %v, want none", left)
 	}
 }

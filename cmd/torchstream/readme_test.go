@@ -28,6 +28,6 @@ func TestReadmeProgramCompiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command(goTool, "vet", file).CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("%v\n%s\nwant no error", err, out)
 	}
 }

@@ -91,7 +91,7 @@ func TestCommandsHaveNoSecretOfURLs(t *testing.T) {
 		files++
 		data, err := os.ReadFile(path)
 		if strings.Contains(path+string(data), "SECRET") {
-			t.Errorf("%s has the secret", path)
+			t.Errorf("%s has the secret %q, want it nowhere", path, "SECRET")
 		}
 		return err
 	})

@@ -130,7 +130,7 @@ func TestSignalsEndCommands(t *testing.T) {
 				t.Errorf("%q, %v: %v, %s", args, s, command.ProcessState, stderr)
 			}
 			if left, err := os.ReadDir(command.Dir); err != nil || len(left) > 0 {
-				t.Errorf("%q, %v: %v is left, %v", args, s, left, err)
+				t.Errorf("%q, %v: %v is left, %v, want no error, len(left) = 0", args, s, left, err)
 			}
 		}
 	}

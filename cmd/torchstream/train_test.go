@@ -49,7 +49,7 @@ func trainSmall(t *testing.T, archive, out string, args ...string) string {
 	args = append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}, args...)
 	status, stdout, stderr := command(t, args...)
 	if status != 0 {
-		t.Fatalf("%q: status %d, %s", args, status, stderr)
+		t.Fatalf("%q: status %d, %s, want 0", args, status, stderr)
 	}
 	return stdout
 }
@@ -60,11 +60,11 @@ func TestTrain(t *testing.T) {
 	stdout := trainSmall(t, archive, out, "-test", clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}))
 	for _, want := range []string{"10 images in 2 classes", "\n    0       5  cat", "resnet18: 11177538 parameters", "test top-1", "6 steps, ", "torchstream predict -checkpoint " + filepath.Join(out, "best.pt"), "torch.load"} {
 		if !strings.Contains(stdout, want) {
-			t.Errorf("%q is not in\n%s", want, stdout)
+			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 		}
 	}
 	if strings.Contains(stdout, "typo") {
-		t.Errorf("a class is suspicious:\n%s", stdout)
+		t.Errorf("a class is suspicious:\n%s\nwant it without %q", stdout, "typo")
 	}
 	for _, name := range []string{"best.pt", "last.pt"} {
 		net, err := models.ByName("resnet18", models.Options{NumClasses: 2})
@@ -77,7 +77,7 @@ func TestTrain(t *testing.T) {
 		}
 		var classes []string
 		if err := json.Unmarshal([]byte(metadata["classes"]), &classes); err != nil || !reflect.DeepEqual(classes, []string{"cat", "dog"}) {
-			t.Errorf("classes %v, %v", classes, err)
+			t.Errorf("classes %v, %v, want no error, classes = %+v", classes, err, []string{"cat", "dog"})
 		}
 		for _, n := range nn.State(net) {
 			n.Tensor.Close()
@@ -87,7 +87,8 @@ func TestTrain(t *testing.T) {
 	// An explicit weight decay of 0 is not replaced by the optimizer's default.
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume", "-weight-decay", "0"}
 	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "weight-decay 0.01, not 0: resume") {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want status 1, stderr with %q",
+			status, stderr, "weight-decay 0.01, not 0: resume")
 	}
 
 	// Resuming a finished run reports that it is finished, and changes nothing.
@@ -101,7 +102,7 @@ func TestTrain(t *testing.T) {
 		"-out DIR -pretrained " + filepath.Join(out, "best.pt") + " trains its result further\n", "torchstream predict -checkpoint ",
 	} {
 		if !strings.Contains(stdout, want) {
-			t.Errorf("%q is not in\n%s", want, stdout)
+			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 		}
 	}
 	if now, err := os.ReadFile(filepath.Join(out, "last.pt")); err != nil || !bytes.Equal(now, last) {
@@ -113,7 +114,8 @@ func TestTrain(t *testing.T) {
 	for says, archives := range map[string][]string{"-archive: stat " + missing: {missing}, "-test: stat " + missing: {archive, "-test", missing}} {
 		args := append([]string{"train", "-device", "cpu", "-out", out, "-archive"}, archives...)
 		if status, stdout, stderr := command(t, args...); status != 1 || stdout != "" || !strings.Contains(stderr, says) {
-			t.Errorf("%q: status %d, %s%s", args, status, stdout, stderr)
+			t.Errorf("%q: status %d, %s%s, want status 1, stdout \"\", stderr with %q",
+				args, status, stdout, stderr, says)
 		}
 	}
 
@@ -125,7 +127,7 @@ func TestTrain(t *testing.T) {
 		"best.pt -out DIR starts from its result":      append(same, "-resume", "-lr", "0.5"),
 	} {
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, says) {
-			t.Errorf("%q: status %d, %s", args, status, stderr)
+			t.Errorf("%q: status %d, %s, want status 1, stderr with %q", args, status, stderr, says)
 		}
 	}
 
@@ -135,7 +137,8 @@ func TestTrain(t *testing.T) {
 	fine := filepath.Join(t.TempDir(), "fine")
 	stdout = trainSmall(t, more, fine, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-optimizer", "sgd", "-ema", "0.5")
 	if !strings.Contains(stdout, "resnet18: 1539 parameters to train") || !strings.Contains(stdout, "fc.weight") {
-		t.Errorf("fine-tuning printed\n%s", stdout)
+		t.Errorf("fine-tuning printed\n%s\nwant stdout with %q and %q",
+			stdout, "resnet18: 1539 parameters to train", "fc.weight")
 	}
 	requireOnlyHeadTrained(t, filepath.Join(out, "best.pt"), filepath.Join(fine, "last.pt"))
 
@@ -143,7 +146,8 @@ func TestTrain(t *testing.T) {
 	again := filepath.Join(t.TempDir(), "again")
 	stdout = trainSmall(t, archive, again, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-lr", "1e-6", "-weight-decay", "0")
 	if !strings.Contains(stdout, "resnet18: 1026 parameters to train") || strings.Contains(stdout, "fc.weight") {
-		t.Errorf("training the head further printed\n%s", stdout)
+		t.Errorf("training the head further printed\n%s\nwant stdout with %q, without %q",
+			stdout, "resnet18: 1026 parameters to train", "fc.weight")
 	}
 	requireOnlyHeadTrained(t, filepath.Join(out, "best.pt"), filepath.Join(again, "last.pt"))
 	before, after := tensorBits(t, filepath.Join(out, "best.pt"))["fc.weight"], tensorBits(t, filepath.Join(again, "last.pt"))["fc.weight"]
@@ -186,28 +190,31 @@ func TestTrainRefusesAnotherNetwork(t *testing.T) {
 	named := save("mobilenet_v3_small", map[string]string{"model": "mobilenet_v3_small"})
 	says := "-pretrained " + named + " is a checkpoint of a mobilenet_v3_small, and -model is resnet18: train it further with -model mobilenet_v3_small, or"
 	if status, stdout, stderr := command(t, append(args, named)...); status != 1 || stdout != "" || !strings.Contains(stderr, says) {
-		t.Errorf("status %d, %s%s", status, stdout, stderr)
+		t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr with %q",
+			status, stdout, stderr, says)
 	}
 	// Every tensor of a ResNet-18 except the head is also in a ResNet-34, which has 8 more blocks
 	// of 12 tensors each. The model in this file's metadata is not one of ours.
 	deeper := save("resnet34", map[string]string{"model": "mine"})
 	status, stdout, stderr := command(t, append(args, deeper, "-freeze")...)
 	if status != 1 || !strings.Contains(stderr, "-freeze trains the head alone, and 80 tensors of "+deeper+" and this resnet18 differ below it: layer1.2.conv1.weight, ") {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr,
+			"-freeze trains the head alone, and 80 tensors of "+deeper+" and this resnet18 differ below it: layer1.2.conv1.weight, ")
 	}
 	if !strings.Contains(stdout, "is not in the module\nand 88 more differences\n\n") || strings.Count(stdout, "tensor layer") != 8 {
 		t.Errorf("printed\n%s", stdout)
 	}
 	// Without -freeze all tensors are trained, so their origin does not matter.
 	if stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-pretrained", deeper); !strings.Contains(stdout, "\n1 step, ") {
-		t.Errorf("printed\n%s", stdout)
+		t.Errorf("printed\n%s\nwant it with %q", stdout, "\n1 step, ")
 	}
 	// The other way round, a ResNet-18 lacks blocks or has different ones under the same names.
 	shallow := save("resnet18", nil)
 	for model, first := range map[string]string{"resnet34": "layer1.2.conv1.weight", "resnet50": "layer1.0.conv3.weight"} {
 		if status, _, stderr := command(t, append(args, shallow, "-freeze", "-model", model)...); status != 1 ||
 			!strings.Contains(stderr, " and this "+model+" differ below it: "+first+", ") {
-			t.Errorf("status %d, %s", status, stderr)
+			t.Errorf("status %d, %s, want status 1, stderr with %q",
+				status, stderr, " and this "+model+" differ below it: "+first+", ")
 		}
 	}
 }
@@ -291,7 +298,8 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 		t.Fatalf("status %d, %s", status, stderr)
 	}
 	if !strings.Contains(stdout.String(), "lr at end") || !strings.Contains(stdout.String(), "memory  best\n") {
-		t.Errorf("the table has other headings:\n%s", stdout)
+		t.Errorf("the table has other headings:\n%s\nwant stdout with %q and %q",
+			stdout, "lr at end", "memory  best\n")
 	}
 	stdout, stderr = &interrupter{text: "parameters to train", cancel: func() {}}, &bytes.Buffer{}
 	early, stop := context.WithCancel(context.Background())
@@ -304,7 +312,8 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
 	if resumed := trainSmall(t, archive, out, "-resume"); !strings.Contains(resumed, "resumes in epoch 2 of 2, after step 3") {
-		t.Errorf("the resumed run printed\n%s", resumed)
+		t.Errorf("the resumed run printed\n%s\nwant it with %q",
+			resumed, "resumes in epoch 2 of 2, after step 3")
 	}
 	if !reflect.DeepEqual(tensorBits(t, filepath.Join(out, "last.pt")), tensorBits(t, filepath.Join(whole, "last.pt"))) {
 		t.Error("the resumed run's last.pt has other tensors, want the bits of the whole run's")
@@ -334,7 +343,7 @@ func TestTrainOptions(t *testing.T) {
 	}
 	events, err := filepath.Glob(filepath.Join(out, "events.out.tfevents.*"))
 	if err != nil || len(events) != 1 {
-		t.Errorf("event files %v, %v", events, err)
+		t.Errorf("event files %v, %v, want no error, len(events) = 1", events, err)
 	}
 	for _, path := range []string{filepath.Join(out, "curves.png"), profile} {
 		if info, err := os.Stat(path); err != nil || info.Size() == 0 {
@@ -343,7 +352,7 @@ func TestTrainOptions(t *testing.T) {
 	}
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume", "-channels-last"}
 	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "amp bf16, not ") {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, "amp bf16, not ")
 	}
 }
 
@@ -383,7 +392,8 @@ func TestTrainMistakes(t *testing.T) {
 		"train takes options only, and no argument: " + photos: {"-archive", photos, photos},
 	} {
 		if status, stdout, stderr := command(t, append([]string{"train"}, args...)...); status != 2 || stdout != "" || !strings.Contains(stderr, says) {
-			t.Errorf("%q: status %d, stdout %q, stderr %q does not say %q", args, status, stdout, stderr, says)
+			t.Errorf("%q: status %d, stdout %q, stderr %q, want status 2, no stdout, stderr with %q",
+				args, status, stdout, stderr, says)
 		}
 	}
 	target, err := filepath.Abs(photos)
@@ -397,28 +407,32 @@ func TestTrainMistakes(t *testing.T) {
 	for _, test := range []string{photos, link} {
 		if status, stdout, stderr := command(t, "train", "-archive", photos, "-test", test, "-device", "cpu", "-out", filepath.Join(t.TempDir(), "out")); status != 2 ||
 			stdout != "" || !strings.Contains(stderr, "-test "+test+" is -archive, so the accuracy") {
-			t.Errorf("status %d, %s%s", status, stdout, stderr)
+			t.Errorf("status %d, %s%s, want status 2, stdout \"\", stderr with %q",
+				status, stdout, stderr, "-test "+test+" is -archive, so the accuracy")
 		}
 	}
 	missing := filepath.Join(t.TempDir(), "missing.tgz")
 	if status, _, stderr := command(t, "train", "-archive", missing, "-device", "cpu"); status != 1 || !strings.Contains(stderr, missing) {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, missing)
 	}
 	if status, stdout, stderr := command(t, "train", "-archive", photos, "-test", missing, "-device", "cpu"); status != 1 || stdout != "" ||
 		!strings.Contains(stderr, "-test: stat "+missing) {
-		t.Errorf("status %d, %s%s", status, stdout, stderr)
+		t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr with %q",
+			status, stdout, stderr, "-test: stat "+missing)
 	}
 	folder := t.TempDir()
 	if status, stdout, stderr := command(t, "train", "-archive", photos, "-pretrained", folder, "-device", "cpu"); status != 1 || stdout != "" ||
 		!strings.Contains(stderr, "-pretrained "+folder+" is a folder, without a checkpoint") {
-		t.Errorf("status %d, %s%s", status, stdout, stderr)
+		t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr with %q",
+			status, stdout, stderr, "-pretrained "+folder+" is a folder, without a checkpoint")
 	}
 	// The test archive has a class that the training archive lacks.
 	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), clitest.FewPhotos(t, map[string]int{"cat": 1, "cta": 1})
 	out := filepath.Join(t.TempDir(), "out")
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
 		!strings.Contains(stderr, "-test: "+test+" has 1 class that "+archive+" has not: cta: rename") {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want status 1, stderr with %q",
+			status, stderr, "-test: "+test+" has 1 class that "+archive+" has not: cta: rename")
 	}
 	if status, _, stderr := command(t, "train", "-archive", photos, "-size", "32", "-batch", "1"); status != 2 || !strings.Contains(stderr, "-batch 1: BatchNorm can compute no statistics of one image") {
 		t.Errorf("status %d, %s", status, stderr)
@@ -430,7 +444,7 @@ func TestTrainMistakes(t *testing.T) {
 	}
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", cut, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
 		!strings.Contains(stderr, "-test: ") || !strings.Contains(stderr, cut) {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want status 1, stderr with %q and %q", status, stderr, "-test: ", cut)
 	}
 }
 
@@ -440,7 +454,7 @@ func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
 	stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "1073741824")
 	for _, want := range []string{"-batch 1073741824 is more than the archive has: a step has all of the 5 images\n", "batches of 5, on cpu", "2 steps, "} {
 		if !strings.Contains(stdout, want) {
-			t.Errorf("%q is not in\n%s", want, stdout)
+			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 		}
 	}
 }
@@ -452,7 +466,7 @@ func TestTrainBoundsMultiprocessors(t *testing.T) {
 	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cuda", "-decode", "device", "-decode-sms", "1", "-epochs", "1",
 		"-out", filepath.Join(t.TempDir(), "out"))
 	if status != 1 || !strings.Contains(stderr, "multiprocessors") {
-		t.Errorf("status %d, %s", status, stderr)
+		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, "multiprocessors")
 	}
 }
 
@@ -469,7 +483,8 @@ func TestTrainDamagedArchive(t *testing.T) {
 	}
 	status, stdout, stderr := command(t, "train", "-device", "cpu", "-archive", path)
 	if status != 1 || stdout != "" || !strings.HasSuffix(stderr, "fetch it again (`torchstream inspect "+path+"` lists what is readable)\n") {
-		t.Errorf("status %d, %s%s", status, stdout, stderr)
+		t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr ending with %q", status, stdout,
+			stderr, "fetch it again (`torchstream inspect "+path+"` lists what is readable)\n")
 	}
 }
 
@@ -575,7 +590,7 @@ func TestTrainGoesOnWithoutBadImages(t *testing.T) {
 		}
 	}
 	if stdout := trainSmall(t, test, filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-bad-samples", "skip"); !strings.Contains(stdout, ": 1 bad image left out") {
-		t.Errorf("printed\n%s", stdout)
+		t.Errorf("printed\n%s\nwant it with %q", stdout, ": 1 bad image left out")
 	}
 }
 
@@ -628,7 +643,8 @@ func TestTrainOtherClasses(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	if stdout := trainSmall(t, archive, out, "-test", test, "-epochs", "1"); !strings.Contains(stdout, "has no image of 1 of the 2 classes") ||
 		!strings.Contains(stdout, "says nothing about them: dog\n") {
-		t.Errorf("printed\n%s", stdout)
+		t.Errorf("printed\n%s\nwant stdout with %q and %q",
+			stdout, "has no image of 1 of the 2 classes", "says nothing about them: dog\n")
 	}
 	other := clitest.FewPhotos(t, map[string]int{"cat": 2, "emu": 2})
 	args := []string{"train", "-archive", other, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", out, "-resume"}
@@ -652,7 +668,8 @@ func TestTrainOneClass(t *testing.T) {
 		t.Errorf("the refused archive left %s, want no folder", out)
 	}
 	if status, stdout, _ := command(t, "inspect", archive); status != 0 || !strings.Contains(stdout, "3 in 1 class,") || !strings.Contains(stdout, "\none class: nothing to tell apart") {
-		t.Errorf("status %d, %s", status, stdout)
+		t.Errorf("status %d, %s, want status 0, stdout with %q and %q",
+			status, stdout, "3 in 1 class,", "\none class: nothing to tell apart")
 	}
 	if _, stdout, _ := command(t, "inspect", clitest.FewPhotos(t, map[string]int{"cat": 1, "dog": 1})); strings.Contains(stdout, "one class") {
 		t.Error(stdout)
@@ -703,7 +720,7 @@ func TestTrainDirectory(t *testing.T) {
 		"-batch 4 is more than the archive has: a step has all of the 3 images\n",
 	} {
 		if !strings.Contains(stdout, want) {
-			t.Errorf("%q is not in\n%s", want, stdout)
+			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 		}
 	}
 }
@@ -717,7 +734,8 @@ func TestTrainUnwritable(t *testing.T) {
 	for _, out := range []string{file, filepath.Join(file, "a", "b")} {
 		if status, stdout, stderr := command(t, "train", "-archive", photos, "-device", "cpu", "-out", out); status != 1 || stdout != "" ||
 			!strings.Contains(stderr, "torchstream: -out "+out+": ") || !strings.Contains(stderr, "not a directory") {
-			t.Errorf("status %d, %s%s", status, stdout, stderr)
+			t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr with %q and %q",
+				status, stdout, stderr, "torchstream: -out "+out+": ", "not a directory")
 		}
 	}
 	parent := t.TempDir()
@@ -748,7 +766,8 @@ func TestSizesThatAreTooLarge(t *testing.T) {
 		{"train", "-archive", photos}, {"preview", "-archive", photos}, {"bench", "loader", "-archive", photos},
 	} {
 		if status, stdout, stderr := command(t, append(args, "-size", "28673")...); status != 2 || stdout != "" || !strings.Contains(stderr, "-size 28673: must be from ") {
-			t.Errorf("%q: status %d, %s%s", args, status, stdout, stderr)
+			t.Errorf("%q: status %d, %s%s, want status 2, stdout \"\", stderr with %q",
+				args, status, stdout, stderr, "-size 28673: must be from ")
 		}
 	}
 	for size, known := range map[int]bool{cli.MaxSize: true, cli.MaxSize + 1: false} {
@@ -837,17 +856,17 @@ func TestKindsOfArchives(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, help, _ := command(t, "train", "-h"); !strings.Contains(help, name) {
-				t.Errorf("-h does not name it: %s", help)
+				t.Errorf("-h printed\n%s\nwant it to contain %q", help, name)
 			}
 			var out, errs bytes.Buffer
 			if images, err := printClasses(t.Context(), c.archive, &out, &errs); err != nil || images != c.images {
-				t.Errorf("train counts %d images, %v", images, err)
+				t.Errorf("train counts %d images, %v, want no error, images = %v", images, err, c.images)
 			}
 			sheet := filepath.Join(t.TempDir(), "sheet.png")
 			for _, args := range [][]string{{"inspect", c.archive}, {"preview", "-size", "16", "-batch", "4", "-o", sheet, "-archive", c.archive},
 				{"bench", "loader", "-size", "16", "-seconds", "0.01", "-archive", c.archive}} {
 				if status, _, stderr := command(t, args...); status != 0 {
-					t.Errorf("%q: status %d, %s", args, status, stderr)
+					t.Errorf("%q: status %d, %s, want 0", args, status, stderr)
 				}
 			}
 			trainSmall(t, c.archive, filepath.Join(t.TempDir(), "out"), "-epochs", "1")
@@ -885,7 +904,8 @@ func TestFewImages(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "list.csv")
 	write(t, list, "path,label\ncat/a.png,x\ncat/b.png,x\ncat/c.png,x\ndog/a.png,y\ndog/b.png,y\ncta/a.png,z\n")
 	if status, text, stderr := command(t, "inspect", "-list", list, archive); status != 0 || !strings.Contains(text, "in 3 classes") || strings.Contains(text, "typo") || strings.Contains(text, "of the classes") {
-		t.Errorf("status %d\n%s%s", status, text, stderr)
+		t.Errorf("status %d\n%s%s\nwant status 0, text with %q, text without %q, text without %q",
+			status, text, stderr, "in 3 classes", "typo", "of the classes")
 	}
 }
 
@@ -893,7 +913,8 @@ func TestFewImages(t *testing.T) {
 func TestInspectOfOneClass(t *testing.T) {
 	status, stdout, _ := command(t, "inspect", clitest.FewPhotos(t, map[string]int{"cat": 3}))
 	if status != 0 || !strings.Contains(stdout, "\n\n"+oneClass+": `torchstream train` refuses it\n") {
-		t.Errorf("status %d\n%s", status, stdout)
+		t.Errorf("status %d\n%s\nwant status 0, stdout with %q",
+			status, stdout, "\n\n"+oneClass+": `torchstream train` refuses it\n")
 	}
 }
 
@@ -924,11 +945,12 @@ func TestClassesFromSeveralDirectoriesAreNamed(t *testing.T) {
 		}
 		status, stdout, _ := command(t, "inspect", path)
 		if status != 0 || !strings.Contains(stdout, "1 class comes from several directories") || !strings.Contains(stdout, "\n  cat: test/cat, train/cat\n") {
-			t.Errorf("status %d, %s", status, stdout)
+			t.Errorf("status %d, %s, want status 0, stdout with %q and %q",
+				status, stdout, "1 class comes from several directories", "\n  cat: test/cat, train/cat\n")
 		}
 	}
 	if status, stdout, _ := command(t, "inspect", photos); status != 0 || strings.Contains(stdout, "several directories") {
-		t.Errorf("status %d, %s", status, stdout)
+		t.Errorf("status %d, %s, want status 0, stdout without %q", status, stdout, "several directories")
 	}
 }
 

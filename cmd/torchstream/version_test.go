@@ -30,7 +30,8 @@ func TestVersion(t *testing.T) {
 	want := programVersion(debug.ReadBuildInfo())
 	for _, name := range []string{"version", "-version", "--version"} {
 		if status, stdout, stderr := command(t, name); status != 0 || stdout != want+"\n" || stderr != "" {
-			t.Errorf("%s: status %d, %q, %q", name, status, stdout, stderr)
+			t.Errorf("%s: status %d, %q, %q, want status 0, stdout %v, stderr \"\"",
+				name, status, stdout, stderr, want+"\n")
 		}
 	}
 	if f := examine(t.Context(), "")[0]; f.What != "program" || f.Found != want {
@@ -48,11 +49,12 @@ func TestHelpOfACommand(t *testing.T) {
 	}
 	_, want, _ := command(t, "bench", "-h")
 	if status, stdout, _ := command(t, "help", "bench"); status != 0 || stdout != want {
-		t.Errorf("help bench: status %d, %s", status, stdout)
+		t.Errorf("help bench: status %d, %s, want status 0, stdout %v", status, stdout, want)
 	}
 	for says, args := range map[string][]string{"did you mean train?": {"trian"}, "did you mean loader?": {"bench", "lodaer"}, "help takes the name of one command": {"train", "doctor"}} {
 		if status, stdout, stderr := command(t, append([]string{"help"}, args...)...); status != 2 || stdout != "" || !strings.Contains(stderr, says) {
-			t.Errorf("help %q: status %d, %q, %s", args, status, stderr, stdout)
+			t.Errorf("help %q: status %d, %q, %s, want status 2, stdout \"\", stderr with %q",
+				args, status, stderr, stdout, says)
 		}
 	}
 }

@@ -131,12 +131,13 @@ func TestBucketsGiveTheEpochOfAFile(t *testing.T) {
 					slices.Sort(got)
 					slices.Sort(want)
 					if err != nil || !slices.Equal(got, want) {
-						t.Errorf("%s: different samples, error %v", url, err)
+						t.Errorf("%s: error %v or other samples, want those of the .tar", url, err)
 					}
 					continue
 				}
 				if err != nil || got != want {
-					t.Errorf("%s, round %d, shuffle %v: different epoch, error %v", url, round, shuffle, err)
+					t.Errorf("%s, round %d, shuffle %v: error %v or another epoch, want the epoch of the .tar",
+						url, round, shuffle, err)
 				}
 			}
 			if info, err := os.Stat(index); err != nil || info.Size() == 0 {
@@ -144,11 +145,12 @@ func TestBucketsGiveTheEpochOfAFile(t *testing.T) {
 			}
 			r, err := imageloader.Inspect(t.Context(), url, imageloader.Options{OpenSource: open}, nil)
 			if err != nil || r.Samples != 60 {
-				t.Errorf("inspect %s: %+v, error %v", url, r, err)
+				t.Errorf("inspect %s: %+v, error %v, want no error, r.Samples = 60", url, r, err)
 			}
 			made, err := imageloader.MakeIndex(t.Context(), url, imageloader.Options{OpenSource: open, IndexFile: index}, nil)
 			if err != nil || made.Samples != 60 || !made.Random {
-				t.Errorf("index %s: %+v, error %v", url, made, err)
+				t.Errorf("index %s: %+v, error %v, want no error, made.Samples = 60, made.Random = true",
+					url, made, err)
 			}
 		}
 	}
@@ -175,13 +177,13 @@ func TestReplacedObjectIsAnError(t *testing.T) {
 	}
 	write("two")
 	if _, err := s.ReadRange(t.Context(), 1, 2); !errors.Is(err, imageloader.ErrSourceChanged) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want the error %v", err, imageloader.ErrSourceChanged)
 	}
 	if err := bucket.Delete(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.ReadRange(t.Context(), 1, 2); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want the error %v", err, fs.ErrNotExist)
 	}
 }
 
@@ -279,7 +281,7 @@ func TestCloudClientsReadAnArchive(t *testing.T) {
 			o := imageloader.Options{OpenSource: Open, NoIndex: true}
 			got, err := epoch(t, at("train.tgz"), o)
 			if err != nil || got != want {
-				t.Errorf("different epoch, error %v", err)
+				t.Errorf("error %v or another epoch, want the epoch of the other stores", err)
 			}
 			c.mu.Lock()
 			if c.asks == 0 {
@@ -287,7 +289,7 @@ func TestCloudClientsReadAnArchive(t *testing.T) {
 			}
 			c.mu.Unlock()
 			if _, err := epoch(t, at("none.tgz"), o); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("absent: error %v", err)
+				t.Errorf("absent: error %v, want the error %v", err, fs.ErrNotExist)
 			}
 			if _, err := epoch(t, at("forbidden.tgz"), o); !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("forbidden: error %v", err)
@@ -308,7 +310,7 @@ func TestCloudClientsReadAnArchive(t *testing.T) {
 			c.busy = 2
 			c.mu.Unlock()
 			if got, err := epoch(t, at("train.tgz"), o); err != nil || got != want {
-				t.Errorf("busy: different epoch, error %v", err)
+				t.Errorf("busy: error %v or another epoch, want the whole epoch", err)
 			}
 		})
 	}
@@ -324,11 +326,11 @@ func TestWrongURLsAreNotRetried(t *testing.T) {
 			shown, _, _ := strings.Cut(url, "?") // a query may be secret
 			_, err := imageloader.Open(url, imageloader.Options{OpenSource: Open})
 			if err == nil || !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), shown) {
-				t.Errorf("error %v", err)
+				t.Errorf("error %v, want the error %v with %q", err, errors.ErrUnsupported, shown)
 			}
 			_, alone := Open(t.Context(), url)
 			if text := fmt.Sprint(err, alone); alone == nil || strings.Contains(text, "SECRET") {
-				t.Errorf("errors %s", text)
+				t.Errorf("errors %s, alone %v, want alone not nil, text without %q", text, alone, "SECRET")
 			}
 		})
 	}
@@ -341,7 +343,7 @@ func TestWrongURLsAreNotRetried(t *testing.T) {
 func TestErrorsOfRequestsHaveNoSignature(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !strings.Contains(r.URL.RawQuery, "SECRET") {
-			t.Errorf("%s has no signature", r.URL)
+			t.Errorf("%s has no signature, want it with %q", r.URL, "SECRET")
 		}
 		panic(http.ErrAbortHandler) // the connection breaks off
 	}))
@@ -358,6 +360,7 @@ func TestErrorsOfRequestsHaveNoSignature(t *testing.T) {
 	defer bucket.Close()
 	_, err = In(bucket)(t.Context(), "azblob://bucket/train.tgz")
 	if text := fmt.Sprint(err); err == nil || strings.Contains(text, "SECRET") || !strings.Contains(text, "train.tgz") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, text %v, want an error, text with no %q, but %q",
+			err, text, "SECRET", "train.tgz")
 	}
 }

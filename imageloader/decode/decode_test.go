@@ -43,7 +43,7 @@ func corpus(t testing.TB) (names []string, images [][]byte) {
 		}
 	}
 	if len(images) < 150 {
-		t.Fatalf("only %d images", len(images))
+		t.Fatalf("only %d images, want at least 150", len(images))
 	}
 	return names, images
 }
@@ -149,7 +149,8 @@ func TestPixelsAreTheLoaders(t *testing.T) {
 				t.Errorf("at fault: %v, and the loader skips %v", bad, skipped)
 			}
 			if len(skipped) == 0 || len(skipped) > len(images)/3 {
-				t.Errorf("%d of %d images are skipped", len(skipped), len(images))
+				t.Errorf("%d of %d images are skipped, want len(skipped) at least 1, len(skipped) at "+
+					"most %v", len(skipped), len(images), len(images)/3)
 			}
 			for _, i := range bad {
 				if !bytes.Equal(pixels[i*d.Bytes():][:d.Bytes()], make([]byte, d.Bytes())) {
@@ -180,14 +181,14 @@ func TestWholeEqualsPillow(t *testing.T) {
 		}
 		p, err := d.Whole(t.Context(), data, buffer)
 		if err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want no error", name, err)
 			continue
 		}
 		if p.Width != int(w[0].(float64)) || p.Height != int(w[1].(float64)) || p.Stride != 3*p.Width || len(p.Pix) != p.Stride*p.Height {
 			t.Errorf("%s: %d x %d, %d bytes, want %v", name, p.Width, p.Height, len(p.Pix), w)
 		}
 		if sum := fmt.Sprintf("%08x", crc32.ChecksumIEEE(p.Pix)); sum != w[2] {
-			t.Errorf("%s: other pixels than Pillow's: %s", name, sum)
+			t.Errorf("%s: other pixels than Pillow's: %s, want %v", name, sum, w[2])
 		}
 		if cap(buffer) >= len(p.Pix) && &buffer[:1][0] != &p.Pix[0] {
 			t.Errorf("%s: the buffer was not used", name)
@@ -278,7 +279,7 @@ func TestKindsOfFaults(t *testing.T) {
 		}
 		if c.kind != decode.ErrRejected {
 			if _, whole := d.Whole(t.Context(), c.data, nil); !errors.Is(whole, c.kind) {
-				t.Errorf("%s, whole: %v", name, whole)
+				t.Errorf("%s, whole: %v, want the error %v", name, whole, c.kind)
 			}
 		}
 	}
@@ -339,7 +340,7 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 		"Damaged":               {Damaged: 9},
 	} {
 		if _, err := decode.New(o); err == nil || !strings.Contains(err.Error(), "Options."+field) {
-			t.Errorf("%s: %v", field, err)
+			t.Errorf("%s: %v, want an error with %q", field, err, "Options."+field)
 		}
 	}
 	d := newDecoder(t, decode.Options{})
@@ -347,7 +348,7 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 		t.Error(err)
 	}
 	if err := d.Decode(t.Context(), nil); err != nil {
-		t.Errorf("no images: %v", err)
+		t.Errorf("no images: %v, want no error", err)
 	}
 }
 
@@ -415,7 +416,7 @@ func TestLimitsHoldOverAllCalls(t *testing.T) {
 			go func() { ended <- d.Decode(ctx, make([]byte, d.Bytes()), progressive) }()
 			cancel(stop)
 			if err := <-ended; !errors.Is(err, stop) {
-				t.Errorf("a call that waits ends with %v", err)
+				t.Errorf("a call that waits ends with %v, want the error %v", err, stop)
 			}
 			close(g.open)
 			calls.Wait()
@@ -485,7 +486,7 @@ func TestOneImageAllocatesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 		}); n != 0 {
-			t.Errorf("%s: %v allocations", what, n)
+			t.Errorf("%s: %v allocations, want 0", what, n)
 		}
 	}
 }
@@ -508,7 +509,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		whole, wholeErr := d.Whole(t.Context(), data, nil)
 		if len(whole.Pix) > 3*maxPixels {
-			t.Errorf("%d x %d pixels", whole.Width, whole.Height)
+			t.Errorf("%d x %d pixels, want at most %v", whole.Width, whole.Height, 3*maxPixels)
 		}
 		for _, err := range []error{err, wholeErr} {
 			if err == nil {

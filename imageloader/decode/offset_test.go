@@ -78,7 +78,7 @@ func TestOffsetOfCutImages(t *testing.T) {
 					}
 				case ".gif", ".bmp":
 					if e.Offset < 0 {
-						t.Errorf("%s: no offset: %v", what, e)
+						t.Errorf("%s: no offset: %v, want at least 0", what, e)
 					}
 				}
 			}
@@ -86,7 +86,7 @@ func TestOffsetOfCutImages(t *testing.T) {
 	}
 	for _, format := range []string{".jpg", ".png", ".webp", ".gif", ".bmp", ".tiff"} {
 		if told[format] < 10 {
-			t.Errorf("%d offsets of %s", told[format], format)
+			t.Errorf("%d offsets of %s, want at least 10", told[format], format)
 		}
 	}
 }
@@ -122,7 +122,7 @@ func TestOffsetOfFlippedMarkers(t *testing.T) {
 		broken := slices.Clone(jpeg)
 		broken[at] = 0
 		if e := damage(t, fmt.Sprintf("marker %#x", marker), strict, broken); e == nil || e.Offset != int64(at) {
-			t.Errorf("marker %#x at byte %d: %v", marker, at, e)
+			t.Errorf("marker %#x at byte %d: %v, want e not nil, e.Offset = %v", marker, at, e, int64(at))
 		}
 	}
 	restart := testImage(t, "restart.jpg")
@@ -130,7 +130,7 @@ func TestOffsetOfFlippedMarkers(t *testing.T) {
 	at += bytes.Index(restart[at:], []byte{0xff, 0xd1})
 	restart[at+1] = 0xd5
 	if e := damage(t, "restart marker", strict, restart); e == nil || e.Offset != int64(at) {
-		t.Errorf("restart marker at byte %d: %v", at, e)
+		t.Errorf("restart marker at byte %d: %v, want e not nil, e.Offset = %v", at, e, int64(at))
 	}
 }
 
@@ -183,7 +183,8 @@ func TestOffsetOfGarbage(t *testing.T) {
 	}
 	png[at+20] ^= 1
 	if e := damage(t, "PNG, checksum", decoders[decode.Refuse], png); e == nil || e.Offset != int64(at) {
-		t.Errorf("a wrong checksum of the chunk at byte %d: %v", at, e)
+		t.Errorf("a wrong checksum of the chunk at byte %d: %v, want e not nil, e.Offset = %v",
+			at, e, int64(at))
 	}
 
 	gif := append([]byte("GIF89a"), 8, 0, 8, 0, 0, 0, 0, ',', 0, 0, 0, 0, 8, 0, 8, 0, 0, 2)

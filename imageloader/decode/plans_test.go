@@ -81,7 +81,7 @@ func TestPlansAndRowsAreDecode(t *testing.T) {
 				}
 			}
 			if planned := checkPlans(t, plans); planned < c.min || planned > c.max {
-				t.Errorf("%d plans", planned)
+				t.Errorf("%d plans, want planned from %v to %v", planned, c.min, c.max)
 			}
 			var rest []int
 			for i := range images {
@@ -142,13 +142,13 @@ func TestRowsAreLeftAlone(t *testing.T) {
 	}
 	for _, wrong := range [][]int{{0, 4}, {0, -1}} {
 		if err := d.DecodeRows(t.Context(), dst, wrong, images); err == nil || !strings.Contains(err.Error(), fmt.Sprint("row ", wrong[1])) {
-			t.Errorf("%v: %v", wrong, err)
+			t.Errorf("%v: %v, want an error with %q", wrong, err, fmt.Sprint("row ", wrong[1]))
 		}
 	}
 	for i := range images {
 		row := dst[i*d.Bytes():][:d.Bytes()]
 		if untouched := bytes.Count(row, []byte{7}) == len(row); untouched != (i == 0 || i == 3) {
-			t.Errorf("row %d is untouched: %v", i, untouched)
+			t.Errorf("row %d is untouched: %v, want %v", i, untouched, (i == 0 || i == 3))
 		}
 	}
 	if err := d.DecodeRows(t.Context(), dst[1:], nil, images); err == nil {

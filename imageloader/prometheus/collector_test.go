@@ -29,11 +29,11 @@ func TestScrapeHasTheValuesOfStats(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := registry.Register(NewCollector(s, client.Labels{"loader": "test"})); err != nil {
-		t.Errorf("a second loader: %v", err)
+		t.Errorf("a second loader: %v, want no error", err)
 	}
 	problems, err := testutil.GatherAndLint(registry)
 	if err != nil || len(problems) > 0 {
-		t.Errorf("%v, error %v", problems, err)
+		t.Errorf("%v, error %v, want no error, len(problems) = 0", problems, err)
 	}
 	want := `
 # HELP torchstream_loader_bad_samples_total Bad samples met, once for each epoch that met them.

@@ -11,7 +11,7 @@ import (
 func TestAugMixEqualsTorchvision(t *testing.T) {
 	g := readGolden(t)
 	if len(g.Augmixes) != 40 {
-		t.Fatalf("%d mixtures", len(g.Augmixes))
+		t.Fatalf("%d mixtures, want 40", len(g.Augmixes))
 	}
 	for i, m := range g.Augmixes {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
@@ -32,7 +32,7 @@ func TestAugMixEqualsTorchvision(t *testing.T) {
 			}
 			got := checksum(t, uint64(g.Seed), g.Width, g.Height, func(p *program) { AugMix{}.withDefaults().add(p, weights, chains) })
 			if got != m[2] {
-				t.Errorf("%v: %s", m, got)
+				t.Errorf("%v: %s, want %v", m, got, m[2])
 			}
 		})
 	}
@@ -51,7 +51,8 @@ func TestAugMixWeightsAddUpToOne(t *testing.T) {
 				sum += w
 			}
 			if sum < 0.99999 || sum > 1.00001 {
-				t.Errorf("%d weights of %v: the sum is %v", n, alpha, sum)
+				t.Errorf("%d weights of %v: the sum is %v, want sum from 0.99999 to 1.00001",
+					n, alpha, sum)
 			}
 		}
 	}

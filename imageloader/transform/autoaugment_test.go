@@ -8,7 +8,7 @@ func TestAutoAugmentRules(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			policy, known := map[string]AutoAugmentPolicy{"imagenet": ImageNetPolicy, "cifar10": CIFAR10Policy, "svhn": SVHNPolicy}[name]
 			if !known || len(rules) != 25 {
-				t.Fatalf("policy %q has %d rules", name, len(rules))
+				t.Fatalf("policy %q has %d rules, want known = true, len(rules) = 25", name, len(rules))
 			}
 			for i, rule := range rules {
 				for j, step := range rule {

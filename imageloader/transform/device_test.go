@@ -91,7 +91,7 @@ func barePlan(t *testing.T) []byte {
 	plan := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(memory))), 8*len(memory))
 	plan = plan[uintptr(unsafe.Pointer(&plan[0]))%16:] // memory of Go is aligned to 8 bytes
 	if n, err = imagecapi.PlanSegments(d, file.Bytes(), g, blob[:n], &proof, plan); err != nil || n == 0 {
-		t.Fatalf("a plan of %d bytes, %v", n, err)
+		t.Fatalf("a plan of %d bytes, %v, want no error, n not 0", n, err)
 	}
 	return plan
 }
@@ -102,7 +102,8 @@ func barePlan(t *testing.T) []byte {
 func TestGPURunsWhatItsCommentSays(t *testing.T) {
 	claims := deviceClaims()
 	if steps := stepComments(t); len(claims) != len(steps) {
-		t.Fatalf("claims of %v, and steps %v", slices.Sorted(maps.Keys(claims)), slices.Sorted(maps.Keys(steps)))
+		t.Fatalf("claims of %v, and steps %v, want %v",
+			slices.Sorted(maps.Keys(claims)), slices.Sorted(maps.Keys(steps)), len(steps))
 	} else {
 		for name, comment := range steps {
 			checkClaim(t, name+"'s comment", comment, claims[name], "A GPU that decodes runs it too", "keeps its samples on the host")
@@ -116,7 +117,7 @@ func TestGPURunsWhatItsCommentSays(t *testing.T) {
 	for name, examples := range claims {
 		for _, c := range examples {
 			if got := onDevice([]Op{c.op}, 32); got != c.gpu {
-				t.Errorf("%s: a GPU runs every draw of %+v: %v", name, c.op, got)
+				t.Errorf("%s: a GPU runs every draw of %+v: %v, want %v", name, c.op, got, c.gpu)
 			}
 			drawn := 0
 			for seed := range uint64(300) {
@@ -131,7 +132,7 @@ func TestGPURunsWhatItsCommentSays(t *testing.T) {
 				}
 			}
 			if drawn < 50 {
-				t.Errorf("%s: %d of 300 draws do something", name, drawn)
+				t.Errorf("%s: %d of 300 draws do something, want at least 50", name, drawn)
 			}
 		}
 	}
@@ -153,7 +154,7 @@ func plannedOps(t *testing.T, op Op, seed uint64, plan []byte) (gpu, some bool) 
 	}
 	n, err := imagecapi.PlanAugment(plan, ops)
 	if err != nil {
-		t.Fatalf("%+v: %v", op, err)
+		t.Fatalf("%+v: %v, want no error", op, err)
 	}
 	return n > 0, some
 }

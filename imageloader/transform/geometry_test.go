@@ -130,7 +130,8 @@ func TestRandomResizedCropDistribution(t *testing.T) {
 	}
 	for k, cdf := range []func(float64) float64{uniformCDF(0.08, 0.5), uniformCDF(math.Log(3./4), math.Log(4./3)), uniformCDF(0, 1), uniformCDF(0, 1)} {
 		if d := kolmogorov(values[k], cdf); d > ksLimit {
-			t.Errorf("%s: the distribution is off by %.4f, more than %.4f", []string{"scale", "ratio", "x", "y"}[k], d, ksLimit)
+			t.Errorf("%s: the distribution is off by %.4f, want at most %.4f",
+				[]string{"scale", "ratio", "x", "y"}[k], d, ksLimit)
 		}
 	}
 }
@@ -181,15 +182,16 @@ func TestRandomCropOfResize(t *testing.T) {
 			t.Fatal(err)
 		}
 		if g.ResizeWidth != 30 || g.ResizeHeight != 24 || g.WindowWidth != 20 || g.WindowHeight != 20 {
-			t.Fatalf("%+v", g)
+			t.Fatalf("%+v, want g.ResizeWidth = 30, g.ResizeHeight = 24, g.WindowWidth = 20, "+
+				"g.WindowHeight = 20", g)
 		}
 		x, y = append(x, float64(g.WindowX)), append(y, float64(g.WindowY))
 	}
 	if d := kolmogorov(x, stepsCDF(0, 10)); d > ksLimit {
-		t.Errorf("x is off by %v", d)
+		t.Errorf("x is off by %v, want at most %v", d, ksLimit)
 	}
 	if d := kolmogorov(y, stepsCDF(0, 4)); d > ksLimit {
-		t.Errorf("y is off by %v", d)
+		t.Errorf("y is off by %v, want at most %v", d, ksLimit)
 	}
 }
 

@@ -41,7 +41,7 @@ func TestMixRolls(t *testing.T) {
 	var scratch []byte
 	rolled(images, 3, 2, &scratch, func(to, from []byte) { to[1] = from[1] })
 	if !slices.Equal(images, []byte{1, 3, 2, 1, 3, 2}) {
-		t.Errorf("%v", images)
+		t.Errorf("%v, want %+v", images, []byte{1, 3, 2, 1, 3, 2})
 	}
 }
 
@@ -57,7 +57,7 @@ func TestMixDistributions(t *testing.T) {
 			values[i] = beta(rng, alpha)
 		}
 		if d := kolmogorov(values, cdf); d > ksLimit {
-			t.Errorf("Beta(%v, %v) is off by %.4f", alpha, alpha, d)
+			t.Errorf("Beta(%v, %v) is off by %.4f, want at most %v", alpha, alpha, d, ksLimit)
 		}
 	}
 	// The half side of a box that is not cut off is floor(size/2 * sqrt(1-share)), share uniform:
@@ -84,10 +84,10 @@ func TestMixDistributions(t *testing.T) {
 	}
 	limit := ksLimit * math.Sqrt(manyDraws/float64(len(halves)))
 	if d := kolmogorov(halves, func(k float64) float64 { k = min(max(math.Floor(k), -1), 8); return (k + 1) * (k + 1) / 81 }); d > limit {
-		t.Errorf("CutMix's sides are off by %.4f of %d", d, len(halves))
+		t.Errorf("CutMix's sides are off by %.4f of %d, want at most %v", d, len(halves), limit)
 	}
 	if d := kolmogorov(centres, stepsCDF(16, 47)); d > limit {
-		t.Errorf("CutMix's centres are off by %.4f", d)
+		t.Errorf("CutMix's centres are off by %.4f, want at most %v", d, limit)
 	}
 }
 
@@ -97,7 +97,7 @@ func TestMixChecks(t *testing.T) {
 	} {
 		t.Run(says, func(t *testing.T) {
 			if _, err := Compile(Transform{Mix: []BatchOp{mix}}); err == nil || !strings.Contains(err.Error(), says) {
-				t.Errorf("%v does not say %q", err, says)
+				t.Errorf("got %v, want an error with %q", err, says)
 			}
 		})
 	}

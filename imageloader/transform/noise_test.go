@@ -44,7 +44,7 @@ func TestNoise(t *testing.T) {
 		return 0.5 * math.Erfc(-(math.Floor(z*0.229*255+0.485*255+1e-3)+0.5-0.485*255)/255/0.229/math.Sqrt2)
 	})
 	if limit := ksLimit * math.Sqrt(manyDraws/float64(len(values))); distance > limit {
-		t.Errorf("the distribution is off by %.4f, more than %.4f", distance, limit)
+		t.Errorf("the distribution is off by %.4f, want at most %.4f", distance, limit)
 	}
 
 	gaussian := GaussianNoise{Mean: 0.02, Sigma: 0.05}

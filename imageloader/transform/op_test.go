@@ -148,7 +148,7 @@ func TestAugmentDistributions(t *testing.T) {
 				limit += 1. / 61
 			}
 			if d := kolmogorov(values, c.cdf); d > limit {
-				t.Errorf("the distribution is off by %.4f, more than %.4f", d, limit)
+				t.Errorf("the distribution is off by %.4f, want at most %.4f", d, limit)
 			}
 		})
 	}
@@ -189,7 +189,7 @@ func TestAugmentQuantiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			q := quantiles[name]
 			if len(q) != 999 {
-				t.Fatalf("%d quantiles", len(q))
+				t.Fatalf("%d quantiles, want 999", len(q))
 			}
 			var values []float64
 			draws(c.op, c.w, c.h, manyDraws, func(p *program) {
@@ -200,7 +200,7 @@ func TestAugmentQuantiles(t *testing.T) {
 				}
 			})
 			if len(values) < manyDraws*99/100 {
-				t.Errorf("only %d values", len(values))
+				t.Errorf("only %d values, want at least %v", len(values), manyDraws*99/100)
 			}
 			slices.Sort(values)
 			// Equal values form a run. torchvision's quantile is within the run's share, so both
@@ -210,7 +210,8 @@ func TestAugmentQuantiles(t *testing.T) {
 				upTo, _ := slices.BinarySearch(values, math.Nextafter(x, math.Inf(1)))
 				p, n := float64(i+1)/1000, float64(len(values))
 				if off := math.Max(float64(below)/n-p, p-float64(upTo)/n); off > ksLimit+0.002 {
-					t.Errorf("the quantile %.3f, %v, is off by %.4f", p, x, off)
+					t.Errorf("the quantile %.3f, %v, is off by %.4f, want at most %v",
+						p, x, off, ksLimit+0.002)
 					break
 				}
 			}

@@ -15,7 +15,7 @@ var policyNames = map[string]policyOp{
 func TestPolicySteps(t *testing.T) {
 	g := readGolden(t)
 	if len(g.Steps) < 600 {
-		t.Fatalf("only %d steps", len(g.Steps))
+		t.Fatalf("only %d steps, want at least 600", len(g.Steps))
 	}
 	for _, s := range g.Steps {
 		t.Run(fmt.Sprint(s[:4]), func(t *testing.T) {
@@ -37,7 +37,7 @@ func TestPolicySteps(t *testing.T) {
 			m *= s[3].(float64)
 			got := checksum(t, uint64(g.Seed), g.Width, g.Height, func(p *program) { p.policy(op, m, DefaultInterpolation, nil) })
 			if got != s[5] {
-				t.Errorf("%v: %s", s, got)
+				t.Errorf("%v: %s, want %v", s, got, s[5])
 			}
 		})
 	}

@@ -49,7 +49,7 @@ func each(t *testing.T, members []*Member, do func(m *Member) error) {
 	for _, m := range members {
 		all.Go(func() {
 			if err := do(m); err != nil {
-				t.Errorf("rank %d: %v", m.rank, err)
+				t.Errorf("rank %d: %v, want no error", m.rank, err)
 			}
 		})
 	}

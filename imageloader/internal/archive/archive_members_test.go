@@ -86,7 +86,8 @@ func TestWalkFindsEveryMember(t *testing.T) {
 				case 0:
 					b := make([]byte, m.Size)
 					if err := a.Content(b); err != nil || string(b) != want.Data {
-						t.Errorf("%s: error %v, or other bytes", m.Name, err)
+						t.Errorf("%s: error %v, %s; want the member's bytes", m.Name, err,
+							archivetest.Difference(b, []byte(want.Data)))
 					}
 				case 1:
 					if crc, err := a.Checksum(); err != nil || crc != crc32.ChecksumIEEE([]byte(want.Data)) {

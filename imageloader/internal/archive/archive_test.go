@@ -50,7 +50,8 @@ func TestReplacedShardIsAnError(t *testing.T) {
 		defer r.Close()
 		for try := range 3 {
 			if _, err := r.ReadAt(1, make([]byte, 1), 0); !errors.Is(err, archive.ErrSourceChanged) || !strings.Contains(err.Error(), "s1.tar") {
-				t.Errorf("URL %v, try %d: error %v", url, try, err)
+				t.Errorf("URL %v, try %d: error %v, want the error %v with %q",
+					url, try, err, archive.ErrSourceChanged, "s1.tar")
 			}
 		}
 		for _, err = range a.Members() {
@@ -69,7 +70,7 @@ func TestMissingLibraryIsNoDamage(t *testing.T) {
 		test := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 		test.Env = append(os.Environ(), child+"=1", "TORCHSTREAM_LIBRARY="+t.TempDir())
 		if out, err := test.CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
+			t.Errorf("%v\n%s\nwant no error", err, out)
 		}
 		return
 	}

@@ -78,7 +78,7 @@ func TestFewCheckpointsWaitInALargeMember(t *testing.T) {
 		}
 		read = max(0, i*inflateSpacing-inflateRoom)
 		if most := inflateRoom/inflateSpacing + 3; len(k.pending) > most {
-			t.Fatalf("%d checkpoints wait, more than %d", len(k.pending), most)
+			t.Fatalf("%d checkpoints wait, want at most %d", len(k.pending), most)
 		}
 	}
 	k.member(9_999*inflateSpacing - 1)

@@ -39,7 +39,7 @@ func TestHeadMatchesOnlyItsMember(t *testing.T) {
 				"another size":     {clean, 1235, false},
 			} {
 				if got := Heads(blocks, c.name, c.size); got != c.want {
-					t.Errorf("%.20s, %v, %s: %v", name, format, what, got)
+					t.Errorf("%.20s, %v, %s: %v, want %v", name, format, what, got, c.want)
 				}
 			}
 			for at := range BlockBytes {
@@ -61,6 +61,6 @@ func TestHeadMatchesOnlyItsMember(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := testing.AllocsPerRun(10, func() { Heads(b.Bytes(), "train/a.jpg", 1234) }); n > 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations, want 0", n)
 	}
 }

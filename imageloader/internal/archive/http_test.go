@@ -32,7 +32,7 @@ func rangeServer(t *testing.T, data []byte, answer func(w http.ResponseWriter, k
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var first, last int
 		if _, err := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &first, &last); err != nil {
-			t.Errorf("the range %q: %v", r.Header.Get("Range"), err)
+			t.Errorf("the range %q: %v, want no error", r.Header.Get("Range"), err)
 		}
 		answer(w, int(count.Add(1)), first, min(last, len(data)-1))
 	}))

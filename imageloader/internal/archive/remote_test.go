@@ -126,7 +126,7 @@ func TestFailedRequestsAreRepeated(t *testing.T) {
 				}
 			}
 			if n, err := file.ReadAt(part, int64(len(data))-5); n != 5 || err != io.EOF {
-				t.Errorf("at the end: %d, %v", n, err)
+				t.Errorf("at the end: %d, %v, want n = 5, err = %v", n, err, io.EOF)
 			}
 			return nil
 		}
@@ -168,7 +168,7 @@ func TestSilentResponsesAreRepeated(t *testing.T) {
 	defer file.Close()
 	got := make([]byte, len(data))
 	if _, err := file.ReadAt(got, 0); err != nil || string(got) != string(data) {
-		t.Errorf("at random: error %v, or other bytes", err)
+		t.Errorf("ReadAt: error %v, %s; want the file's bytes", err, archivetest.Difference(got, []byte(data)))
 	}
 	stall.Store(3)
 	for n := 0; n < len(got); {
@@ -232,7 +232,7 @@ func TestSourceTriesAreLimited(t *testing.T) {
 	f.Await()
 	s.Lock()
 	if s.Asked != archive.PiecesAhead {
-		t.Errorf("%d requests for the first bytes", s.Asked)
+		t.Errorf("%d requests for the first bytes, want %v", s.Asked, archive.PiecesAhead)
 	}
 	s.Err = sourcetest.ErrBusy
 	s.Unlock()
@@ -241,7 +241,7 @@ func TestSourceTriesAreLimited(t *testing.T) {
 		n, err := f.Read(make([]byte, 100_000))
 		if came += int64(n); err != nil {
 			if !errors.Is(err, sourcetest.ErrBusy) || !strings.Contains(err.Error(), "store://x") {
-				t.Errorf("error %v", err)
+				t.Errorf("error %v, want the error %v with %q", err, sourcetest.ErrBusy, "store://x")
 			}
 			break
 		}
@@ -250,7 +250,7 @@ func TestSourceTriesAreLimited(t *testing.T) {
 		t.Errorf("%d bytes came before the error, want %d", came, want)
 	}
 	if err := f.Close(); err != nil || s.Open != 0 {
-		t.Errorf("%d are open, error %v", s.Open, err)
+		t.Errorf("%d are open, error %v, want no error, s.Open = 0", s.Open, err)
 	}
 }
 
@@ -283,7 +283,7 @@ func TestSourceThatBreaksItsContractIsAnError(t *testing.T) {
 			f.Close()
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%d bytes: error %v", size, err)
+			t.Errorf("%d bytes: error %v, want an error with %q", size, err, want)
 		}
 	}
 }
@@ -316,7 +316,7 @@ func TestTrickleCountsAsStopped(t *testing.T) {
 	}
 	defer f.Close()
 	if _, err := f.ReadAt(make([]byte, 1<<20), 0); err == nil || !strings.Contains(err.Error(), "less than 32768 bytes have come in 20ms") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want an error with %q", err, "less than 32768 bytes have come in 20ms")
 	}
 }
 
@@ -409,7 +409,8 @@ func TestRetryAfterIsHonoured(t *testing.T) {
 		_, err := archive.OpenHTTP(t.Context(), server.URL, server.Client())
 		server.Close()
 		if got := archive.AskedToWait(err); err == nil || got < c.least || got > c.most {
-			t.Errorf("%d, %q: waits %v, error %v", c.status, c.header, got, err)
+			t.Errorf("%d, %q: waits %v, error %v, want an error, got at least %v, got at most %v",
+				c.status, c.header, got, err, c.least, c.most)
 		}
 	}
 }
@@ -472,7 +473,7 @@ func TestErrorsOfURLsHaveNoSecret(t *testing.T) {
 		address := strings.Replace(server.URL, "://", "://name:SECRET@", 1) + path + "?token=SECRET"
 		_, err := archive.OpenHTTP(t.Context(), address, server.Client())
 		if err == nil || strings.Contains(err.Error(), "SECRET") {
-			t.Errorf("OpenHTTP of %s: %v", path, err)
+			t.Errorf("OpenHTTP of %s: %v, want an error, err.Error() without %q", path, err, "SECRET")
 		}
 		if path == "/moved.tgz" { // tried again for long
 			if !strings.Contains(fmt.Sprint(err), want) {
@@ -496,7 +497,8 @@ func TestErrorsOfSourcesHaveNoSecret(t *testing.T) {
 		_, err := archive.Open(t.Context(), "store://name:SECRET@bucket/a.tgz?token=SECRET", archive.Config{OpenSource: open})
 		if text := fmt.Sprint(err); !errors.Is(err, kind) || strings.Contains(text, "SECRET") || !strings.Contains(text, "https://store/a.tgz") ||
 			!strings.Contains(text, "store://bucket/a.tgz") {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v, text %v, want the error %v, text with no %q, but %q and %q",
+				err, text, kind, "SECRET", "https://store/a.tgz", "store://bucket/a.tgz")
 		}
 	}
 }

@@ -35,7 +35,7 @@ func TestAllocationsAreZeroedAlignedAndDisjoint(t *testing.T) {
 		t.Errorf("Alloc(0) has %d bytes, want 0", len(p))
 	}
 	if got := a.Clone([]byte("text")); string(got) != "text" {
-		t.Errorf("the clone is %q", got)
+		t.Errorf("the clone is %q, want %q", got, "text")
 	}
 }
 
@@ -95,7 +95,7 @@ func TestBuffersAreNotMuchLarger(t *testing.T) {
 	}
 	for n := 1 << 12; n < 1<<22; n += n / 5 {
 		if p := b.Get(n); cap(p) > 2*n+n/4 {
-			t.Errorf("%d bytes lie in %d", n, cap(p))
+			t.Errorf("%d bytes lie in %d, want at most %v", n, cap(p), 2*n+n/4)
 		}
 	}
 }

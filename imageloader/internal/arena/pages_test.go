@@ -45,7 +45,7 @@ func TestArenaIsOutsideTheHeap(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 1<<20 {
-		t.Errorf("the heap has grown by %d bytes for %d outside of it", grown, n)
+		t.Errorf("the heap has grown by %d bytes for %d outside of it, want at most %v", grown, n, 1<<20)
 	}
 }
 

@@ -67,7 +67,7 @@ func TestEntryPointsChangeNoPixel(t *testing.T) {
 		for i, p := range photos {
 			got := make([]byte, 64*64*3)
 			if err := b.Decode(i, p, &g, got, 64*3); err != nil {
-				t.Fatalf("%s: %v", what, err)
+				t.Fatalf("%s: %v, want no error", what, err)
 			}
 			if !bytes.Equal(got, want[i]) {
 				t.Errorf("%s: sample %d has other pixels", what, i)
@@ -90,7 +90,8 @@ func TestEntryPointsChangeNoPixel(t *testing.T) {
 	expect("second epoch", epoch("second epoch", points, photos, want), imagecapi.Stats{EntriesUsed: 3})
 	for i, p := range photos {
 		if n := len(store.blobs[i]); n == 0 || n > len(p)*15/1000 {
-			t.Errorf("the blob of %d bytes has %d", len(p), n)
+			t.Errorf("the blob of %d bytes has %d, want n not 0, n at most %v",
+				len(p), n, len(p)*15/1000)
 		}
 	}
 

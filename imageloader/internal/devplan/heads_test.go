@@ -45,15 +45,15 @@ func TestSplitHeadKeepsWhatDecodingNeeds(t *testing.T) {
 			blob := make([]byte, 1<<16)
 			n, _, err := d.DecodeMakingEntryPoints(data, &g, make([]byte, 40*30*3), 40*3, blob)
 			if err != nil || n == 0 {
-				t.Fatalf("no entry points: %v", err)
+				t.Fatalf("no entry points: %v, n %v, want no error, n not 0", err, n)
 			}
 			plan := alignedBytes(1 << 20)
 			p, err := d.PlanHead(head, len(data), scan, &g, blob[:n], nil, plan)
 			if err != nil || p == 0 || p > len(plan) {
-				t.Fatalf("a plan of %d bytes: %v", p, err)
+				t.Fatalf("a plan of %d bytes: %v, want no error, p not 0, p at most %v", p, err, len(plan))
 			}
 			if p, err := d.PlanHead(head, len(data)+1, scan, &g, blob[:n], nil, plan); err != nil || p != 0 {
-				t.Errorf("entry points of another file plan %d bytes: %v", p, err)
+				t.Errorf("entry points of another file plan %d bytes: %v, want no error, p = 0", p, err)
 			}
 		})
 	}
@@ -94,7 +94,8 @@ func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 		}
 	}
 	if len(h.tables) == 0 || h.used > 3*1000 {
-		t.Errorf("%d tables, %d bytes", len(h.tables), h.used)
+		t.Errorf("%d tables, %d bytes, want len(h.tables) at least 1, h.used at most %v",
+			len(h.tables), h.used, 3*1000)
 	}
 	first := h.heads[0].Load()
 	h.keep(0, archivetest.Photo(t, 0), &imagecapi.Info{}, index.Inflated{}, []byte("entries"))
@@ -104,7 +105,7 @@ func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 	h.refuse(2)
 	h.keep(2, archivetest.Photo(t, 2), &imagecapi.Info{}, index.Inflated{End: 7}, []byte("entries"))
 	if got := h.heads[2].Load(); got.end != 0 || got.scan == 0 {
-		t.Errorf("a refused head is %+v", got)
+		t.Errorf("a refused head is %+v, want got.end = 0, got.scan not 0", got)
 	}
 	h.keep(0, archivetest.Photo(t, 0), &imagecapi.Info{}, index.Inflated{}, []byte("others"))
 	if h.heads[0].Load() == first {
@@ -123,7 +124,8 @@ func FuzzSplitHead(f *testing.F) {
 			return
 		}
 		if scan > len(data) || len(tables)+len(frame) > maxKept+100 {
-			t.Fatalf("a head of %d bytes, a scan at %d of %d", len(tables)+len(frame), scan, len(data))
+			t.Fatalf("a head of %d bytes, a scan at %d of %d, want scan at most %v, len(tables) + "+
+				"len(frame) at most %v", len(tables)+len(frame), scan, len(data), len(data), maxKept+100)
 		}
 		d, err := codec.New(1 << 24)
 		if err != nil {

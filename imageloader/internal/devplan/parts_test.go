@@ -34,7 +34,7 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 	whole := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 40, ResizeHeight: 30, WindowWidth: 40, WindowHeight: 30}
 	n, proof, err := d.DecodeMakingEntryPoints(data, &whole, make([]byte, 40*30*3), 40*3, blob)
 	if err != nil || n == 0 {
-		t.Fatalf("no entry points: %v", err)
+		t.Fatalf("no entry points: %v, n %v, want no error, n not 0", err, n)
 	}
 	blob = blob[:n]
 	const piece = 512
@@ -57,12 +57,12 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 			other := alignedBytes(1 << 18)
 			at, n, err := d.AppendPlan(data, &g, blob, &proof, other, &usedToo)
 			if err != nil || n == 0 {
-				t.Fatalf("%+v: %d bytes, %v", g, n, err)
+				t.Fatalf("%+v: %d bytes, %v, want no error, n not 0", g, n, err)
 			}
 			// The part contains the segments' bytes of the other plan, in order.
 			segments := other[at : at+n]
 			if got := len(segments) - p.Begin; got < 1 {
-				t.Fatalf("%+v: %d bytes of segments", g, got)
+				t.Fatalf("%+v: %d bytes of segments, want at least 1", g, got)
 			}
 			run := segments[p.Begin : p.Begin+min(64, len(segments)-p.Begin-32)]
 			if !bytes.Contains(data[p.From:p.From+size], run) {
@@ -71,7 +71,7 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 		}
 	}
 	if least > len(data)/4 {
-		t.Errorf("the smallest part has %d of %d bytes", least, len(data))
+		t.Errorf("the smallest part has %d of %d bytes, want at most %v", least, len(data), len(data)/4)
 	}
 	var used atomic.Uint64
 	if p, err := d.PlanPart(head, len(data)+1, scan, &whole, blob, piece, alignedBytes(1<<18), &used); err != nil || p.Bytes != 0 || used.Load() != 0 {
@@ -81,7 +81,7 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 		t.Errorf("without room: %+v, %v", p, err)
 	}
 	if p, err := d.PlanPart(head, len(data), scan, &whole, blob, 0, alignedBytes(1<<18), &used); err == nil || p.Bytes != 0 {
-		t.Errorf("pieces of 0 bytes: %+v", p)
+		t.Errorf("pieces of 0 bytes: %+v, err %v, want an error, p.Bytes = 0", p, err)
 	}
 }
 

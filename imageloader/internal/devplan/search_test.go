@@ -52,7 +52,7 @@ func TestFoundEntryPointsAreKept(t *testing.T) {
 	g := imagecapi.Geometry{CropWidth: 320, CropHeight: 240, ResizeWidth: 32, ResizeHeight: 32, WindowWidth: 32, WindowHeight: 32}
 	var s Search
 	if _, n, err := imagecapi.PlanScan(d, data, &g, nil, nil, &s.Search); err != nil || n == 0 || s.Wanted == 0 {
-		t.Fatalf("a plan of %d bytes, %v: %+v", n, err, s.Search)
+		t.Fatalf("a plan of %d bytes, %v: %+v, want no error, n not 0, s.Wanted not 0", n, err, s.Search)
 	}
 	found := foundIn(t, d, data, &s.Search)
 	want := make([]byte, len(data))
@@ -97,7 +97,7 @@ func TestNoRoomForEntryPoints(t *testing.T) {
 	g := imagecapi.Geometry{CropWidth: 320, CropHeight: 240, ResizeWidth: 32, ResizeHeight: 32, WindowWidth: 32, WindowHeight: 32}
 	var s Search
 	if _, n, err := imagecapi.PlanScan(d, data, &g, nil, nil, &s.Search); err != nil || n == 0 || s.Wanted == 0 {
-		t.Fatalf("a plan of %d bytes, %v: %+v", n, err, s.Search)
+		t.Fatalf("a plan of %d bytes, %v: %+v, want no error, n not 0, s.Wanted not 0", n, err, s.Search)
 	}
 	store := &mapStore{blobs: map[int][]byte{}, full: true}
 	p := NewEntryPoints(store, 1, false)

@@ -53,7 +53,7 @@ func TestPlansAreMoved(t *testing.T) {
 	Exchange(a, 0, b, 0, true)
 	for _, s := range []*Staging{a, b} {
 		if r := s.Rows[0]; !r.Lost || r.Bytes != 0 || r.Redo.Size != 40 {
-			t.Errorf("%+v", r)
+			t.Errorf("%+v, want r.Lost = true, r.Bytes = 0, r.Redo.Size = 40", r)
 		}
 	}
 }
@@ -91,7 +91,7 @@ func TestMembersAreMoved(t *testing.T) {
 	}
 	b.Take(2, b, 1)
 	if third := b.Rows[2]; !third.Lost || third.Bytes != 0 || third.Redo.Size != 9 {
-		t.Errorf("without a room: %+v", third)
+		t.Errorf("without a room: %+v, want third.Lost = true, third.Bytes = 0, third.Redo.Size = 9", third)
 	}
 	Exchange(b, 0, b, 1, true)
 	if b.Rows[0] != moved || b.rooms.Load() != uint64(2*room) {

@@ -11,7 +11,7 @@ func TestLabelsHaveTheMachinesByteOrder(t *testing.T) {
 	for _, label := range []int{0, 1, 999, 1 << 40, -1} {
 		putLabel(p[:], label)
 		if got := int64(binary.NativeEndian.Uint64(p[:])); got != int64(label) {
-			t.Errorf("%d became %d", label, got)
+			t.Errorf("%d became %d, want %v", label, got, int64(label))
 		}
 	}
 }

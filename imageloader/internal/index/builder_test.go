@@ -71,11 +71,14 @@ func TestBuilderMemoryIsBounded(t *testing.T) {
 	defer b.Close()
 	for name, s := range map[string]*spool{"members": &b.records.members, "names": &b.records.names, "headers": &b.records.headers} {
 		if s.filed < spoolBytes || cap(s.mem) > 2*spoolBytes {
-			t.Errorf("%s: %d bytes in a file, room for %d in memory", name, s.filed, cap(s.mem))
+			t.Errorf("%s: %d bytes in a file, room for %d in memory, want s.filed at least %v, "+
+				"cap(s.mem) at most %v", name, s.filed, cap(s.mem), spoolBytes, 2*spoolBytes)
 		}
 	}
 	if b.records.count != members || len(b.held.contents) > 0 || len(b.dirs.names) != 10 {
-		t.Errorf("%d members, %d contents, %d directories", b.records.count, len(b.held.contents), len(b.dirs.names))
+		t.Errorf("%d members, %d contents, %d directories, want b.records.count = %v, "+
+			"len(b.held.contents) = 0, len(b.dirs.names) = 10",
+			b.records.count, len(b.held.contents), len(b.dirs.names), members)
 	}
 	// The index from the spools equals the index from the file.
 	var made [2]*Index
@@ -95,7 +98,7 @@ func TestBuilderMemoryIsBounded(t *testing.T) {
 			len(made[1].samples), len(made[1].names), made[1].work, members, len(made[0].names), made[0].work)
 	}
 	if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 2 {
-		t.Errorf("%v, error %v", list, err)
+		t.Errorf("%v, error %v, want no error, len(list) = 2", list, err)
 	}
 }
 
@@ -111,7 +114,7 @@ func TestLabelMemoryIsBounded(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := b.dirs.number("label2"); err == nil || !strings.Contains(err.Error(), "a.tar: more than 128 MB") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want an error with %q", err, "a.tar: more than 128 MB")
 	}
 	if _, err := b.dirs.number("label1"); err != nil {
 		t.Error(err)

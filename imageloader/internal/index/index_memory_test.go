@@ -34,7 +34,7 @@ func TestConcurrentReadersKeepOneCopy(t *testing.T) {
 	last := c.arena.Alloc(size)
 	taken := uintptr(unsafe.Pointer(&last[0])) - uintptr(unsafe.Pointer(&first[0]))
 	if want := uintptr((samples + 1) * size); taken != want {
-		t.Errorf("%d samples of %d bytes take %d bytes, not %d", samples, size, taken, want)
+		t.Errorf("%d samples of %d bytes take %d bytes, want %d", samples, size, taken, want)
 	}
 	want := make([]byte, size)
 	for i := range samples {

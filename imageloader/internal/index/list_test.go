@@ -36,9 +36,9 @@ func TestListsAreRead(t *testing.T) {
 	} {
 		l, err := ReadList(c.file, strings.NewReader(c.text))
 		if err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want no error", name, err)
 		} else if got := describeList(l); got != c.want {
-			t.Errorf("%s: %s, not %s", name, got, c.want)
+			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
 }
@@ -62,7 +62,7 @@ func TestListErrorsNameTheLine(t *testing.T) {
 	} {
 		_, err := ReadList("l.csv", strings.NewReader(text))
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%.40q: error %v, not %s", text, err, want)
+			t.Errorf("%.40q: error %v, want %s", text, err, want)
 		}
 		var line *ListError
 		if strings.Contains(want, "l.csv:") && !errors.As(err, &line) {
@@ -94,7 +94,7 @@ func TestListLabelsAreNumberedLikeWebDatasets(t *testing.T) {
 			got = err.Error()
 		}
 		if got = strings.ReplaceAll(got, "[02 ", "["); !strings.Contains(got, c.want) {
-			t.Errorf("%q: %s, not %s", text, got, c.want)
+			t.Errorf("%q: %s, want %s", text, got, c.want)
 		}
 	}
 }
@@ -113,7 +113,7 @@ func FuzzList(f *testing.F) {
 		l, err := ReadList(file, strings.NewReader(text))
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "imageloader: "+file) {
-				t.Errorf("%v names no list", err)
+				t.Errorf("%v names no list, want an error beginning with %q", err, "imageloader: "+file)
 			}
 			return
 		}

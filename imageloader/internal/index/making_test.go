@@ -148,7 +148,7 @@ func (p *process) opened(t *testing.T) (read int64) {
 	_, line := p.until(t, "has ")
 	var samples int
 	if _, err := fmt.Sscanf(line, "has %d samples, read %d bytes", &samples, &read); err != nil || samples == 0 {
-		t.Fatalf("%v in %q", err, line)
+		t.Fatalf("%v in %q, samples %v, want no error, samples not 0", err, line, samples)
 	}
 	return read
 }
@@ -412,7 +412,7 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	w := wait(t, ctx, path)
 	cancel()
 	if err := w.end(t); !errors.Is(err, archive.ErrStopped) {
-		t.Errorf("a wait that was cancelled: %v", err)
+		t.Errorf("a wait that was cancelled: %v, want the error %v", err, archive.ErrStopped)
 	}
 	first.goOn()
 	if read := first.opened(t); read < size {
@@ -441,7 +441,7 @@ func TestStoppingLeavesTheIndexToAnother(t *testing.T) {
 	}
 	cancel()
 	if err := <-stopped; !errors.Is(err, archive.ErrStopped) {
-		t.Errorf("stopped: %v", err)
+		t.Errorf("stopped: %v, want the error %v", err, archive.ErrStopped)
 	}
 	readers := 0
 	for _, w := range all {
@@ -511,7 +511,7 @@ func TestNobodyWaitsForAnIndexThatCannotBe(t *testing.T) {
 		}
 	}
 	if files, err := os.ReadDir(filepath.Dir(at)); err != nil || len(files) != 1 {
-		t.Errorf("%v, %v", files, err)
+		t.Errorf("%v, %v, want no error, len(files) = 1", files, err)
 	}
 }
 
@@ -535,7 +535,7 @@ func TestOtherFilesAreNoLocks(t *testing.T) {
 				return
 			}
 			if text, err := os.ReadFile(path + sidecarSuffix + makingSuffix); string(text) != "a thesis" {
-				t.Errorf("%q, %v", text, err)
+				t.Errorf("%q, %v, want %q", text, err, "a thesis")
 			}
 		})
 	}

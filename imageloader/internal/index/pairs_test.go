@@ -122,7 +122,7 @@ func TestPairsFollowThePatterns(t *testing.T) {
 				config.NoFile = round == 0
 				x := open(t, path, config)
 				if got := strings.Join(pairsOf(x), " "); got != c.want {
-					t.Errorf("round %d: %s", round, got)
+					t.Errorf("round %d: %s, want %v", round, got, c.want)
 				}
 				if (x.side != nil) != (round == 1) || log.has("scanning archive") != (round == 0) {
 					t.Errorf("round %d: an index file: %v", round, x.side != nil)
@@ -200,7 +200,7 @@ func TestSecondMaskIsAnError(t *testing.T) {
 		path := pack(append(files(names), archivetest.Member{Name: "x/notes", Data: "text"})...)
 		_, err := tryOpen(t, path, pairConfig(t, "i/*", "m/*"))
 		if !errors.Is(err, ErrNoSamples) || !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("%q: %v", names, err)
+			t.Errorf("%q: %v, want the error %v, fmt.Sprint(err) with %q", names, err, ErrNoSamples, want)
 		}
 	}
 	// A link is reported as a bad sample when it is read, not here.
@@ -208,7 +208,7 @@ func TestSecondMaskIsAnError(t *testing.T) {
 	x := open(t, path, pairConfig(t, "i/*", "m/*"))
 	defer closeIndex(t, x)
 	if s := x.Sample(x.Mask(0)); s.Kind != archive.Symlink {
-		t.Errorf("the link is %v", s.Kind)
+		t.Errorf("the link is %v, want %v", s.Kind, archive.Symlink)
 	}
 }
 
@@ -228,7 +228,7 @@ func TestIndexOfLabelsServesNoPairs(t *testing.T) {
 	}
 	labels.RefuseOtherLabels = true
 	if _, err := tryOpen(t, path, labels); err == nil || !strings.Contains(err.Error(), string(errIndexPairs)) {
-		t.Errorf("an index of pairs serves labels: %v", err)
+		t.Errorf("an index of pairs serves labels: %v, want an error with %q", err, string(errIndexPairs))
 	}
 }
 
@@ -278,7 +278,8 @@ func FuzzPairs(f *testing.F) {
 		for i := range x.Len() {
 			image, mask := x.Name(i), x.Name(x.Mask(i))
 			if image[1:] != mask[1:] || image[0] != 'i' || mask[0] != 'm' {
-				t.Errorf("%q and %q are a pair", image, mask)
+				t.Errorf("%q and %q are a pair, want image[1:] = %v, image[0] = 'i', mask[0] = 'm'",
+					image, mask, mask[1:])
 			}
 			for _, k := range []int{i, x.Mask(i)} {
 				s := x.Sample(k)

@@ -66,7 +66,7 @@ func TestSamplesAreReadAtRandom(t *testing.T) {
 					t.Fatalf("round %d: %d samples, random %v, work %v, held %v", round, len(x.samples), x.Random(), x.work, x.memory.held != nil)
 				}
 				if x.work > 2.5 {
-					t.Errorf("%.2f bytes are inflated for one of samples", x.work)
+					t.Errorf("%.2f bytes are inflated for one of samples, want at most 2.5", x.work)
 				}
 				if x.side == nil {
 					t.Errorf("round %d: got no index file, want one", round)
@@ -141,7 +141,7 @@ func TestForgedIndexNeverReturnsWrongBytes(t *testing.T) {
 		closeIndex(t, x)
 	}
 	if failed == 0 || right == 0 {
-		t.Errorf("%d reads failed, %d were right", failed, right)
+		t.Errorf("%d reads failed, %d were right, want failed not 0, right not 0", failed, right)
 	}
 }
 
@@ -226,7 +226,7 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 		}
 		window, input := make([]byte, p.Window), make([]byte, p.Input)
 		if err := r.ReadPacked(&p, window, input); err != nil || !strings.Contains(string(file), string(input)) {
-			t.Errorf("%s: other compressed bytes (%v)", x.Name(i), err)
+			t.Errorf("%s: %v, the compressed bytes are not in the file, want them there", x.Name(i), err)
 		}
 		if mark, _ := x.shards[0].enter(m.offset-int64(p.Lead), m.offset); mark.Output+int64(p.Skip+p.Lead) != m.offset {
 			t.Errorf("%s: %+v does not lead to byte %d", x.Name(i), p, m.offset)

@@ -29,7 +29,7 @@ func TestDamagedSectionIsAnError(t *testing.T) {
 	}
 	good := s.section(3*items + 5)
 	if n, err := read(good); n != 3*items+5 || err != nil {
-		t.Errorf("%d items, error %v", n, err)
+		t.Errorf("%d items, error %v, want n = %v, no error", n, err, 3*items+5)
 	}
 	for what, change := range map[string]func(*section){
 		"checksum":   func(s *section) { s.checked = true },
@@ -40,7 +40,7 @@ func TestDamagedSectionIsAnError(t *testing.T) {
 		bad := good
 		change(&bad)
 		if _, err := read(bad); !errors.Is(err, errIndexDamaged) {
-			t.Errorf("%s: error %v", what, err)
+			t.Errorf("%s: error %v, want the error %v", what, err, errIndexDamaged)
 		}
 	}
 }

@@ -122,7 +122,7 @@ func TestSavingWaitsForEachOther(t *testing.T) {
 	x = open(t, path, testConfig())
 	defer closeIndex(t, x)
 	if b := x.EntryPoints(0, nil); string(b) != "entries" {
-		t.Errorf("%q is saved", b)
+		t.Errorf("%q is saved, want %q", b, "entries")
 	}
 }
 
@@ -147,7 +147,7 @@ func TestSavingWaitsForNoStoppedProcess(t *testing.T) {
 	before := time.Now()
 	closeIndex(t, x)
 	if took := time.Since(before); took > lockWait {
-		t.Errorf("Close took %v", took)
+		t.Errorf("Close took %v, want at most %v", took, lockWait)
 	}
 	if !log.has("another process is saving into the index") {
 		t.Errorf("nothing is logged: %s", log.text.String())
@@ -155,6 +155,6 @@ func TestSavingWaitsForNoStoppedProcess(t *testing.T) {
 	x = open(t, path, c)
 	defer closeIndex(t, x)
 	if b := x.EntryPoints(0, nil); len(b) > 0 {
-		t.Errorf("%q is saved beside the other process", b)
+		t.Errorf("%q is saved beside the other process, want 0", b)
 	}
 }

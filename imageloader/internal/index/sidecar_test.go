@@ -48,7 +48,7 @@ func TestEntryBlobsAreKept(t *testing.T) {
 	c.Classes = []string{"class2", "class1", "class0"}
 	keep(20, 30, c)
 	if left, err := filepath.Glob(path + "*.tmp"); err != nil || len(left) > 0 {
-		t.Errorf("%v are left, error %v", left, err)
+		t.Errorf("%v are left, error %v, want no error, len(left) = 0", left, err)
 	}
 }
 
@@ -180,7 +180,7 @@ func TestIndexGoesToTheCacheFolder(t *testing.T) {
 		for round := range 2 {
 			x = open(t, path, c)
 			if got, want := len(x.EntryPoints(1, nil)) > 0, cache && round > 0; got != want {
-				t.Errorf("cache folder %v, round %d: entry points %v", cache, round, got)
+				t.Errorf("cache folder %v, round %d: entry points %v, want %v", cache, round, got, want)
 			}
 			kept := []bool{x.KeepEntryPoints(round, blob), x.KeepEntryPoints(round, nil), x.KeepEntryPoints(2, make([]byte, maxBlobBytes))}
 			if want := []bool{true, true, false}; !slices.Equal(kept, want) {
@@ -191,7 +191,7 @@ func TestIndexGoesToTheCacheFolder(t *testing.T) {
 			}
 			x.KeepEntryPoints(1, blob)
 			if err := x.Close(); err != nil {
-				t.Errorf("cache folder %v, round %d: %v", cache, round, err)
+				t.Errorf("cache folder %v, round %d: %v, want no error", cache, round, err)
 			}
 		}
 		if log.has("can't be kept") == cache {
@@ -251,7 +251,7 @@ func TestFileInTheCacheFolderIsNotOverwritten(t *testing.T) {
 	c.File = ""
 	x = open(t, path, c)
 	if len(x.side.saving.elsewhere) != 1 {
-		t.Fatalf("%d other places", len(x.side.saving.elsewhere))
+		t.Fatalf("%d other places, want 1", len(x.side.saving.elsewhere))
 	}
 	cached := x.side.saving.elsewhere[0].path
 	if err := os.MkdirAll(filepath.Dir(cached), 0o755); err != nil {
@@ -263,7 +263,7 @@ func TestFileInTheCacheFolderIsNotOverwritten(t *testing.T) {
 	x.KeepEntryPoints(1, []byte("entries"))
 	closeIndex(t, x)
 	if got, err := os.ReadFile(cached); err != nil || string(got) != "somebody's" {
-		t.Errorf("%v, %q", err, got)
+		t.Errorf("%v, %q, want no error, got = %q", err, got, "somebody's")
 	}
 }
 
@@ -319,7 +319,7 @@ func TestIndexesAreNotShards(t *testing.T) {
 		"a.tar": false, "a.tar.tsidx": true, "a.tar.tsidx.123.tmp": true, "a1.tar+2.tsidx.45.tmp": true, "a.tsidx.tar": false, "a.tmp": false,
 	} {
 		if got := IsFile(filepath.Join("folder.tsidx.x", name)); got != want {
-			t.Errorf("%s: %v", name, got)
+			t.Errorf("%s: %v, want %v", name, got, want)
 		}
 	}
 }
@@ -337,7 +337,7 @@ func TestBlobsOfAnEarlierRunAreReplaced(t *testing.T) {
 	x := open(t, path, testConfig())
 	defer closeIndex(t, x)
 	if first, second := x.EntryPoints(0, nil), x.EntryPoints(1, nil); string(first) != "a longer one" || string(second) != "good" {
-		t.Errorf("blobs %q and %q", first, second)
+		t.Errorf("blobs %q and %q, want first = %q, second = %q", first, second, "a longer one", "good")
 	}
 
 	// Another process, which has the earlier blob open, saves later.
@@ -349,6 +349,6 @@ func TestBlobsOfAnEarlierRunAreReplaced(t *testing.T) {
 	again := open(t, path, testConfig())
 	defer closeIndex(t, again)
 	if first, third := again.EntryPoints(0, nil), again.EntryPoints(2, nil); string(first) != "right" || string(third) != "the other's" {
-		t.Errorf("blobs %q and %q", first, third)
+		t.Errorf("blobs %q and %q, want first = %q, third = %q", first, third, "right", "the other's")
 	}
 }

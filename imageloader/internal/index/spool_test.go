@@ -74,6 +74,6 @@ func TestSpoolIsReadAnywhere(t *testing.T) {
 		s.close()
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("%v are left, error %v", left, err)
+		t.Errorf("%v are left, error %v, want no error, len(left) = 0", left, err)
 	}
 }

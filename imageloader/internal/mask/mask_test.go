@@ -164,11 +164,11 @@ func TestSmallMaskFileTakesNoMemory(t *testing.T) {
 	data := archivetest.PNGBomb(t, 30_000, 30_000)
 	allocated := testing.AllocsPerRun(1, func() {
 		if _, err := decodeMask(data, 30_000, 30_000, whole(1, 1), nil); !errors.Is(err, imagecapi.CodeDecode) || !strings.Contains(err.Error(), "too few") {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v, want the error %v with %q", err, imagecapi.CodeDecode, "too few")
 		}
 	})
 	if allocated > 100 {
-		t.Errorf("%v allocations", allocated)
+		t.Errorf("%v allocations, want at most 100", allocated)
 	}
 }
 

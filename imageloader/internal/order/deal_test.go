@@ -20,7 +20,8 @@ func TestDealTakesEachPositionOnce(t *testing.T) {
 			for s.Rank = range s.World {
 				d = NewDeal(s, total, done)
 				if d.Left != total-len(taken) {
-					t.Fatalf("%d are left, %d of %d were taken", d.Left, len(taken), total)
+					t.Fatalf("%d are left, %d of %d were taken, want %v",
+						d.Left, len(taken), total, total-len(taken))
 				}
 				n := rng.IntN(d.Turns + 2)
 				if deals == 3 {
@@ -33,7 +34,8 @@ func TestDealTakesEachPositionOnce(t *testing.T) {
 					}
 					p, before := d.At(turn)
 					if back, mine := d.Turn(p, before); !mine || back != turn {
-						t.Fatalf("position %d, dealt %d times before, is turn %d, mine %v; it was dealt in turn %d", p, before, back, mine, turn)
+						t.Fatalf("position %d, dealt %d times before, is turn %d, mine %v; it was dealt "+
+							"in turn %d, want mine = true, back = %v", p, before, back, mine, turn, turn)
 					}
 					if p < 0 || p >= total || before == 0 && taken[p] {
 						t.Fatalf("position %d of %d is dealt twice", p, total)

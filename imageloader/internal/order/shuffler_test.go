@@ -20,7 +20,7 @@ func TestRampYieldsEarly(t *testing.T) {
 		}
 	}
 	if peak != 10 {
-		t.Errorf("the buffer held up to %d samples, not 10", peak)
+		t.Errorf("the buffer held up to %d samples, want 10", peak)
 	}
 }
 

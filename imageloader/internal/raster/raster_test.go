@@ -18,7 +18,7 @@ func testFiles(t testing.TB, extension string) (files [][]byte) {
 	t.Helper()
 	names, err := filepath.Glob("../../testdata/f*s/*" + extension)
 	if err != nil || len(names) == 0 {
-		t.Fatalf("no test files: %v", err)
+		t.Fatalf("no test files: %v, len(names) %v, want no error, len(names) at least 1", err, len(names))
 	}
 	for _, name := range names {
 		data, err := os.ReadFile(name)
@@ -172,7 +172,7 @@ func TestFaxDamageIsAnError(t *testing.T) {
 			err = fax.next()
 		}
 		if !errors.Is(err, c.want) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want the error %v", name, err, c.want)
 		}
 	}
 }

@@ -584,7 +584,7 @@ func TestMissingEdges(t *testing.T) {
 				}
 			}
 			if caught == 0 {
-				t.Fatalf("not reported in %d schedules", within)
+				t.Fatalf("not reported in %d schedules, caught %v, want not 0", within, caught)
 			}
 			t.Logf("first reported by seed %d; %d schedules reported it", first, caught)
 		})

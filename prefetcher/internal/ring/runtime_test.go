@@ -220,7 +220,7 @@ func runOnRuntime(t *testing.T, seed uint64) {
 		t.Errorf("seed %d: Close: %v", seed, err)
 	}
 	if err := r.ring.Close(); err != nil {
-		t.Errorf("seed %d: second Close: %v", seed, err)
+		t.Errorf("seed %d: second Close: %v, want no error", seed, err)
 	}
 	r.dev.workers.Wait()
 	for _, b := range r.dev.bad {
@@ -386,7 +386,7 @@ func TestReleaseDuringCloseHasNoRace(t *testing.T) {
 			runtime.Gosched()
 		}
 		if err := r.Close(); err != nil {
-			t.Errorf("Close: %v", err)
+			t.Errorf("Close: %v, want no error", err)
 		}
 		releasing.Wait()
 		dev.workers.Wait()
