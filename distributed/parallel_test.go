@@ -528,7 +528,8 @@ func TestUnusedParameters(t *testing.T) {
 	}
 	requireNone(t, run(DataParallelOptions{BucketBytes: smallBuckets, FindUnused: true}))
 	errs := run(DataParallelOptions{BucketBytes: smallBuckets})
-	if want := "head1.weight, head1.bias, head2.weight, head2.bias on rank 0"; errs[0] == nil || !strings.Contains(errs[0].Error(), want) {
+	if want := "head1.weight, head1.bias, head2.weight, head2.bias on rank 0"; errs[0] == nil ||
+		!strings.Contains(errs[0].Error(), want) {
 		t.Errorf("rank 0: %v, want an error with %q", errs[0], want)
 	}
 	if errs[1] == nil || !strings.Contains(errs[1].Error(), "no gradient for head2.weight, head2.bias on rank 1") {

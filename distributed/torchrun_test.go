@@ -190,7 +190,8 @@ func TestRankPassesOverAnEarlierStart(t *testing.T) {
 			select {
 			case <-log.wake:
 			case <-time.After(patience):
-				t.Fatalf("after %v the new rank has logged nothing, want it to skip the earlier start", patience)
+				t.Fatalf("after %v the new rank has logged nothing, want it to skip the earlier start",
+					patience)
 			}
 			for rank := c.here; rank < c.size; rank++ {
 				connect(rank)

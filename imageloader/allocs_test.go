@@ -102,7 +102,8 @@ func TestEpochsReuseSlots(t *testing.T) {
 		}
 	}
 	if !bytes.Equal(kept.Images, was) {
-		t.Errorf("a kept batch has changed: %s; want the bytes it had", archivetest.Difference(kept.Images, was))
+		t.Errorf("a kept batch has changed: %s; want the bytes it had",
+			archivetest.Difference(kept.Images, was))
 	}
 	if len(seen) > hostSlots+1 {
 		t.Errorf("%d slots for batches, want %d and one that was kept", len(seen), hostSlots)

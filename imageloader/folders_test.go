@@ -187,7 +187,8 @@ func TestHiddenFoldersAreNoClasses(t *testing.T) {
 	}
 	path := archivetest.WriteFile(t, "hidden.tar", archivetest.Tar(t, members[:2]...))
 	_, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
-	if want := `2 hidden folders, the first is ".ipynb_checkpoints"`; !errors.Is(err, ErrNoSamples) || !strings.Contains(err.Error(), want) {
+	if want := `2 hidden folders, the first is ".ipynb_checkpoints"`; !errors.Is(err, ErrNoSamples) ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("an archive of hidden folders: error %v, want the error %v with %q",
 			err, ErrNoSamples, want)
 	}

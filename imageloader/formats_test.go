@@ -235,7 +235,8 @@ func TestGeometryIsDrawnUpright(t *testing.T) {
 	turned := load(Transform{Size: 23, Resize: 23, ApplyEXIFOrientation: true})
 	want, _, _ := upright(stored, 23, 23, 6) // the middle of 37 x 23, rotated and not resized
 	if !slices.Equal(turned, want) {
-		t.Errorf("the image with EXIF orientation 6: %s; want it upright", archivetest.Difference(turned, want))
+		t.Errorf("the image with EXIF orientation 6: %s; want it upright",
+			archivetest.Difference(turned, want))
 	}
 }
 

@@ -132,7 +132,8 @@ func TestHeldArchiveTakesItsSize(t *testing.T) {
 			}
 			t.Logf("%.2f times the archive at the peak, a heap of %.1f MB", float64(peak)/(n*size), float64(heap)/1e6)
 			if float64(peak) > c.peak*n*size || heap > 32<<20 {
-				t.Errorf("the peak is %d MB for an archive of %d MB, the heap %d MB, want at most %.2f times the archive and 32 MB",
+				t.Errorf("the peak is %d MB for an archive of %d MB, the heap %d MB, "+
+					"want at most %.2f times the archive and 32 MB",
 					peak>>20, n*size>>20, heap>>20, c.peak)
 			}
 		})

@@ -36,7 +36,8 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 		}
 	}
 	if now, err := os.ReadFile(path); err != nil || string(now) != string(photos) {
-		t.Fatalf("reading the archive: %v, %d bytes, want no error and the %d bytes unchanged", err, len(now), len(photos))
+		t.Fatalf("reading the archive: %v, %d bytes, want no error and the %d bytes unchanged", err, len(now),
+			len(photos))
 	}
 
 	// A user's file at the index's path stays, and the index is written to the cache folder.

@@ -255,7 +255,8 @@ func TestPlansChangeNoBatch(t *testing.T) {
 								// One plan fits the small memory. It is lost if its row moves to a
 								// slot that already has one, so an epoch may have none.
 								case capacity != 1<<20 && c.rows == photos:
-									t.Errorf("all %d plans had room in %d bytes, want fewer", c.rows, capacity)
+									t.Errorf("all %d plans had room in %d bytes, want fewer", c.rows,
+										capacity)
 								}
 							}
 							a, b := plain.Stats(), l.Stats()

@@ -118,13 +118,14 @@ func TestResumeGivesTheSameBytes(t *testing.T) {
 							}
 						}
 						if got, _ := collect(t, l, 3, 2); digest(got) != digest(next) {
-							t.Errorf("after a resumed epoch the next is\n%q, want\n%q with the same pixels", names(got), names(next))
+							t.Errorf("after a resumed epoch the next is\n%q, want\n%q with the same pixels",
+								names(got), names(next))
 						}
 						if err := l.Restore(t.Context()); err != nil {
 							t.Fatal(err)
 						}
 						if got, _ := collect(t, l, 2, 2); format != "memory, not at first" && digest(got) != digest(whole) {
-							t.Errorf("after Restore without a state the epoch is\n%q, want\n%q with the same pixels",
+							t.Errorf("after Restore without a state\n%q, want\n%q with the same pixels",
 								names(got), names(whole))
 						}
 					}

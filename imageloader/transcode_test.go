@@ -52,7 +52,8 @@ func TestTranscodeWritesABaselineFile(t *testing.T) {
 		return to
 	}
 	if got, want := pixels(baseline), pixels(data); !bytes.Equal(got, want) {
-		t.Errorf("the pixels of the baseline file: %s; want the progressive file's", archivetest.Difference(got, want))
+		t.Errorf("the pixels of the baseline file: %s; want the progressive file's",
+			archivetest.Difference(got, want))
 	}
 	if n, err := d.Transcode(data, buffer[:len(baseline)]); err != nil || n != 0 {
 		t.Errorf("without room: %d bytes, %v, want no error, n = 0", n, err)

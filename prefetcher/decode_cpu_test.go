@@ -138,7 +138,7 @@ func TestCPUDecodeResumes(t *testing.T) {
 		}
 		for i := range got {
 			if !slices.Equal(got[i], want[stop+1+i]) || !slices.Equal(gotLabels[i], labels[stop+1+i]) {
-				t.Errorf("batch %d after a restore behind batch %d has other images or labels, want the whole epoch's",
+				t.Errorf("batch %d after a restore behind %d has other images or labels, want the epoch's",
 					stop+1+i, stop)
 			}
 		}

@@ -583,7 +583,8 @@ func TestGPUDecodeBesideCaptures(t *testing.T) {
 			captures++
 			v, err := b.Images.Float32s()
 			if err != nil || !slices.Equal(v, want[b.Index]) {
-				t.Errorf("batch %d of epoch %d: error %v or other images, want the host's images", b.Index, epoch, err)
+				t.Errorf("batch %d of epoch %d: error %v or other images, want the host's images", b.Index,
+					epoch, err)
 			}
 			if err := graph.Replay(cuda.DefaultStream(0)); err != nil {
 				t.Error(err)

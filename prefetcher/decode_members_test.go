@@ -79,7 +79,7 @@ func decodeInflates(t *testing.T, decoder decoderFeed) {
 				// every epoch it searches small ones.
 				if st := device.Stats(); st.Inflated < min || st.Inflated > max || st.Decoded-st.Inflated > 60+5*6 || st.DecodedAgain != 0 {
 					t.Errorf("%d members of %d images are inflated, %d images decoded again, want "+
-						"st.Inflated at least %v, st.Inflated at most %v, st.Decoded - st.Inflated at most %v, st.DecodedAgain = 0",
+						"st.Inflated from %v to %v, st.Decoded - st.Inflated at most %v, st.DecodedAgain = 0",
 						st.Inflated, st.Decoded, st.DecodedAgain, min, max, 60+5*6)
 				}
 				closeFeed(t, host)

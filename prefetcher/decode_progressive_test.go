@@ -27,7 +27,8 @@ func progressiveArchive(t *testing.T, n int, name string) string {
 	quantisers := bytes.Index(file, []byte{0xFF, 0xDB, 0, 67, 0}) + 5
 	scan := bytes.LastIndex(file, []byte{0xFF, 0xDA})
 	if quantisers < 5 || scan < 0 {
-		t.Fatalf("progressive.jpg: quantisers at %d, last scan at %d, want a DQT of 67 bytes and a scan", quantisers, scan)
+		t.Fatalf("progressive.jpg: quantisers at %d, last scan at %d, want a DQT of 67 bytes and a scan",
+			quantisers, scan)
 	}
 	path := filepath.Join(t.TempDir(), name)
 	var b bytes.Buffer

@@ -324,7 +324,7 @@ func TestDecodeOption(t *testing.T) {
 					t.Fatal(err)
 				}
 				if p.slots.decode != nil {
-					t.Error("a prefetcher for the CPU decodes on the device, want it to leave this to the host")
+					t.Error("on the CPU the device decodes, want the host to decode")
 				}
 				closeFeed(t, p)
 				return

@@ -586,12 +586,14 @@ func TestScope(t *testing.T) {
 			}
 			if b.N == 4 { // the driver creates views of a short batch at any time
 				if n := torch.LiveTensors(); n > live+4 { // the batch's two, and those kept
-					t.Errorf("batch %d starts with %d tensors more than before the epoch, want at most 4", b.Index, n-live)
+					t.Errorf("batch %d starts with %d tensors more than before the epoch, want at most 4",
+						b.Index, n-live)
 				}
 			}
 			y := b.Images.Flatten(1, -1).Mul(weight).Sum()
 			if y.Scope() != b.Scope() {
-				t.Errorf("a tensor computed from the batch is in scope %v, want the batch's, %v", y.Scope(), b.Scope())
+				t.Errorf("a tensor computed from the batch is in scope %v, want the batch's, %v", y.Scope(),
+					b.Scope())
 			}
 			if b.Index == 0 {
 				kept, lost = y.Keep(), y

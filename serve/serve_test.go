@@ -162,7 +162,7 @@ func TestFaultsLeaveTheOtherRows(t *testing.T) {
 		w, g, row := contents(t, want), contents(t, got), 3*16*16
 		clear(w[row : 2*row])
 		if n := different(g, w); n != 0 {
-			t.Errorf("%d bytes of a batch with a bad image differ from the good images and a row of zeros, want 0", n)
+			t.Errorf("%d bytes of a batch with a bad image differ from good rows and zeros, want 0", n)
 		}
 		for _, uploads := range [][][]byte{{nil}, {[]byte("text"), images[0][:100]}} {
 			if x, err := d.Batch(t.Context(), scope, uploads...); x != nil || !errors.As(err, &faults) || len(faults) != len(uploads) {

@@ -88,7 +88,8 @@ func stepAround(t *testing.T, world *distributed.Group) {
 		}
 		for rank, other := range all {
 			if other != all[0] {
-				t.Errorf("graph %v: rank %d has the weights %s, want rank 0's, %s", graph, rank, other, all[0])
+				t.Errorf("graph %v: rank %d has the weights %s, want rank 0's, %s", graph, rank, other,
+					all[0])
 			}
 		}
 		want := train.StepperStats{Steps: steps}

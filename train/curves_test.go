@@ -46,11 +46,13 @@ func TestCurves(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := img.Bounds(); got != image.Rect(0, 0, c.panels*panelWidth, panelHeight) {
-				t.Errorf("the image's bounds are %v, want %d panels of %d x %d", got, c.panels, panelWidth, panelHeight)
+				t.Errorf("the image's bounds are %v, want %d panels of %d x %d", got, c.panels, panelWidth,
+					panelHeight)
 			}
 			training, eval := has(img, curveTrain), has(img, curveEval)
 			if name != "never finite" && !training || eval != c.eval {
-				t.Errorf("has a training curve %v and an evaluation curve %v, want true and %v", training, eval, c.eval)
+				t.Errorf("has a training curve %v and an evaluation curve %v, want true and %v", training,
+					eval, c.eval)
 			}
 		})
 	}

@@ -136,7 +136,8 @@ func TestMemoryOfTheCPU(t *testing.T) {
 		// Go may return memory at any time, so only a reading between two equal ones counts.
 		if math.Abs(read()-before) > changes {
 			if time.Now().After(limit) {
-				t.Fatalf("for a minute no two readings of the memory were within %.0f bytes, want two", changes)
+				t.Fatalf("for a minute no two readings of the memory were within %.0f bytes, want two",
+					changes)
 			}
 			continue
 		}

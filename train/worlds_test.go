@@ -433,7 +433,8 @@ func writeOnGPUs(t *testing.T, world *distributed.Group) {
 	loaded, err := d.bits()
 	must(err)
 	if changed == saved || loaded != saved {
-		t.Errorf("saved\n%s\nchanged\n%s\nloaded\n%s\nwant it changed, and loaded as saved", saved, changed, loaded)
+		t.Errorf("saved\n%s\nchanged\n%s\nloaded\n%s\nwant it changed, and loaded as saved", saved, changed,
+			loaded)
 	}
 	must(d.Save(path))
 	fmt.Println("bits", strings.ReplaceAll(saved, "\n", ";"))

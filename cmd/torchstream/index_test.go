@@ -49,13 +49,13 @@ func TestIndexOfWebDataset(t *testing.T) {
 	}
 	_, stdout, stderr = command(t, "inspect", "-index", "-webdataset", web)
 	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || !strings.Contains(stdout, "cat") || !strings.Contains(stdout, "dog") {
-		t.Errorf("stdout %q, stderr %q, reading the index: %v, want %q and %q in stdout and the index unchanged",
+		t.Errorf("stdout %q, stderr %q, index %v, want %q and %q in stdout and the same index",
 			stdout, stderr, err, "cat", "dog")
 	}
 	status, _, stderr = command(t, "inspect", "-index", web)
 	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 || !strings.Contains(stderr, "inspect it with -webdataset") {
 		want := "inspect it with -webdataset"
-		t.Errorf("status %d, stderr %q, reading the index: %v, want another status than 0, %q and the index unchanged",
+		t.Errorf("status %d, stderr %q, index %v, want a status over 0, %q and the same index",
 			status, stderr, err, want)
 	}
 	if _, stdout, stderr = command(t, "inspect", "-webdataset", web); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
@@ -84,7 +84,8 @@ func TestIndexOfMasks(t *testing.T) {
 		t.Errorf("%d samples", l.Len())
 	}
 	if now, err := os.ReadFile(archive + ".tsidx"); err != nil || string(now) != string(made) {
-		t.Errorf("reading the index: %v, %d bytes, want no error and the %d bytes unchanged", err, len(now), len(made))
+		t.Errorf("reading the index: %v, %d bytes, want no error and the %d bytes unchanged", err, len(now),
+			len(made))
 	}
 	for says, pattern := range map[string]string{"with a comma": "i/*.png", "needs one": "i,m/*", "no image has a mask": "i/*,n/*"} {
 		if status, _, stderr := command(t, "index", "-masks", pattern, archive); status == 0 || !strings.Contains(stderr, says) {

@@ -89,7 +89,8 @@ func TestCommandLine(t *testing.T) {
 			t.Errorf("torchstream %q: the list of options hides the mistake:\n%s", c.args, stderr)
 		}
 		if stdout != "" {
-			t.Errorf("torchstream %q: got %q on the wrong one of stdout and stderr, want none there", c.args, stdout)
+			t.Errorf("torchstream %q: got %q on the wrong one of stdout and stderr, want none there", c.args,
+				stdout)
 		}
 	}
 }
@@ -378,7 +379,8 @@ func TestInspectDamagedArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, stdout, _ := command(t, "inspect", path)
-	if want := "the file is cut off: unexpected EOF: fetch it again\n"; status != 1 || !strings.Contains(stdout, "The archive is damaged") || !strings.Contains(stdout, "12 classes") ||
+	if want := "the file is cut off: unexpected EOF: fetch it again\n"; status != 1 ||
+		!strings.Contains(stdout, "The archive is damaged") || !strings.Contains(stdout, "12 classes") ||
 		!strings.HasSuffix(stdout, want) {
 		t.Errorf("status %d\n%s\nwant status 1, stdout with %q and %q, stdout ending with %q",
 			status, stdout, "The archive is damaged", "12 classes", want)

@@ -136,7 +136,7 @@ func TestBucketsGiveTheEpochOfAFile(t *testing.T) {
 					continue
 				}
 				if err != nil || got != want {
-					t.Errorf("%s, round %d, shuffle %v: error %v or another epoch, want the epoch of the .tar",
+					t.Errorf("%s, round %d, shuffle %v: error %v or another epoch, want the .tar's",
 						url, round, shuffle, err)
 				}
 			}

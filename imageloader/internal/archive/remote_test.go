@@ -115,7 +115,8 @@ func TestFailedRequestsAreRepeated(t *testing.T) {
 				return err
 			}
 			if want := data[123_456:][:len(part)]; !bytes.Equal(part, want) {
-				t.Errorf("ReadAt of offset 123456: %s; want the file's bytes", archivetest.Difference(part, want))
+				t.Errorf("ReadAt of offset 123456: %s; want the file's bytes",
+					archivetest.Difference(part, want))
 			}
 			for _, to := range []int64{400_000, 10, 300, 499_999} {
 				if _, err := file.Seek(to, io.SeekStart); err != nil {
@@ -168,7 +169,8 @@ func TestSilentResponsesAreRepeated(t *testing.T) {
 	defer file.Close()
 	got := make([]byte, len(data))
 	if _, err := file.ReadAt(got, 0); err != nil || string(got) != string(data) {
-		t.Errorf("ReadAt: error %v, %s; want the file's bytes", err, archivetest.Difference(got, []byte(data)))
+		t.Errorf("ReadAt: error %v, %s; want the file's bytes", err,
+			archivetest.Difference(got, []byte(data)))
 	}
 	stall.Store(3)
 	for n := 0; n < len(got); {

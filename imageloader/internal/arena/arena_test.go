@@ -55,7 +55,8 @@ func TestBuffersAreReused(t *testing.T) {
 	p := b.Get(50_000)
 	b.Put(p)
 	if q := b.Get(40_000); &p[0] != &q[0] || len(q) != 40_000 {
-		t.Errorf("Get(40000) has %d bytes at %p, want 40000 of the returned buffer at %p", len(q), &q[0], &p[0])
+		t.Errorf("Get(40000) has %d bytes at %p, want 40000 of the returned buffer at %p", len(q), &q[0],
+			&p[0])
 	}
 	b.Put(nil)
 	b.Put(make([]byte, 5000)) // Put ignores memory that Get did not return
@@ -131,7 +132,8 @@ func TestConcurrentGoroutinesNeverShareABuffer(t *testing.T) {
 				p[0], p[len(p)-1] = byte(g), byte(g)
 				runtime.Gosched()
 				if p[0] != byte(g) || p[len(p)-1] != byte(g) {
-					t.Errorf("goroutine %d finds %d and %d in its buffer, want its own number", g, p[0], p[len(p)-1])
+					t.Errorf("goroutine %d finds %d and %d in its buffer, want its own number", g, p[0],
+						p[len(p)-1])
 				}
 				b.Put(p)
 			}

@@ -29,6 +29,7 @@ func TestTranscodesAreBounded(t *testing.T) {
 		t.Errorf("after the last copy %d bytes are used, want 1000", all.used.Load())
 	}
 	if fits, large := all.wants(3, 0), newCopies(1, 1<<40).wants(0, MaxFile+1); !fits || large {
-		t.Errorf("wants() of an image that fits and of one over MaxFile = %v, %v, want true, false", fits, large)
+		t.Errorf("wants() of an image that fits and of one over MaxFile = %v, %v, want true, false", fits,
+			large)
 	}
 }

@@ -94,7 +94,8 @@ func TestBuilderMemoryIsBounded(t *testing.T) {
 	}
 	defer made[1].Close()
 	if !slices.Equal(made[0].samples, made[1].samples) || made[0].names != made[1].names || made[0].work != made[1].work || len(made[1].samples) != members {
-		t.Errorf("the index from the file: %d samples, %d bytes of names, work %v, want %d, %d, %v and equal samples",
+		t.Errorf("the index from the file: %d samples, %d bytes of names, work %v, want %d, %d, %v "+
+			"and equal samples",
 			len(made[1].samples), len(made[1].names), made[1].work, members, len(made[0].names), made[0].work)
 	}
 	if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 2 {

@@ -238,7 +238,8 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := y.Packed(0); ok || other.Inflated(0).End != 0 {
-		t.Errorf("a sample of a .tar: Packed = %v, Inflated ends at %d, want false, 0", ok, other.Inflated(0).End)
+		t.Errorf("a sample of a .tar: Packed = %v, Inflated ends at %d, want false, 0", ok,
+			other.Inflated(0).End)
 	}
 }
 

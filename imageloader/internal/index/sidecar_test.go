@@ -182,9 +182,11 @@ func TestIndexGoesToTheCacheFolder(t *testing.T) {
 			if got, want := len(x.EntryPoints(1, nil)) > 0, cache && round > 0; got != want {
 				t.Errorf("cache folder %v, round %d: entry points %v, want %v", cache, round, got, want)
 			}
-			kept := []bool{x.KeepEntryPoints(round, blob), x.KeepEntryPoints(round, nil), x.KeepEntryPoints(2, make([]byte, maxBlobBytes))}
+			kept := []bool{x.KeepEntryPoints(round, blob), x.KeepEntryPoints(round, nil),
+				x.KeepEntryPoints(2, make([]byte, maxBlobBytes))}
 			if want := []bool{true, true, false}; !slices.Equal(kept, want) {
-				t.Errorf("KeepEntryPoints of a small blob, of none and of one over the limit = %v, want %v", kept, want)
+				t.Errorf("KeepEntryPoints of a small blob, of none and of one over the limit = %v, want %v",
+					kept, want)
 			}
 			if filed := x.side.blobs.spool.filed > 0; filed != cache {
 				t.Errorf("cache folder %v: entry points wait in a file: %v", cache, filed)
@@ -218,7 +220,8 @@ func TestIndexesInTheCacheFolderAreMerged(t *testing.T) {
 		all[i] = open(t, path, c)
 		kept := all[i].KeepEntryPoints(i, []byte(fmt.Sprint("entries of ", i)))
 		if same := all[i].side.sums.same(all[i].number(i), []byte{byte(i)}); !kept || !same {
-			t.Fatalf("process %d: KeepEntryPoints = %v, a first checksum is the same %v, want true, true", i, kept, same)
+			t.Fatalf("process %d: KeepEntryPoints = %v, a first checksum is the same %v, want true, true", i,
+				kept, same)
 		}
 	}
 	var closing sync.WaitGroup

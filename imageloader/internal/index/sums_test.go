@@ -29,7 +29,8 @@ func TestSumsTellContentsApart(t *testing.T) {
 	}
 	all.Wait()
 	if dirty, same := first.dirty.Load(), first.same(3, content(4)); !dirty || !same {
-		t.Errorf("dirty = %v, same() of another content in the process that read it = %v, want true, true", dirty, same)
+		t.Errorf("dirty = %v, same() of another content in the process that read it = %v, want true, true",
+			dirty, same)
 	}
 	var saved bytes.Buffer
 	if err := first.write(&saved); err != nil || saved.Len() != n*sumBytes {

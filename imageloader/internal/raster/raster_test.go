@@ -90,7 +90,8 @@ func FuzzFax(f *testing.F) {
 				return
 			}
 			if last := fax.row[len(fax.row)-1]; columns%8 != 0 && last<<(columns%8) != 0 {
-				t.Fatalf("the last byte of a row of %d columns = %08b, want zeros behind the row", columns, last)
+				t.Fatalf("the last byte of a row of %d columns = %08b, want zeros behind the row", columns,
+					last)
 			}
 		}
 		t.Fatalf("%d bytes of data give over %d rows, want at least one bit a row", len(data), 8*len(data))
