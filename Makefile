@@ -115,7 +115,7 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOnGPUs$$' ./internal/streamprog -sanitized 100
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestMainFailsAfterAFinding$$|^TestNoFindingsReportsARace$$' ./cudatest
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfSharded' ./distributed
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfRequests$$|^TestJPEGsOnDeviceAreTheHosts$$' ./serve
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfRequests$$|^TestDeviceJPEGsEqualHost$$' ./serve
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOf(InflatedMembers|BoundedDecoding)$$|^TestSteadyDecoding|^TestRefusedEpochLeavesTheMeasurement$$' ./prefetcher
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestPrecedence(IsOrdered)?$$' ./train
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$|^TestBoundedStreams$$|^TestErrorsOfGPUsBeginWithTheCall$$' ./cuda

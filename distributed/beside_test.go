@@ -17,7 +17,7 @@ func init() { workers["barrier beside"] = barrierBesideForEver }
 
 // Barriers of BarrierBeside are not ordered with collectives: one rank makes its barriers before
 // its collectives, and another one after them.
-func TestBarrierBesideCollectives(t *testing.T) {
+func TestBarrierBesideIsNotOrderedWithCollectives(t *testing.T) {
 	var arrived atomic.Int32
 	requireNone(t, inProcess(t, 3, quick, func(g *Group) error {
 		met := make(chan error, 1)

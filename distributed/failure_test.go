@@ -270,7 +270,7 @@ func oneRankWaits(ctx context.Context) error {
 	return failedWith(g, err)
 }
 
-func TestRankThatDoesNotComeIsNamed(t *testing.T) {
+func TestAbsentRankIsNamed(t *testing.T) {
 	t.Parallel()
 	for name, variable := range map[string]string{"Barrier #2": "BARRIER=1", "AllReduce #2": "BARRIER="} {
 		t.Run(name, func(t *testing.T) {

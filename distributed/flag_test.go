@@ -33,7 +33,7 @@ func TestFlagIsUpOnAllRanksAtOnce(t *testing.T) {
 
 // A rank may close its flag without reading the last Sync. Nothing leaks, and the other ranks
 // finish.
-func TestFlagClosesBehindASync(t *testing.T) {
+func TestFlagClosesWithUnreadSync(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		f := NewFlag(g)
 		for range 2 {

@@ -697,7 +697,7 @@ func shardedGraph(g *Group) error {
 
 // When backward reaches the output of the first block, the blocks after it hold neither gradients
 // nor parameters any more.
-func TestFullyShardedDropsGradientsAsTheyAreReduced(t *testing.T) {
+func TestFullyShardedFreesReducedGradients(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		r, err := startSharded(g, cuda.CPU, shardedCases[0], 1)
 		if err != nil {
@@ -855,7 +855,7 @@ func TestFullyShardedMisuse(t *testing.T) {
 
 // If memory is allocated for only some parameters of a block, exactly that memory is freed and
 // counted.
-func TestFullyShardedCountsWhatItHasGathered(t *testing.T) {
+func TestFullyShardedCountsGatheredBytes(t *testing.T) {
 	requireNone(t, inProcess(t, 1, quick, func(g *Group) error {
 		block := NewShardedBlock(nn.NewSequential(table{full(cuda.CPU, torch.Float64, 3, 4, 5)}, table{full(cuda.CPU, torch.Float32, 3, 7)}))
 		d, err := NewFullyShardedDataParallel(g, block, FullyShardedOptions{})

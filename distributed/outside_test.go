@@ -81,7 +81,7 @@ func tokensOf(rows []int, step int) (*torch.Tensor, error) {
 // A network with parameters outside of blocks, one of them tied over both ends, trains as in one
 // process. This holds with a NoGrad pass between forward and backward, and without any block. Its
 // state has the names and the order of one process's state.
-func TestParametersOutsideOfBlocks(t *testing.T) {
+func TestParametersOutsideBlocksEqualOneProcess(t *testing.T) {
 	for name, wrap := range map[string]func(nn.Module) nn.Module{
 		"with blocks":    func(m nn.Module) nn.Module { return NewShardedBlock(m) },
 		"without blocks": func(m nn.Module) nn.Module { return m },
@@ -200,7 +200,7 @@ func computeUnderNoGrad(d *FullyShardedDataParallel, x *torch.Tensor) (*torch.Te
 
 // An output of the network never shares memory with a parameter outside of blocks, which is freed.
 // Gradients from a backward pass that bypasses Backward are an error that names the parameter.
-func TestOutputsAndGradientsOutsideOfBlocks(t *testing.T) {
+func TestOutputsOutsideBlocksShareNoMemory(t *testing.T) {
 	done := false
 	errs := inProcess(t, 1, quick, func(g *Group) error {
 		weight := full(cuda.CPU, torch.Float32, 2, 1000)
@@ -267,7 +267,7 @@ type namedFunc struct {
 func (f namedFunc) Forward(x *torch.Tensor) *torch.Tensor { return f.compute(x) }
 
 // If a pass does not use a trained parameter outside of blocks, the error names the parameter.
-func TestUnusedParameterOutsideOfBlocksIsNamed(t *testing.T) {
+func TestUnusedParameterOutsideBlocksIsNamed(t *testing.T) {
 	errs := inProcess(t, 1, quick, func(g *Group) error {
 		used, unused := full(cuda.CPU, torch.Float32, 2, 10), full(cuda.CPU, torch.Float32, 2, 10)
 		if err := errors.Join(used.SetRequiresGrad(true), unused.SetRequiresGrad(true)); err != nil {

@@ -92,7 +92,7 @@ func TestStartsHaveKeysOfTheirOwn(t *testing.T) {
 
 // torchrun counts restarts for each host separately. Ranks meet although their hosts have different
 // counts: a host that joined later, or that restarted its ranks because of another host.
-func TestRanksMeetAfterOtherNumbersOfRestarts(t *testing.T) {
+func TestRanksMeetDespiteDifferentRestartCounts(t *testing.T) {
 	for name, agentStore := range map[string]string{"the launcher's store": "True", "rank 0's store": "False"} {
 		t.Run(name, func(t *testing.T) {
 			port := freePort(t)
@@ -122,7 +122,7 @@ func TestRanksMeetAfterOtherNumbersOfRestarts(t *testing.T) {
 // A new rank does not disturb processes of an earlier start that still run. It meets the rank 0 of
 // its own start when that one starts. A launcher that starts each host's ranks separately does not
 // wait for the other hosts.
-func TestRankPassesOverAnEarlierStart(t *testing.T) {
+func TestRankIgnoresEarlierStart(t *testing.T) {
 	times := control.Options{Interval: 20 * time.Millisecond, Silence: time.Minute}
 	const token = "secret"
 	for _, c := range []struct {

@@ -1094,9 +1094,9 @@ func TestLongLabelsAreRefused(t *testing.T) {
 	}
 }
 
-// TestOpenContextLeavesASilentServer: with a server that never answers, OpenContext returns when
+// TestContextEndsOpenOfSilentServer: with a server that never answers, OpenContext returns when
 // its context ends.
-func TestOpenContextLeavesASilentServer(t *testing.T) {
+func TestContextEndsOpenOfSilentServer(t *testing.T) {
 	asked := make(chan struct{}, 10)
 	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		asked <- struct{}{}
@@ -1136,9 +1136,9 @@ func TestConcurrentCloseIsAllowed(t *testing.T) {
 	}
 }
 
-// TestMemoryOfALeftBatchIsNotReused: the memory of the current batch is not reused after its loop
+// TestAbandonedBatchIsNotReused: the memory of the current batch is not reused after its loop
 // has ended early, even by a panic. A closed loader holds no memory for epochs.
-func TestMemoryOfALeftBatchIsNotReused(t *testing.T) {
+func TestAbandonedBatchIsNotReused(t *testing.T) {
 	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{Transform: Eval(4, 4), BatchSize: 4})
 	var left []byte
 	func() {

@@ -151,9 +151,9 @@ func planArchive(t *testing.T, name string, photos, damaged int) string {
 	return archivetest.WriteFile(t, name, data)
 }
 
-// TestRowsOfTheHost: rows that the consumer leaves to the loader have no plans. Their pixels equal
-// the pixels of the plans in other rows.
-func TestRowsOfTheHost(t *testing.T) {
+// TestHostRowsHaveNoPlans: rows that the consumer leaves to the loader have no plans. Their pixels
+// equal the pixels of the plans in other rows.
+func TestHostRowsHaveNoPlans(t *testing.T) {
 	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)
 	} else {
@@ -381,9 +381,9 @@ func TestPlansAreRefused(t *testing.T) {
 	_ = os.Remove(side)
 }
 
-// TestDecodeRowJudgesAsFillDoes: DecodeRow gives good images the pixels of Fill, and bad ones the
-// errors of Fill.
-func TestDecodeRowJudgesAsFillDoes(t *testing.T) {
+// TestDecodeRowAndFillAgreeOnErrors: DecodeRow gives good images the pixels of Fill, and bad ones
+// the errors of Fill.
+func TestDecodeRowAndFillAgreeOnErrors(t *testing.T) {
 	path := planArchive(t, "t.tar", 3, 1)
 	l, err := Open(path, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip, IndexFile: filepath.Join(t.TempDir(), "index")})
 	if err != nil {

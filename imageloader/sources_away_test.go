@@ -68,7 +68,7 @@ func samplesOf(ctx context.Context, l *Loader, epoch int) (n int, err error) {
 
 // If a server is unreachable for less than two minutes between epochs, or when the next shard is
 // opened, no epoch fails.
-func TestServerThatIsAwayBetweenEpochsEndsNoEpoch(t *testing.T) {
+func TestServerOutageBetweenEpochsEndsNoEpoch(t *testing.T) {
 	for _, url := range []string{"", "store://user:SECRET@b/1.tar"} {
 		synctest.Test(t, func(t *testing.T) {
 			var log bytes.Buffer

@@ -108,9 +108,9 @@ type crampedPlanner struct{ decodeplan.Planner }
 
 func (crampedPlanner) EntryBytes() int { return 16 << 10 }
 
-// TestCPUDecodeFindsAgain: entry points that had no room are found again in later epochs, until all
-// are kept.
-func TestCPUDecodeFindsAgain(t *testing.T) {
+// TestCPUDecodeRetriesEntryPointsWithoutRoom: entry points that had no room are found again in
+// later epochs, until all are kept.
+func TestCPUDecodeRetriesEntryPointsWithoutRoom(t *testing.T) {
 	path := decodeArchive(t, 60)
 	o := imageloader.Options{Transform: imageloader.Train(48), BadSamples: imageloader.Skip}
 	plain, l := newLoader(t, path, o), newLoader(t, path, o)

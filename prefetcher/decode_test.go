@@ -182,9 +182,9 @@ func (d *fakeDecoding) Check(ctx context.Context, slot, _ int, info any, busy fu
 	return ring.Good, bad, err
 }
 
-// TestDecodeHandsOutTheSourcesPixels: rows decoded by the source, by the device, or handed back by
+// TestDecodeReturnsSourcePixels: rows decoded by the source, by the device, or handed back by
 // the device all have the source's pixels, in every order of batches and epochs.
-func TestDecodeHandsOutTheSourcesPixels(t *testing.T) {
+func TestDecodeReturnsSourcePixels(t *testing.T) {
 	for _, depth := range []int{1, 3} {
 		t.Run(fmt.Sprint("depth ", depth), func(t *testing.T) {
 			nothingLeft(t, func() {
@@ -224,9 +224,9 @@ func TestDecodeHandsOutTheSourcesPixels(t *testing.T) {
 	}
 }
 
-// TestDecodeEndsTheEpochAtAnImageThatTheHostRefuses: the consumer still gets the batches before
+// TestHostRefusalEndsEpoch: the consumer still gets the batches before
 // that image.
-func TestDecodeEndsTheEpochAtAnImageThatTheHostRefuses(t *testing.T) {
+func TestHostRefusalEndsEpoch(t *testing.T) {
 	errImage := errors.New("no image")
 	s := &plannedSource{rawSource: rawSource{batch: 8, samples: 64, ahead: 2}}
 	s.again = func(sample int) error {

@@ -74,9 +74,9 @@ func TestMixtureUsesTheWorkersTime(t *testing.T) {
 	}
 }
 
-// TestMixtureGivesWay: a loop that becomes faster gets the device's help within some batches, also
-// with small batches. A new epoch starts with the mixture of the last one.
-func TestMixtureGivesWay(t *testing.T) {
+// TestMixtureFollowsTheLoopsSpeed: a loop that becomes faster gets the device's help within some
+// batches, also with small batches. A new epoch starts with the mixture of the last one.
+func TestMixtureFollowsTheLoopsSpeed(t *testing.T) {
 	const ms = time.Millisecond
 	for _, batch := range []int{256, 64, 16, 5} {
 		m := newMixture(batch)
@@ -98,8 +98,8 @@ func TestMixtureGivesWay(t *testing.T) {
 	}
 }
 
-// TestMixtureOfShortEpochs: a decision may use the slots of several short epochs.
-func TestMixtureOfShortEpochs(t *testing.T) {
+// TestMixtureDecidesAcrossShortEpochs: a decision may use the slots of several short epochs.
+func TestMixtureDecidesAcrossShortEpochs(t *testing.T) {
 	const ms = time.Millisecond
 	m := newMixture(256)
 	rows := 0
@@ -112,8 +112,8 @@ func TestMixtureOfShortEpochs(t *testing.T) {
 	}
 }
 
-// TestMixtureOfAClockThatStandsStill: a clock may be too coarse for four slots.
-func TestMixtureOfAClockThatStandsStill(t *testing.T) {
+// TestMixtureWaitsForTheClock: a clock may be too coarse for four slots.
+func TestMixtureWaitsForTheClock(t *testing.T) {
 	m := newMixture(256)
 	m.begin(1)
 	now := time.Unix(0, 0)
@@ -125,8 +125,8 @@ func TestMixtureOfAClockThatStandsStill(t *testing.T) {
 	}
 }
 
-// TestNoMixture: without Auto the device decodes all images that it can.
-func TestNoMixture(t *testing.T) {
+// TestDeviceDecodesAllWithoutAuto: without Auto the device decodes all images that it can.
+func TestDeviceDecodesAllWithoutAuto(t *testing.T) {
 	var m *mixture
 	m.begin(1)
 	m.delivers(time.Unix(0, 0))

@@ -193,8 +193,9 @@ func TestGPUStress(t *testing.T) {
 	}
 }
 
-// TestGPUUse uses batches on a second stream, and on a stream that becomes current during a turn.
-func TestGPUUse(t *testing.T) {
+// TestGPUBatchesOnOtherStreamsAreOrdered uses batches on a second stream, and on a stream that
+// becomes current during a turn.
+func TestGPUBatchesOnOtherStreamsAreOrdered(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {
 		var streams [2]cuda.Stream
@@ -249,7 +250,7 @@ func TestGPUUse(t *testing.T) {
 
 // ConsumerWait shows a source that is slower than the GPU. It does not show a faster source,
 // however long the host waits.
-func TestGPUStarved(t *testing.T) {
+func TestGPUConsumerWaitShowsSlowSource(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {
 		const pause = 5 * time.Millisecond
@@ -420,9 +421,9 @@ func TestGPUMissingEdges(t *testing.T) {
 	}
 }
 
-// TestGPUCancelBehindKernels cancels while copies are queued behind a second of compute. The loop
-// must end at once, and Close must end when the device has finished.
-func TestGPUCancelBehindKernels(t *testing.T) {
+// TestGPUCancelDoesNotWaitForKernels cancels while copies are queued behind a second of compute.
+// The loop must end at once, and Close must end when the device has finished.
+func TestGPUCancelDoesNotWaitForKernels(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {
 		cause := errors.New("enough")

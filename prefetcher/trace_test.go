@@ -97,7 +97,7 @@ func TestTraceRecordsTheBatchesOfTheWindow(t *testing.T) {
 }
 
 // A consumer that panics in its turn leaves no range open: the recording would omit an open range.
-func TestTraceOfAConsumerThatPanics(t *testing.T) {
+func TestPanickingConsumerClosesItsRange(t *testing.T) {
 	window := trace.Window{File: filepath.Join(t.TempDir(), "step.json"), First: -1, Batches: 4}
 	p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: window})
 	if err != nil {
@@ -153,7 +153,7 @@ func TestTraceErrorIsReturnedByClose(t *testing.T) {
 }
 
 // New reports a file that cannot be written, so that no training run ends without its recording.
-func TestTraceFileThatCannotBeWrittenIsAnErrorOfNew(t *testing.T) {
+func TestNewRefusesUnwritableTraceFile(t *testing.T) {
 	photo := filepath.Join(t.TempDir(), "photo.png")
 	if err := os.WriteFile(photo, []byte("\xff\xd8\xff a JPEG"), 0o666); err != nil {
 		t.Fatal(err)
@@ -229,7 +229,7 @@ func TestTraceTitle(t *testing.T) {
 	}
 }
 
-func TestTraceOfTheEnvironment(t *testing.T) {
+func TestEnvironmentStartsTrace(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "step.json")
 	t.Setenv(trace.Environment, file+",batches=1")
 	first, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU})

@@ -88,9 +88,9 @@ func same(t *testing.T, what string, got, want *torch.Tensor, gotErr, wantErr er
 	}
 }
 
-// TestOnDeviceIsTheHosts checks that a batch has the same bits and the same errors whether the
+// TestDeviceDecodesAsHost checks that a batch has the same bits and the same errors whether the
 // device or the host decodes it.
-func TestOnDeviceIsTheHosts(t *testing.T) {
+func TestDeviceDecodesAsHost(t *testing.T) {
 	images := append(photos(t), uploads(t)...)
 	half := transform.Train(48)
 	half.DType, half.Contiguous = torch.BFloat16, true
@@ -138,9 +138,9 @@ func TestOnDeviceIsTheHosts(t *testing.T) {
 	}
 }
 
-// TestOnDeviceFaults checks that there is no batch if the device finds that the last good image is
-// faulty too.
-func TestOnDeviceFaults(t *testing.T) {
+// TestDeviceFaultInLastGoodImageIsAnError checks that there is no batch if the device finds that
+// the last good image is faulty too.
+func TestDeviceFaultInLastGoodImageIsAnError(t *testing.T) {
 	whole, err := os.ReadFile("../cshim/test/data/444.jpg")
 	if err != nil {
 		t.Fatal(err)
@@ -203,9 +203,9 @@ func planned(t testing.TB, d *serve.Decoder, images [][]byte) (list [][]byte) {
 	return list
 }
 
-// TestOnDeviceLimits checks that the host decodes images beyond the unit's limits of number and
-// size.
-func TestOnDeviceLimits(t *testing.T) {
+// TestHostDecodesBeyondDeviceLimits checks that the host decodes images beyond the unit's limits of
+// number and size.
+func TestHostDecodesBeyondDeviceLimits(t *testing.T) {
 	// Zeros after the last pixel belong to the scan.
 	padded := func(image []byte, zeros int) []byte {
 		end := len(image) - 2
@@ -290,9 +290,9 @@ func TestStatsAfterClose(t *testing.T) {
 	}
 }
 
-// TestOnDeviceForManyGoroutines checks that concurrent calls take turns, and that each gets its own
-// images. Close runs at the same time.
-func TestOnDeviceForManyGoroutines(t *testing.T) {
+// TestConcurrentDeviceCallsTakeTurns checks that concurrent calls take turns, and that each gets
+// its own images. Close runs at the same time.
+func TestConcurrentDeviceCallsTakeTurns(t *testing.T) {
 	images := photos(t)
 	o := serve.Options{Device: devices()[len(devices())-1], Concurrent: 2, Decode: decode.Options{Transform: transform.Eval(40, 32)}}
 	plain, d := newDecoder(t, o), newUnitDecoder(t, o)
@@ -344,9 +344,10 @@ func TestOnDeviceIsRefused(t *testing.T) {
 	}
 }
 
-// TestOnDeviceOrder runs several goroutines on separate streams that have a backlog. Each batch has
-// the values of its own images, although units and pixel memory are reused before the streams run.
-func TestOnDeviceOrder(t *testing.T) {
+// TestDeviceBatchesKeepTheirImagesOnBusyStreams runs several goroutines on separate streams that
+// have a backlog. Each batch has the values of its own images, although units and pixel memory are
+// reused before the streams run.
+func TestDeviceBatchesKeepTheirImagesOnBusyStreams(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	o := serve.Options{Device: device, Decode: decode.Options{Transform: transform.Eval(80, 64)}}
 	plain, d := newDecoder(t, o), newUnitDecoder(t, o)

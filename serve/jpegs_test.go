@@ -120,10 +120,10 @@ func TestHostReadsJPEGsAsPillow(t *testing.T) {
 	}
 }
 
-// TestJPEGsOnDeviceAreTheHosts decodes every kind of JPEG with serve.Options.OnDevice and with
+// TestDeviceJPEGsEqualHost decodes every kind of JPEG with serve.Options.OnDevice and with
 // prefetcher.Options.Decode. The pixels must equal the host's, and jpegKinds says where each kind
 // must be decoded. On devices that compute nothing it checks only where.
-func TestJPEGsOnDeviceAreTheHosts(t *testing.T) {
+func TestDeviceJPEGsEqualHost(t *testing.T) {
 	for _, device := range devices() {
 		for _, side := range []int{128, 117} {
 			t.Run(fmt.Sprintf("serve %d on %v", side, device), func(t *testing.T) { servesJPEGs(t, device, side) })

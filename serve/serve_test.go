@@ -77,7 +77,8 @@ func contents(t testing.TB, x *torch.Tensor) []byte {
 	return b
 }
 
-// different counts the bytes of got that differ from want. Bytes that only one of them has count too.
+// different counts the bytes of got that differ from want. Bytes that only one of them has count
+// too.
 func different(got, want []byte) int {
 	n := max(len(got), len(want)) - min(len(got), len(want))
 	for i := range min(len(got), len(want)) {
@@ -97,9 +98,9 @@ func devices() []cuda.Device {
 	return list
 }
 
-// TestBatchIsThePrefetchers checks that a batch has the same bits, dtype and memory format as the
+// TestBatchEqualsPrefetcher checks that a batch has the same bits, dtype and memory format as the
 // prefetcher's batch of the same images.
-func TestBatchIsThePrefetchers(t *testing.T) {
+func TestBatchEqualsPrefetcher(t *testing.T) {
 	images := photos(t)
 	half := transform.Train(48)
 	half.DType, half.Contiguous = torch.BFloat16, true
@@ -172,8 +173,9 @@ func TestFaultsLeaveTheOtherRows(t *testing.T) {
 	}
 }
 
-// TestBatchLeavesNothing checks that neither results in a scope nor failures leave a tensor behind.
-func TestBatchLeavesNothing(t *testing.T) {
+// TestBatchFreesItsTensors checks that neither results in a scope nor failures leave a tensor
+// behind.
+func TestBatchFreesItsTensors(t *testing.T) {
 	images := photos(t)[:2]
 	for _, device := range devices() {
 		d := newDecoder(t, serve.Options{Device: device})

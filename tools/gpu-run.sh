@@ -156,7 +156,7 @@ races_on_purpose+='|TestDelayShowsAMissingEdge'
 # Tests that cannot hold under compute-sanitizer: it takes device memory for itself, it is slow, it may keep streams from
 # running side by side, and a process has either it or the profiler, which use the same interface.
 memory_figures='KeepDeviceMemoryFlat|KeepMemoryFlat|^TestAllocatorStats'
-times='^TestBench|^TestGPUCancelBehindKernels|^TestExternalEventsInAGraph|^TestProductsBeforeAGraphOfTheirStream'
+times='^TestBench|^TestGPUCancelDoesNotWaitForKernels|^TestExternalEventsInAGraph|^TestProductsBeforeAGraphOfTheirStream'
 # The tests of kills run in copies of the program.
 kills='^TestKilled'
 profiler='^TestTrace|^TestRecordsOperatorsOfAllGoroutines|^TestOneRecordingAtATime'

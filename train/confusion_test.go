@@ -67,7 +67,7 @@ func TestSaveConfusion(t *testing.T) {
 
 // Each row of pixels shows one true class. A pixel that several classes share shows the largest
 // share.
-func TestMarks(t *testing.T) {
+func TestSharedPixelShowsLargestShare(t *testing.T) {
 	counts := [][]int64{{3, 1, 0, 0}, {0, 0, 0, 0}, {0, 0, 1, 4}, {0, 0, 0, 2}}
 	none, wrong := mark{}, mark{0.25, false}
 	want := []mark{{0.75, true}, wrong, none, none, none, none, none, none, none, none, {0.2, true}, {0.8, false}, none, none, none, {1, true}}

@@ -75,7 +75,7 @@ func TestTicks(t *testing.T) {
 
 // The loss axis has at least three marks, and they enclose the curves. Between the losses there may
 // be only two round numbers.
-func TestLossAxis(t *testing.T) {
+func TestLossAxisEnclosesTheCurves(t *testing.T) {
 	for _, c := range []struct{ values, want []float64 }{
 		{[]float64{0.9, 1.95}, []float64{0.5, 1, 1.5, 2}}, {[]float64{2.31, 0.02}, []float64{0, 0.5, 1, 1.5, 2, 2.5}},
 		{[]float64{1, 1}, []float64{0, 0.5, 1, 1.5, 2}}, {[]float64{0, 5}, []float64{0, 1, 2, 3, 4, 5}}, {[]float64{math.NaN()}, []float64{0, 0.2, 0.4, 0.6000000000000001, 0.8, 1}},

@@ -219,7 +219,7 @@ func line(t *testing.T, text, word string) string {
 // A job that is stopped and resumed has the same bits as an uninterrupted one: parameters, averages
 // and each rank's generator. Other numbers of ranks read its file too, and new ranks draw different
 // numbers.
-func TestCheckpointOfAJob(t *testing.T) {
+func TestJobResumesExactly(t *testing.T) {
 	dir := t.TempDir()
 	whole, part := filepath.Join(dir, "whole.pt"), filepath.Join(dir, "part.pt")
 	want := startJob(t, 2, "train", whole, 6)
@@ -332,7 +332,7 @@ func checkpointErrors(t *testing.T, world *distributed.Group) {
 	}
 }
 
-func TestCheckpointErrorsAreThoseOfAllRanks(t *testing.T) { startJob(t, 2, "errors", t.TempDir(), 0) }
+func TestAllRanksReturnCheckpointErrors(t *testing.T) { startJob(t, 2, "errors", t.TempDir(), 0) }
 
 // dataErrors gives the ranks loaders that do not match.
 func dataErrors(t *testing.T, world *distributed.Group) {

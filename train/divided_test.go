@@ -56,7 +56,7 @@ func (k checkpointFiles) restore(t *testing.T) {
 // A job whose ranks shard the optimizer's state writes the file that one process would write. It
 // resumes with the bits of an uninterrupted job. Other numbers of ranks and a single process can
 // read the file.
-func TestCheckpointOfDividedState(t *testing.T) {
+func TestShardedOptimizerResumesExactly(t *testing.T) {
 	dir := t.TempDir()
 	whole, part := filepath.Join(dir, "whole.pt"), filepath.Join(dir, "part.pt")
 	want := startJob(t, 2, dividedWay, whole, 6)

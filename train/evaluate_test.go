@@ -23,7 +23,7 @@ import (
 
 // Evaluate returns the metrics that Run computes for the same parameters. That also holds for a
 // model in training mode, whose running statistics stay unchanged.
-func TestEvaluateIsTheEvaluationOfRun(t *testing.T) {
+func TestEvaluateEqualsRun(t *testing.T) {
 	for name, dtype := range map[string]torch.DType{"float32": 0, "autocast": torch.BFloat16} {
 		t.Run(name, func(t *testing.T) {
 			j := newJob(t, job{withEval: true, dropout: true, Config: train.Config{Epochs: 1, Autocast: dtype}})

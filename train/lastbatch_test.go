@@ -42,7 +42,7 @@ func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *jo
 
 // A normalisation cannot compute statistics for a last batch of one sample. The run then ends with
 // the bits of a run whose loader drops the last batch, even if it is interrupted before that batch.
-func TestLastBatchOfOneSampleIsLeftOut(t *testing.T) {
+func TestLastBatchOfOneSampleIsDropped(t *testing.T) {
 	path := archive(t)
 	dropped := newNormalised(t, path, true, train.Config{})
 	want := dropped.run(t)
@@ -97,7 +97,7 @@ func (u *uneven) Fill(ctx context.Context, _ int, lend func(context.Context) ([]
 }
 
 // If a batch of one sample is the first, or not the last, the run ends with BatchNorm's error.
-func TestBatchOfOneSampleElsewhereIsAnError(t *testing.T) {
+func TestOneSampleBatchBeforeTheLastIsAnError(t *testing.T) {
 	for name, sizes := range map[string][]int{"first": {1, 2}, "in between": {2, 1, 2}, "alone": {1}} {
 		t.Run(name, func(t *testing.T) {
 			model := nn.NewSequential(nn.NewBatchNorm1d(classes+4, nn.BatchNorm1dOptions{}))

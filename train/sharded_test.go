@@ -95,7 +95,7 @@ func trainSharded(t *testing.T, world *distributed.Group) {
 // A job whose ranks shard the parameters writes the file that one process would write. It resumes
 // with the bits of an uninterrupted job. Other numbers of ranks and a single process can read the
 // file.
-func TestCheckpointOfShardedParameters(t *testing.T) {
+func TestShardedParametersResumeExactly(t *testing.T) {
 	dir := t.TempDir()
 	whole, part := filepath.Join(dir, "whole.pt"), filepath.Join(dir, "part.pt")
 	want := startJob(t, 2, shardedWay, whole, 6)

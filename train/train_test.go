@@ -467,7 +467,7 @@ func TestMetrics(t *testing.T) {
 }
 
 // A run whose context ends during an evaluation repeats the evaluation when it resumes.
-func TestStopInEvaluation(t *testing.T) {
+func TestInterruptedEvaluationIsRepeated(t *testing.T) {
 	source := &fixed{rows: make([][classes + 4]float32, 4), labels: make([]int64, 4)}
 	c := newFixed(t, source)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -635,7 +635,7 @@ func TestFolderHasOneRun(t *testing.T) {
 
 // If a step fails when the context ends, Run returns that error and keeps the previous checkpoint:
 // the step may be half done.
-func TestErrorBesideTheEndOfTheContext(t *testing.T) {
+func TestStepErrorAtCancellationIsReturned(t *testing.T) {
 	failed := errors.New("failed")
 	for name, fail := range map[string]func(c *train.Config, cancel context.CancelCauseFunc){
 		"hook": func(c *train.Config, cancel context.CancelCauseFunc) {
@@ -686,7 +686,7 @@ func TestErrorBesideTheEndOfTheContext(t *testing.T) {
 
 // If the context ends during an evaluation and the averages cannot be swapped back, the run is not
 // an interruption. The previous checkpoint stays, and holds the model's own parameters.
-func TestAveragesThatStayAtTheEndOfTheContext(t *testing.T) {
+func TestFailedSwapOfAveragesIsNoInterruption(t *testing.T) {
 	source := &fixed{rows: make([][classes + 4]float32, 4), labels: make([]int64, 4)}
 	c := newFixed(t, source)
 	ema, err := optim.NewEMA(nn.State(c.Model), optim.EMAOptions{})
@@ -717,7 +717,7 @@ func TestAveragesThatStayAtTheEndOfTheContext(t *testing.T) {
 }
 
 // A context that ends with a cause interrupts the run like one without.
-func TestEndOfTheContextWithACause(t *testing.T) {
+func TestContextCauseInterruptsRun(t *testing.T) {
 	j := newJob(t, job{})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	j.OnStep = func(train.Step) error {
@@ -760,7 +760,7 @@ func TestHooks(t *testing.T) {
 
 // At equal top-1 the lower evaluation loss decides the best epoch: for best.pt, for Patience and
 // after a resume.
-func TestBestOfEqualTop1(t *testing.T) {
+func TestEqualTop1ComparesLosses(t *testing.T) {
 	o := job{path: archive(t), withEval: true, Config: train.Config{Epochs: 9, Patience: 2, Dir: t.TempDir(), Resume: true}}
 	after := map[int]map[string][]uint64{} // parameters by epoch
 	epoch := 1                             // the current epoch

@@ -171,7 +171,7 @@ func (d *divided) bits() (string, error) {
 
 // Jobs of one, two and three ranks write. Jobs of one to four ranks and a single process read the
 // same bits, and a job continues from a file that another job wrote.
-func TestDividedCheckpointAtEveryNumberOfRanks(t *testing.T) {
+func TestShardedCheckpointLoadsOnAnyWorldSize(t *testing.T) {
 	dir := t.TempDir()
 	var from string
 	for writers := 1; writers <= 3; writers++ {
@@ -277,7 +277,7 @@ func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 
 // A model is whole in the file if only part of the job shards it, or if all ranks do so in another
 // order.
-func TestCheckpointOfWhatASubgroupDivides(t *testing.T) {
+func TestSubgroupShardsAreWholeInTheFile(t *testing.T) {
 	for _, ranks := range [][]int{{1, 0}, {0}} {
 		path := filepath.Join(t.TempDir(), "last.pt")
 		var want string
@@ -348,7 +348,7 @@ func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
 }
 
 // A checkpoint with a missing rank file is not mistaken for a first run.
-func TestMissingFileOfARankIsNoFirstRun(t *testing.T) {
+func TestMissingRankFileIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
 	inDivided(t, 2, 1, func(world *distributed.Group, d *divided) error {
@@ -564,7 +564,7 @@ func measureMemory(t *testing.T, world *distributed.Group) {
 }
 
 // A rank's host holds no more than the rank's share of a checkpoint during save and load.
-func TestDividedCheckpointNeedsAShareOfMemory(t *testing.T) {
+func TestShardedCheckpointNeedsOneShardOfMemory(t *testing.T) {
 	said := startJob(t, 4, memoryWay, filepath.Join(t.TempDir(), "last.pt"), 0)
 	t.Log(said[0])
 }

@@ -23,7 +23,7 @@ import (
 
 // The result matches predict's for each image. Labels are matched by class name: the checkpoint
 // orders classes differently from the archive.
-func TestEvaluateCountsWhatPredictSays(t *testing.T) {
+func TestEvaluateAgreesWithPredict(t *testing.T) {
 	folder := unpacked(t, photos, 24)
 	var classes []string
 	for _, path := range glob(t, filepath.Join(folder, "*/*")) {
@@ -237,7 +237,7 @@ func TestEvaluateComparesClasses(t *testing.T) {
 
 // -bad-samples skip evaluates the good images. The result counts and names the bad ones. Without
 // the option, the error names it.
-func TestEvaluateGoesOnWithoutBadImages(t *testing.T) {
+func TestEvaluateSkipsBadImages(t *testing.T) {
 	checkpoint, _ := untrained(t, "a", "b")
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {

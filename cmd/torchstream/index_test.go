@@ -14,7 +14,7 @@ import (
 	"github.com/torchstream/torchstream/internal/clitest"
 )
 
-func TestIndexLiesBesideTheArchive(t *testing.T) {
+func TestIndexIsWrittenNextToTheArchive(t *testing.T) {
 	archive := clitest.WriteTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
 	status, stdout, stderr := command(t, "index", archive)
 	if status != 0 || !strings.Contains(stdout, archive+".tsidx") || !strings.Contains(stdout, "2 samples of 2 classes") || !strings.Contains(stdout, "any order") {

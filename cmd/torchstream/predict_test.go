@@ -88,7 +88,7 @@ func writeFile(t *testing.T, path, content string) {
 
 // Images get the same probabilities as through the loader and the prefetcher, which train uses for
 // evaluation.
-func TestPredictIsTheEvaluation(t *testing.T) {
+func TestPredictEqualsEvaluation(t *testing.T) {
 	classes := []string{"cat", "dog", "hen", "emu"}
 	checkpoint, net := untrained(t, classes...)
 	folder := unpacked(t, photos, 5)

@@ -516,7 +516,7 @@ func TestTrainBadImage(t *testing.T) {
 
 // At the peak there are two copies of last.pt besides best.pt. Files that already exist need no
 // additional space.
-func TestPeakHasTwoOfTheLastCheckpoint(t *testing.T) {
+func TestPeakSpaceCountsTwoLastCheckpoints(t *testing.T) {
 	folder := t.TempDir()
 	for _, c := range []struct {
 		name string // of a file that exists from now on, with 40 bytes
@@ -534,7 +534,7 @@ func TestPeakHasTwoOfTheLastCheckpoint(t *testing.T) {
 }
 
 // The check for free space requests the size of the checkpoints that a run writes.
-func TestCheckpointBytesAreThoseOfTheFiles(t *testing.T) {
+func TestFreeSpaceCheckKnowsCheckpointSizes(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
 	for _, args := range [][]string{{"-optimizer", "sgd"}, {"-optimizer", "adamw", "-ema", "0.9"}} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
@@ -568,7 +568,7 @@ func TestCheckpointBytesAreThoseOfTheFiles(t *testing.T) {
 
 // -bad-samples leaves bad images out of a training and its evaluations, or replaces them in the
 // training. The summary counts and names them.
-func TestTrainGoesOnWithoutBadImages(t *testing.T) {
+func TestTrainSkipsBadImages(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
 		t.Fatal(err)
@@ -597,7 +597,7 @@ func TestTrainGoesOnWithoutBadImages(t *testing.T) {
 // A last batch of one good image is left out, also if a bad image made it that short, because
 // BatchNorm cannot compute statistics for it at 32 pixels. A training without such a batch is not
 // refused.
-func TestTrainLeavesOutALastBatchOfOneImage(t *testing.T) {
+func TestTrainDropsLastBatchOfOneImage(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
 		t.Fatal(err)

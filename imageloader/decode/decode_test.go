@@ -81,9 +81,9 @@ func faulty(t testing.TB, err error) (list []int) {
 	return list
 }
 
-// TestPixelsAreTheLoaders: with the same transform and seed, images of every format get the
+// TestPixelsEqualLoader: with the same transform and seed, images of every format get the
 // loader's pixels, and images that the loader skips are at fault.
-func TestPixelsAreTheLoaders(t *testing.T) {
+func TestPixelsEqualLoader(t *testing.T) {
 	names, images := corpus(t)
 	cut := len(images)
 	for i := 0; i < cut; i += 5 { // damaged ones too
@@ -285,9 +285,9 @@ func TestKindsOfFaults(t *testing.T) {
 	}
 }
 
-// TestPanicOfAFuncIsItsImagesFault: this includes panics in a goroutine of the decoder, which would
+// TestPanickingFuncFailsItsImage: this includes panics in a goroutine of the decoder, which would
 // otherwise crash the program.
-func TestPanicOfAFuncIsItsImagesFault(t *testing.T) {
+func TestPanickingFuncFailsItsImage(t *testing.T) {
 	o := decode.Options{Transform: transform.Eval(32, 32)}
 	o.Transform.Ops = []transform.Op{transform.Func(func(*rand.Rand, *transform.Pixels) error { panic("broken") })}
 	d := newDecoder(t, o)
@@ -297,9 +297,9 @@ func TestPanicOfAFuncIsItsImagesFault(t *testing.T) {
 	}
 }
 
-// TestACallKeepsItsDecoder: a decoder whose caller no longer refers to it is not collected before
+// TestCallKeepsItsDecoder: a decoder whose caller no longer refers to it is not collected before
 // the call's last image.
-func TestACallKeepsItsDecoder(t *testing.T) {
+func TestCallKeepsItsDecoder(t *testing.T) {
 	o := decode.Options{Transform: transform.Eval(32, 32), Workers: 1}
 	o.Transform.Ops = []transform.Op{transform.Func(func(*rand.Rand, *transform.Pixels) error {
 		// The cleanup of an object that is certainly unreachable tells when cleanups have run.

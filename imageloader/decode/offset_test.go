@@ -53,9 +53,9 @@ func policies(t *testing.T) map[decode.DamagePolicy]*decode.Decoder {
 	return list
 }
 
-// TestOffsetOfCutImages: an image of any format that is cut at a power of two has an offset within
-// the remaining bytes. For a JPEG or PNG it is their end.
-func TestOffsetOfCutImages(t *testing.T) {
+// TestCutImageErrorHasOffset: an image of any format that is cut at a power of two has an offset
+// within the remaining bytes. For a JPEG or PNG it is their end.
+func TestCutImageErrorHasOffset(t *testing.T) {
 	names, images := corpus(t)
 	told := map[string]int{}
 	for policy, d := range policies(t) {
@@ -113,8 +113,8 @@ func testImage(t *testing.T, name string) []byte {
 	return data
 }
 
-// TestOffsetOfFlippedMarkers: an invalid marker is found at its own offset.
-func TestOffsetOfFlippedMarkers(t *testing.T) {
+// TestFlippedMarkerErrorHasOffset: an invalid marker is found at its own offset.
+func TestFlippedMarkerErrorHasOffset(t *testing.T) {
 	jpeg := photo(t)
 	strict := policies(t)[decode.Refuse]
 	for _, marker := range []byte{0xdb, 0xc4, 0xda} {
@@ -134,8 +134,8 @@ func TestOffsetOfFlippedMarkers(t *testing.T) {
 	}
 }
 
-// TestOffsetOfGarbage: garbage after a header has an offset within the garbage.
-func TestOffsetOfGarbage(t *testing.T) {
+// TestGarbageErrorHasOffset: garbage after a header has an offset within the garbage.
+func TestGarbageErrorHasOffset(t *testing.T) {
 	decoders := policies(t)
 	rng := rand.New(rand.NewPCG(1, 2))
 	within := func(what string, policy decode.DamagePolicy, data []byte, from int) {

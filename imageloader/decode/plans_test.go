@@ -44,9 +44,9 @@ func mostPlans(t *testing.T, d *decode.Decoder, images [][]byte, memory int) (co
 	return count
 }
 
-// TestPlansAndRowsAreDecode: DecodeRows gives the images without a plan, and any others, the pixels
-// and the errors of Decode. Plans are consecutive in their memory.
-func TestPlansAndRowsAreDecode(t *testing.T) {
+// TestPlansAndRowsEqualDecode: DecodeRows gives the images without a plan, and any others, the
+// pixels and the errors of Decode. Plans are consecutive in their memory.
+func TestPlansAndRowsEqualDecode(t *testing.T) {
 	names, images := corpus(t)
 	names, images = append(names, "text"), append(images, []byte("text"))
 	o := decode.Options{Transform: transform.Train(32), Seed: 3}
@@ -123,8 +123,8 @@ func checkPlans(t *testing.T, plans *decodeplan.Plans) (n int) {
 	return n
 }
 
-// TestPlanOfOthers: the only call that another module can make returns an error.
-func TestPlanOfOthers(t *testing.T) {
+// TestPlanRefusesOtherModules: the only call that another module can make returns an error.
+func TestPlanRefusesOtherModules(t *testing.T) {
 	if err := newDecoder(t, decode.Options{}).Plan(t.Context(), nil, photo(t)); err == nil || !strings.Contains(err.Error(), "use Decode") {
 		t.Error(err)
 	}

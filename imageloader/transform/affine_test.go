@@ -18,8 +18,8 @@ func TestRotations(t *testing.T) {
 	}
 }
 
-// TestCentres compares rotations about other centres than the image's.
-func TestCentres(t *testing.T) {
+// TestRotationAboutCenterEqualsTorchvision compares rotations about other centres than the image's.
+func TestRotationAboutCenterEqualsTorchvision(t *testing.T) {
 	for _, r := range readGolden(t).Centres {
 		t.Run(fmt.Sprint(r[:6]), func(t *testing.T) {
 			c, at, i := colorOf(r[4]), r[5].([]any), Interpolation(r[3].(float64))

@@ -96,10 +96,10 @@ func barePlan(t *testing.T) []byte {
 	return plan
 }
 
-// TestGPURunsWhatItsCommentSays: for each draw of a step, planning leaves all operations to the
+// TestGPURunsWhatDocsClaim: for each draw of a step, planning leaves all operations to the
 // device, or none, as the claims say. The step's comment and its row in docs/imageloader.md must
 // agree.
-func TestGPURunsWhatItsCommentSays(t *testing.T) {
+func TestGPURunsWhatDocsClaim(t *testing.T) {
 	claims := deviceClaims()
 	if steps := stepComments(t); len(claims) != len(steps) {
 		t.Fatalf("claims of %v, and steps %v, want %v",

@@ -170,7 +170,7 @@ func onPixels(op Op) bool {
 
 // onDevice reports whether a GPU that decodes can run all steps on images of size x size pixels,
 // whatever parameters are drawn, and whether the steps keep the image's size. The comment of each
-// step says the same, and TestGPURunsWhatItsCommentSays compares the two.
+// step says the same, and TestGPURunsWhatDocsClaim compares the two.
 func onDevice(ops []Op, size int) bool {
 	for _, op := range ops {
 		if w, h, err := op.check(size, size); err != nil || w != size || h != size {

@@ -74,7 +74,7 @@ var edges = []edge{
 	{"a request's pixels are kept until the stream of its batch has read them", "serve/device.go",
 		"		err = pixels.RecordStream(current)\n", "		_ = current\n", "serve", "TestSanitizerOfRequests", 1},
 	{"the host waits for the flags of a request", "serve/device.go",
-		"		if err := u.arrived.Synchronize(); err != nil {\n			return nil, err\n		}\n", "", "serve", "TestOnDeviceFaults", 1},
+		"		if err := u.arrived.Synchronize(); err != nil {\n			return nil, err\n		}\n", "", "serve", "TestDeviceFaultInLastGoodImageIsAnError", 1},
 
 	// ---- streams and events
 	{"WithStream makes the stream current", "cshim/src/cuda/stream.cc", "    c10::cuda::setCurrentCUDAStream(inner);\n", "", "cuda", "TestEveryGoroutineKeepsItsStream", 1},

@@ -94,7 +94,7 @@ func TestOrderlyEnd(t *testing.T) {
 	}
 }
 
-func TestLostMember(t *testing.T) {
+func TestLostMemberIsNamed(t *testing.T) {
 	_, members := job(t, 3)
 	members[1].Enter("g", Call{Seq: 7, Name: "AllReduce", Line: "train.go:1"})
 	members[1].beatNow()
@@ -118,7 +118,7 @@ func tell(t *testing.T, members []*Member) {
 	})
 }
 
-func TestLostHub(t *testing.T) {
+func TestLostHubIsNamed(t *testing.T) {
 	h, members := job(t, 2)
 	h.Close()
 	requireVerdict(t, members, Lost, 0, "rank 0, which serves the job, is lost")
@@ -147,7 +147,7 @@ func requireJoined(t *testing.T, h *Hub, rank int) {
 
 // A rank knows that it was not admitted: because the job had ended, or because its address has no
 // hub of this job.
-func TestRankThatIsNotAdmittedKnowsIt(t *testing.T) {
+func TestRefusedRankGetsAnError(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +177,7 @@ func TestRankThatIsNotAdmittedKnowsIt(t *testing.T) {
 }
 
 // A member is connected and silent. The test moves its last sign of life into the past.
-func TestSilentMember(t *testing.T) {
+func TestSilentMemberIsNamed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -205,7 +205,7 @@ func TestSilentMember(t *testing.T) {
 	requireVerdict(t, []*Member{m}, Silent, 1, "rank 1 (pid 5 on b) has given no sign of life for 1m0s", "it has called no collective")
 }
 
-func TestSilentHub(t *testing.T) {
+func TestSilentHubIsNamed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +219,7 @@ func TestSilentHub(t *testing.T) {
 	requireVerdict(t, []*Member{m}, Silent, 0, "rank 0, which serves the job, has given no sign of life for 200ms")
 }
 
-func TestMissingAtABarrier(t *testing.T) {
+func TestRankMissingAtBarrierIsNamed(t *testing.T) {
 	_, members := job(t, 3)
 	err := members[2].Arrive("g#b", []int{0, 1, 2}, Call{Seq: 4, Name: "Barrier", Line: "b.go:2"}, false, 50*time.Millisecond)
 	var v *Verdict
@@ -251,14 +251,14 @@ func TestReportBlamesTheRankThatIsBehind(t *testing.T) {
 	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "has not entered it", "AllReduce #3 at f.go:2", "connection reset")
 }
 
-func TestAbort(t *testing.T) {
+func TestAbortReachesAllRanks(t *testing.T) {
 	_, members := job(t, 2)
 	members[1].Abort("enough")
 	requireVerdict(t, members, Aborted, 1, "enough")
 }
 
 // A rank leaves while another waits for it in a collective.
-func TestLeftBehind(t *testing.T) {
+func TestClosingWhileAnotherRankWaitsIsAnError(t *testing.T) {
 	_, members := job(t, 2)
 	members[0].Enter("g", Call{Seq: 1, Name: "AllReduce", Line: "a.go:1"})
 	members[1].Enter("g", Call{Done: true})
@@ -269,7 +269,7 @@ func TestLeftBehind(t *testing.T) {
 }
 
 // A message about an impossible group ends the job, but does not crash rank 0.
-func TestGroupsThatCannotBe(t *testing.T) {
+func TestImpossibleGroupEndsTheJob(t *testing.T) {
 	for name, members := range map[string][]int{
 		"no rank":           nil,
 		"a rank beyond all": {0, 1, 2},
@@ -316,7 +316,7 @@ func TestStrangersAreRefused(t *testing.T) {
 }
 
 // Two processes with the same rank end a job whose ranks have not all met.
-func TestSameRankTwice(t *testing.T) {
+func TestTwoProcessesOfOneRankEndTheJob(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -358,7 +358,7 @@ func TestRankOfAnotherJobIsRefused(t *testing.T) {
 }
 
 // The verdict names a rank that keeps running and never leaves to the ranks that wait for it.
-func TestRankThatDoesNotPart(t *testing.T) {
+func TestRankThatNeverLeavesIsNamed(t *testing.T) {
 	h, members := job(t, 3)
 	members[2].Enter("g", Call{Seq: 5, Name: "AllReduce", Line: "a.go:1", Done: true})
 	tell(t, members)

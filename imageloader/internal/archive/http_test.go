@@ -215,7 +215,7 @@ func TestExpiredSignatureIsNamed(t *testing.T) {
 
 // An archive that has been open before waits for its server as long on opening as on reading. Both
 // warn at the second try and then every 10 s.
-func TestReopeningWaitsAsReadingDoes(t *testing.T) {
+func TestReopeningWaitsLikeReading(t *testing.T) {
 	busy := errors.New("busy")
 	for _, c := range []struct {
 		name  string

@@ -85,9 +85,9 @@ func TestFoundEntryPointsAreKept(t *testing.T) {
 	}
 }
 
-// TestNoRoomForEntryPoints: without room in the index an image has no proof. A device then searches
-// it again, and the workers need not decode it.
-func TestNoRoomForEntryPoints(t *testing.T) {
+// TestImageWithoutRoomInIndexIsSearchedAgain: without room in the index an image has no proof. A
+// device then searches it again, and the workers need not decode it.
+func TestImageWithoutRoomInIndexIsSearchedAgain(t *testing.T) {
 	d, err := imagecapi.NewDecoder(0)
 	if err != nil {
 		t.Skip(err)
@@ -123,7 +123,7 @@ func TestNoRoomForEntryPoints(t *testing.T) {
 }
 
 // Images that the device returned are not searched again.
-func TestRefusedSearches(t *testing.T) {
+func TestRefusedImagesAreNotSearchedAgain(t *testing.T) {
 	s, none := &Searches{refused: newSampleBits(200)}, (*Searches)(nil)
 	s.Refuse(64)
 	s.Refuse(199)

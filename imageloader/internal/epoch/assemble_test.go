@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestLabelsHaveTheMachinesByteOrder: labels are in the byte order of the machine.
-func TestLabelsHaveTheMachinesByteOrder(t *testing.T) {
+// TestLabelsHaveNativeByteOrder: labels are in the byte order of the machine.
+func TestLabelsHaveNativeByteOrder(t *testing.T) {
 	var p [8]byte
 	for _, label := range []int{0, 1, 999, 1 << 40, -1} {
 		putLabel(p[:], label)

@@ -458,9 +458,9 @@ func TestStoppingLeavesTheIndexToAnother(t *testing.T) {
 	only(t, path, "", sidecarSuffix)
 }
 
-// TestNobodyWaitsForAnIndexThatCannotBe: if the index can't be written, the waiting processes read
+// TestUnwritableIndexKeepsNobodyWaiting: if the index can't be written, the waiting processes read
 // the archive at the same time, not one after another.
-func TestNobodyWaitsForAnIndexThatCannotBe(t *testing.T) {
+func TestUnwritableIndexKeepsNobodyWaiting(t *testing.T) {
 	path, _ := unindexed(t)
 	at := filepath.Join(t.TempDir(), "index")
 	if err := os.Mkdir(at, 0o755); err != nil {

@@ -154,10 +154,10 @@ func TestIndexOfAnotherProcessIsNotMistaken(t *testing.T) {
 	}
 }
 
-// TestIndexGoesToTheCacheFolder: if the folder next to an archive can't be written, new entry
-// points are saved in the cache folder. If that can't be written either, they are dropped without
-// an error.
-func TestIndexGoesToTheCacheFolder(t *testing.T) {
+// TestUnwritableFolderPutsEntryPointsInCache: if the folder next to an archive can't be written,
+// new entry points are saved in the cache folder. If that can't be written either, they are dropped
+// without an error.
+func TestUnwritableFolderPutsEntryPointsInCache(t *testing.T) {
 	for _, cache := range []bool{true, false} {
 		dir := t.TempDir()
 		t.Setenv("XDG_CACHE_HOME", dir)

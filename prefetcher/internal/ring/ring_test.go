@@ -591,7 +591,7 @@ func TestMissingEdges(t *testing.T) {
 	}
 }
 
-func TestNewRefusesCopiesThatAreNotMade(t *testing.T) {
+func TestNewRefusesMissingCopies(t *testing.T) {
 	cfg := Config{Slots: 1, Hosts: 1, Batch: 1, Direct: true, Checked: true}
 	if _, err := New[int, int](nil, cfg); err == nil || !strings.Contains(err.Error(), "no copies to check") {
 		t.Error(err)
