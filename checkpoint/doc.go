@@ -23,7 +23,8 @@
 //     [File.Value], [File.Dict]. Reading executes no code from the file.
 //   - A sharded checkpoint is an index (.safetensors.index.json) and data files: [SaveSharded].
 //   - A checkpoint of ranks is a PyTorch file and one safetensors file per rank. A rank's file has
-//     the rank's parts of divided tensors: [RankWriter].
+//     the rank's parts of divided tensors: [RankWriter]. rankfiles.go makes the names
+//     of the files.
 //
 // # Guarantees
 //

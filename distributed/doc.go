@@ -25,4 +25,9 @@
 //
 // After a failure the process closes the group and exits. A launcher that restarts jobs starts it
 // again.
+//
+// # Checkpoints
+//
+// Each rank of a sharded training writes its own file of a checkpoint. Package checkpoint makes the
+// files' names (rankfiles.go).
 package distributed

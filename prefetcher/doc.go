@@ -62,10 +62,12 @@
 //
 // # Decoding
 //
-// With [Options.Decode] a GPU decodes the images of a source that can plan them (imageloader). Two
-// decoders, on separate streams, take turns. Their images go through the same finish on P. The
-// prefetcher hands a batch out when the GPU has reported the images that it could not decode, and
-// the host has decoded these. The batches are the same as from the source's workers, to the bit.
+// With [Options.Decode] a GPU decodes the images of a source that can plan them (imageloader). The
+// source chooses for each image (imageloader/internal/epoch/plan.go), and the prefetcher leaves
+// some images to the source's idle workers (mixture.go). Two decoders, on separate streams, take
+// turns. Their images go through the same finish on P. The prefetcher hands a batch out when the
+// GPU has reported the images that it could not decode, and the host has decoded these. The batches
+// are the same as from the source's workers, to the bit.
 //
 // # Without a GPU
 //

@@ -1,6 +1,8 @@
 // Mutate leaves out each ordering edge of the library in turn and requires that a test fails. A
 // test that passes without its edge, an edge whose text is no longer in its file, and a test that
-// fails with all edges in place are errors. The edges are in edges.go.
+// fails with all edges in place are errors. The edges are in edges.go. Each row names the file that
+// has the edge, in cshim/src (Stream.Wait: cuda/order.cc) or prefetcher/internal/ring, and the
+// tests that fail without it. A new edge gets such a row.
 //
 //	go run ./internal/mutate               try the edges whose tests need no GPU
 //	go run ./internal/mutate -run REGEXP   only those whose names match

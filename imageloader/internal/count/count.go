@@ -1,5 +1,7 @@
 // Package count has the counters of a loader: what its epochs have read, decoded and delivered, and
-// how long that took. They are always on. All methods are safe for concurrent use.
+// how long that took. They are always on. Loader.Stats (imageloader/stats.go) and
+// imageloader/prometheus show them, so a new counter gets a field in both. All methods are safe for
+// concurrent use.
 package count
 
 import (
@@ -88,8 +90,8 @@ func (d *Decoded) Paths() map[DecodePath]int64 {
 	return by
 }
 
-// Fetched counts a sample of a random-access read. all is the total time for the sample. read is
-// the time spent on the disk if the sample was inflated, and 0 otherwise.
+// Fetched counts the time of a sample that was read by random access. The argument all is the whole
+// time. If the sample was inflated, read is the part of it that the disk took, and otherwise 0.
 func (t *Times) Fetched(all, read time.Duration) {
 	if read == 0 {
 		read = all
@@ -98,8 +100,8 @@ func (t *Times) Fetched(all, read time.Duration) {
 	t.Inflate.Add(int64(all - read))
 }
 
-// Streamed counts a sample of a sequential read. all is the total time for the sample. before is
-// the archive's ReadTime before the sample.
+// Streamed counts the time of a sample that was read in the archive's order. The argument all is
+// the whole time, and before is the archive's ReadTime before the sample.
 func (t *Times) Streamed(a *archive.Archive, all, before time.Duration) {
 	read := all
 	if a.Streamed() {

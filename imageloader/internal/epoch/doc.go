@@ -1,7 +1,8 @@
 // Package epoch runs one epoch of a loader: it reads samples in the epoch's order, decodes them
 // into rows of the memory that a consumer lends, and delivers the batches in order.
 //
-// [Run] starts the goroutines of a pass. For an archive without random access they are
+// [Run] starts the goroutines of a pass. Each stage below has the number of its goroutines and its
+// task. For an archive without random access the stages are
 //
 //	readStream (1: inflate, shuffle) --> place (1: a row for each sample) --> work (Workers: decode
 //	into the row) --> assembly --> deliver (1, in order)
@@ -15,6 +16,7 @@
 // to work.
 //
 // Each stage has a file: stream.go and random.go read, place.go assigns rows, decode.go and plan.go
-// fill them, assemble.go makes batches, and deliver.go delivers them. The stage that decodes
-// ([Decoder]) does not need a pass, so a single row can be decoded again.
+// fill them, assemble.go makes batches, and deliver.go delivers them. plan.go decides which images
+// a GPU decodes. The stage that decodes ([Decoder]) does not need a pass, so a single row can be
+// decoded again.
 package epoch
