@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// clockRounds is how often each rank asks rank 0 for the time.
+// clockRounds is the number of times that each rank asks rank 0 for the time.
 const clockRounds = 16
 
 // ClockOffset measures the offset from this rank's clock to the clock of the group's rank 0. Add

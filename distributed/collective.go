@@ -608,7 +608,8 @@ type besideBarriers struct {
 	last map[string]besidePlace // the last reserved barrier, by name
 }
 
-// reserve reserves the next barrier with the name. before is the barrier reserved before.
+// reserve reserves the next barrier with the name. It returns the place of the previous barrier
+// with this name, and the new one's own place.
 func (b *besideBarriers) reserve(name string) (before, own besidePlace) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -173,9 +173,9 @@ func (s scaled) Parts() nn.Parts {
 	return nn.Parts{Parameters: []torch.Named{{Name: "weight", Tensor: s.weight}}}
 }
 
-// trainScales trains with two passes in each step through five blocks, one of them used twice, and
-// a module outside of blocks at both ends. With graph, all steps except the first are replays of a
-// graph.
+// trainScales trains with two passes in each step through five blocks, one of them used twice. A
+// module outside of blocks is both the first and the last layer. With graph, all steps except the
+// first are replays of a graph.
 func trainScales(g *Group, o FullyShardedOptions, graph bool) error {
 	var blocks []nn.Module
 	for range 6 {

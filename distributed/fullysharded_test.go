@@ -21,7 +21,8 @@ import (
 
 // blockNet is a network of blocks. One block has a parameter twice; one is used twice; one is used
 // twice with different parameters; one is partly frozen; one is frozen; one is unused. Outside of
-// blocks it has a module, a parameter that is used at both ends, and a frozen parameter.
+// blocks it has a module, a frozen parameter, and a parameter that is used before the first block
+// and after the last one.
 type blockNet struct {
 	ends, first, tied, twice, half, frozen, unused, last nn.Module
 	after                                                func(y *torch.Tensor) // called with the first block's output, if not nil
@@ -982,8 +983,8 @@ func TestFullyShardedBackwardFails(t *testing.T) {
 	}
 }
 
-// A half-precision file loads into a sharded network with the same values as with nn.Load. Integers
-// in the file instead of parameters are an error that names the tensor.
+// A half-precision file loads into a sharded network with the same values as with nn.Load. If the
+// file has integers where the network has a parameter, the error names the tensor.
 func TestFullyShardedConvertsFloatingPointNumbers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "half.safetensors")
 	half := nn.NewSequential(nn.NewLinear(3, 5, nn.LinearOptions{}), nn.NewBatchNorm1d(5, nn.BatchNorm1dOptions{}))

@@ -376,8 +376,8 @@ func (d *FullyShardedDataParallel) agreeOnAverages(state []torch.Named, parts ma
 	return mine.agree(d.g)
 }
 
-// gatherWhole gathers parameters of a flat, given this rank's shards in own, and adds the whole
-// tensors, on the CPU, to whole and to kept.
+// gatherWhole gathers parameters of a flat tensor, given this rank's shards in own, and adds the
+// whole tensors, on the CPU, to whole and to kept.
 func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []partOf, kept *[]*torch.Tensor, whole map[*shardedParameter]*torch.Tensor) error {
 	if len(own) == 0 {
 		return nil

@@ -68,10 +68,11 @@ func subgroupOnGPUs(g *Group) error {
 	return expectValues("broadcast in a subgroup", x, 0, 0, 0, 0)
 }
 
-// delay is longer than the host's work that follows it in a test.
+// delay is the time for which a test blocks a stream. It is longer than the host takes to enqueue
+// the work that follows.
 const delay = 100 * time.Millisecond
 
-// orderOnGPUs runs collectives while the work before them is delayed.
+// orderOnGPUs delays the work that computes a collective's operand, then the collective itself.
 func orderOnGPUs(g *Group) error {
 	d := g.Device()
 	side, err := cuda.NewOwnedStream(d, cuda.StreamOptions{})
@@ -82,8 +83,8 @@ func orderOnGPUs(g *Group) error {
 	want := []float64{3, 3}
 	return cuda.WithStream(side.Stream, func() error {
 		for range 3 {
-			// The values are computed late on the current stream. Each collective is tested alone,
-			// because NCCL runs the collectives of one communicator in order, whatever their
+			// The delay comes before the values on the current stream. Each collective is tested
+			// alone, because NCCL runs the collectives of one communicator in order, whatever their
 			// streams.
 			x := full(d, torch.Float32, 0, 2)
 			y := full(d, torch.Float32, 0, 2)
@@ -103,7 +104,7 @@ func orderOnGPUs(g *Group) error {
 			if err := errors.Join(w.Wait(), expectValues("AllReduceAsync", y, want...), w.Close()); err != nil {
 				return err
 			}
-			// The collective itself is delayed.
+			// Here the delay is on the stream of the collectives.
 			if err := errors.Join(y.Fill_(float64(g.Rank()+1)).Err(), d.Synchronize(), capi.DelayStream(g.comms.stream.Stream.CAPI(), delay)); err != nil {
 				return err
 			}
@@ -139,7 +140,7 @@ func lossOn(d cuda.Device, net nn.Module, scope *torch.Scope, numbers ...int) (*
 	return net.Forward(x).MSELoss(y), nil
 }
 
-// bucketOrderOnGPUs delays the gradients in one pass and the reduction in another.
+// bucketOrderOnGPUs delays the gradients in even passes and their reduction in odd passes.
 func bucketOrderOnGPUs(g *Group) error {
 	d := g.Device()
 	net, err := smallNetOn(d, 1)
@@ -194,7 +195,7 @@ func bucketOrderOnGPUs(g *Group) error {
 			if err := requireGradients(net, want, 1e-12); err != nil {
 				return fmt.Errorf("pass %d: %w", pass, err)
 			}
-			// The next pass must not use these values, which are in the buckets.
+			// The gradients are views of the buckets. The next pass must not reduce these values.
 			for _, p := range nn.Parameters(net) {
 				grad := p.Grad()
 				if err := grad.Fill_(-5).Err(); err != nil {
@@ -293,8 +294,8 @@ func graphOnGPUs(g *Group) error {
 	return err
 }
 
-// TestCallsOfStepsAreEqual runs the comparisons of the graph tests on the CPU, where nothing is
-// captured.
+// TestCallsOfStepsAreEqual runs the graph tests on the CPU. Nothing is captured there, so both runs
+// of a comparison are eager and must give equal weights.
 func TestCallsOfStepsAreEqual(t *testing.T) {
 	for name, compare := range map[string]func(*Group) error{
 		"DataParallel": graphOnGPUs, "SyncBatchNorm": syncNormGraph, "ZeroRedundancyOptimizer": zeroGraph, "FullyShardedDataParallel": shardedGraph,

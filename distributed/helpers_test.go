@@ -21,8 +21,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// patience limits a test that hangs. It is shorter than the timeouts and silences that jobs wait
-// for if the end of a rank is not noticed at once.
+// patience is the time limit of a test that hangs. It is shorter than the Timeout and the Silence
+// of patient, so a test fails if its job notices the end of a rank only by them.
 const patience = 2 * time.Minute
 
 func freePort(t testing.TB) int {
@@ -74,8 +74,9 @@ var workers = map[string]func(ctx context.Context) error{}
 
 const (
 	workerVariable = "TORCHSTREAM_DIST_TEST_WORKER"
-	// togetherVariable is set in processes that start together. A process closes loadedFile when it
-	// has loaded LibTorch. beginFile reaches its end when all processes have done so.
+	// togetherVariable is set in processes that start together. Both files are pipes. A process
+	// closes loadedFile when it has loaded LibTorch. It then reads beginFile, which ends when all
+	// processes have loaded LibTorch.
 	togetherVariable = "TORCHSTREAM_DIST_TEST_TOGETHER"
 	loadedFile       = 3
 	beginFile        = 4

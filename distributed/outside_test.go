@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// languageModel has, like GPT-2, a weight outside of blocks that is used at both ends. It also has
-// a table of positions that is the output of a module, and a normalisation.
+// languageModel has the parts of GPT-2 that are outside of blocks: a weight that is both the
+// embedding of tokens and the output layer, a table of positions, and a normalisation.
 type languageModel struct {
 	tokens, positions *torch.Tensor
 	drop              *nn.Dropout
@@ -78,9 +78,9 @@ func tokensOf(rows []int, step int) (*torch.Tensor, error) {
 	return torch.FromInt64s(tokens, int64(len(rows)), 4)
 }
 
-// A network with parameters outside of blocks, one of them tied over both ends, trains as in one
-// process. This holds with a NoGrad pass between forward and backward, and without any block. Its
-// state has the names and the order of one process's state.
+// A network with parameters outside of blocks trains as in one process. One of them is shared by
+// the first and the last layer. This holds with a NoGrad pass between forward and backward, and
+// without any block. Its state has the names and the order of one process's state.
 func TestParametersOutsideBlocksEqualOneProcess(t *testing.T) {
 	for name, wrap := range map[string]func(nn.Module) nn.Module{
 		"with blocks":    func(m nn.Module) nn.Module { return NewShardedBlock(m) },
@@ -198,8 +198,9 @@ func computeUnderNoGrad(d *FullyShardedDataParallel, x *torch.Tensor) (*torch.Te
 	return y, nil
 }
 
-// An output of the network never shares memory with a parameter outside of blocks, which is freed.
-// Gradients from a backward pass that bypasses Backward are an error that names the parameter.
+// An output of the network never shares memory with a parameter outside of blocks, because that
+// memory is freed. If a program calls loss.Backward instead of FullyShardedDataParallel.Backward,
+// the next Forward returns an error that names a parameter with a gradient.
 func TestOutputsOutsideBlocksShareNoMemory(t *testing.T) {
 	done := false
 	errs := inProcess(t, 1, quick, func(g *Group) error {

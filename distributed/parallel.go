@@ -26,8 +26,9 @@ type DataParallelOptions struct {
 	ReduceDType torch.DType
 	// FindUnused allows parameters without a gradient, such as the parameters of a branch that was
 	// not taken. A parameter that no rank has used then has no gradient, as in one process. Without
-	// FindUnused, a missing gradient is an error that names the parameter. FindUnused costs a small
-	// collective on the CPU in each backward pass, which cannot be captured in a graph.
+	// FindUnused, Backward returns an error that names a parameter without a gradient. FindUnused
+	// costs a small collective on the CPU in each backward pass, which cannot be captured in a
+	// graph.
 	FindUnused bool
 }
 

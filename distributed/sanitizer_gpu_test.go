@@ -12,13 +12,13 @@ import (
 
 func init() { workers["sanitizer on GPUs"] = onOwnGPU(sanitizerOnGPUs) }
 
-// The stream sanitizer knows the reduction of gradients: a stream that reads gradients has to wait
-// for it.
+// The stream sanitizer sees the reduction of gradients. It reports a stream that reads gradients
+// without waiting for the reduction.
 func TestGPUSanitizerSeesTheReduction(t *testing.T) { onGPUs(t, "sanitizer on GPUs") }
 
 func sanitizerOnGPUs(g *Group) error {
 	if cuda.RunningSanitizer() != nil {
-		return nil // one is already running, set by the environment, and must find nothing
+		return nil // TORCHSTREAM_SANITIZE has started one, and this test's findings would be errors
 	}
 	d := g.Device()
 	net, err := smallNetOn(d, 1)

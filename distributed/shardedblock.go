@@ -54,7 +54,7 @@ type gathering struct {
 }
 
 // blockFlat is the memory of a block's parameters of one dtype. Trained and frozen parameters have
-// separate flats.
+// separate flat tensors.
 type blockFlat struct {
 	flatParameters             // all has memory while the block is gathered
 	dtype          torch.DType // dtype of all; mine has the dtype of the parameters
@@ -435,7 +435,8 @@ func (b *ShardedBlock) release() {
 	}
 }
 
-// reduceFlat averages the gradients of one flat and adds the shards' gradients from earlier passes.
+// reduceFlat averages the gradients of one flat tensor and adds the shards' gradients from earlier
+// passes.
 func (b *ShardedBlock) reduceFlat(f *blockFlat) error {
 	again, err := b.keep(f)
 	if err != nil {
@@ -567,7 +568,7 @@ func (b *ShardedBlock) close() error {
 	return err
 }
 
-// lay makes the flats of the block's parameters, with rank 0's values, and the shards.
+// lay makes the flat tensors of the block's parameters, with rank 0's values, and the shards.
 func (b *ShardedBlock) lay() error {
 	type kind struct {
 		dtype   torch.DType
@@ -632,7 +633,7 @@ func smaller(a, b torch.DType) torch.DType {
 }
 
 // allocate makes the block's tensors on the collectives' stream, so that their memory belongs to
-// that stream. wholeOf gets the whole parameters of each flat, owned by the scope.
+// that stream. wholeOf gets the whole parameters of each flat tensor, owned by the scope.
 func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torch.Tensor) error {
 	device, n := b.d.g.Device(), int64(b.d.g.Size())
 	made := func(t *torch.Tensor, err error) *torch.Tensor {

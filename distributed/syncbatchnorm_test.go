@@ -15,8 +15,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// normNet returns a network with BatchNorms of images and of rows. One is on the input, which needs
-// no gradient. They are with and without weights and running statistics.
+// normNet returns a network with BatchNorms of images and of rows. The first normalises the input,
+// which needs no gradient. One has no weights, and one has no running statistics.
 func normNet(seed uint64, d cuda.Device, dtype torch.DType) (nn.Module, error) {
 	seeding.Lock()
 	defer seeding.Unlock()
@@ -87,7 +87,7 @@ func trainNorms(net nn.Module, parallel *DataParallel, r, n int, d cuda.Device, 
 	for step, size := range []int{16, 13, 9, 6, 7, 8} {
 		var mine []int
 		for i := at; i < at+size; i++ {
-			// Each of the last batches is on one rank only, and every rank has one of them.
+			// From step 3 on, one rank has the whole batch. The ranks take turns.
 			if step < 3 && i%n == r || step >= 3 && step%n == r {
 				mine = append(mine, i)
 			}

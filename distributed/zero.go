@@ -32,8 +32,8 @@ import (
 // Gradients are whole on every rank: DataParallel reduces them, and clipping and GradScaler see
 // whole gradients. A GradScaler's Step waits for the device.
 //
-// Parameters become views of flat memory, with one flat for each dtype. Rank r updates part r of N
-// equal parts of each flat. A part may start and end within a parameter, so the optimizer must
+// Parameters become views of flat tensors, one for each dtype. Each flat tensor has N equal parts,
+// and rank r updates part r. A part may start and end within a parameter, so the optimizer must
 // update each element independently. SGD, Adam, AdamW, RMSprop and Adagrad do. LAMB and Muon
 // compute norms and products of whole parameters, and are refused.
 //
@@ -48,7 +48,8 @@ type ZeroRedundancyOptimizer struct {
 type flatParameters struct {
 	all  *torch.Tensor // [N*share]
 	mine *torch.Tensor // [share]: this rank's part of all
-	// elements is the number of elements of all in use, including the gaps between parameters.
+	// elements is the number of elements that the parameters take, with the gaps between them. The
+	// rest of all is unused.
 	elements, share int64
 }
 
@@ -69,7 +70,7 @@ func newShardedParameter(p *torch.Tensor) shardedParameter {
 	return shardedParameter{param: p, marked: p.NoGrad(), shape: p.Shape(), strides: p.Strides(), elements: p.Elements()}
 }
 
-// place puts the parameter at the next free position of the flat, aligned for the dtype.
+// place puts the parameter at the next free position of the flat tensor, aligned for the dtype.
 func (p *shardedParameter) place(f *flatParameters, d torch.DType) {
 	p.flat, p.begin = f, f.elements
 	f.elements += aligned(p.elements, d)
@@ -90,8 +91,8 @@ func (p *shardedParameter) of(flat *torch.Tensor) *torch.Tensor {
 	return flat.Narrow(0, p.begin, p.elements).AsStrided(p.shape, p.strides, torch.AsStridedOptions{})
 }
 
-// alignment in bytes of parameters and ranks' parts, so that fused optimizers can read several
-// elements at a time.
+// alignment is the alignment in bytes of parameters and of ranks' parts. It lets fused optimizers
+// read several elements at a time.
 const alignment = 16
 
 // NewZeroRedundancyOptimizer calls build and shards the state of the optimizer that build returns.
@@ -99,8 +100,8 @@ const alignment = 16
 // device. An error on one rank is an error on all, and leaves the parameters unchanged.
 //
 // build gets this rank's shard of each parameter: shard[i] is a row of elements of params[i], and
-// may be empty. It returns an optimizer of all shards, in any groups. To choose a group, look at
-// params[i].
+// may be empty. It returns an optimizer of all shards. It may put shard[i] in any parameter group,
+// chosen by params[i].
 //
 // The parameters move to new memory: make the optimizer after nn.To and nn.ToDType, and before a
 // graph captures the model. Each element gets the value of the rank that updates it. During the
@@ -178,7 +179,7 @@ func (z *ZeroRedundancyOptimizer) construct(build func([]*torch.Tensor) (optim.O
 	return z.synchronize()
 }
 
-// layOut places the parameters in flats and computes this rank's ranges.
+// layOut places the parameters in flat tensors and computes this rank's ranges.
 func (z *ZeroRedundancyOptimizer) layOut() {
 	byDType := map[torch.DType]*flatParameters{}
 	for _, p := range z.parts {
@@ -197,7 +198,7 @@ func (z *ZeroRedundancyOptimizer) layOut() {
 	}
 }
 
-// divide divides the flat into n equal parts.
+// divide divides the flat tensor into n equal parts.
 func (f *flatParameters) divide(n int, d torch.DType) {
 	f.share = aligned((f.elements+int64(n)-1)/int64(n), d)
 }
@@ -208,7 +209,7 @@ func aligned(n int64, d torch.DType) int64 {
 	return (n + step - 1) / step * step
 }
 
-// fill allocates the flats and copies the parameters' values into them.
+// fill allocates the flat tensors and copies the parameters' values into them.
 func (z *ZeroRedundancyOptimizer) fill(scope *torch.Scope) (views []*torch.Tensor, err error) {
 	for _, p := range z.parts {
 		f := p.flat
@@ -233,7 +234,7 @@ func (z *ZeroRedundancyOptimizer) fill(scope *torch.Scope) (views []*torch.Tenso
 		}
 		views = append(views, view)
 	}
-	// The parameters' old memory has been read after this, and other streams may use the new
+	// After this wait nothing reads the parameters' old memory, and other streams may use the new
 	// memory.
 	return views, z.synchronize()
 }
@@ -246,7 +247,8 @@ func (z *ZeroRedundancyOptimizer) synchronize() error {
 	return z.g.Device().Synchronize()
 }
 
-// gatherParameters overwrites each part of the flats with the values of the rank that updates it.
+// gatherParameters overwrites each part of the flat tensors with the values of the rank that
+// updates it.
 func (z *ZeroRedundancyOptimizer) gatherParameters(name string) error {
 	for _, f := range z.flats {
 		if f.share == 0 {

@@ -260,7 +260,7 @@ func (p *shardedParameter) owners() int64 {
 	return (p.begin+p.elements-1)/p.flat.share - p.begin/p.flat.share + 1
 }
 
-// stateRow identifies the state of one name and dtype for all parameters of a flat.
+// stateRow identifies the state of one name and dtype for all parameters of a flat tensor.
 type stateRow struct {
 	flat  *flatParameters
 	name  string

@@ -55,8 +55,8 @@ const (
 	// LOAD_TRUNCATED_IMAGES. The missing part is grey in a baseline JPEG. In a PNG it is black or
 	// the palette's first colour.
 	Partial = codec.Partial
-	// Refuse makes every damaged image a bad sample. In the part of a JPEG or PNG below the crop,
-	// only damage to the structure of the file is found, as under the other policies.
+	// Refuse makes every damaged image a bad sample. Damage below the crop of a JPEG or PNG is
+	// found only if it is in the structure of the file. This holds under every policy.
 	Refuse = codec.Refuse
 )
 
@@ -76,8 +76,8 @@ const (
 	MaskSize    = sample.MaskSize    // the mask's size differs from the image's
 )
 
-// SampleError is a bad sample: a member of the archive, in the directory of a class, or the mask of
-// an image, that can't be used as an image. It has the fields
+// SampleError is a bad sample. A member in the directory of a class, or the mask of an image, can't
+// be used. It has the fields
 //
 //	File   string // the archive
 //	Name   string // the member: the mask's if the mask is bad

@@ -95,7 +95,8 @@ func TestBrokenLinksAreNamed(t *testing.T) {
 }
 
 // TestOtherFilesAreIgnored: files that do not claim to be images are counted and do not end an
-// epoch, in archives of each kind, when the index is made and when it is found.
+// epoch, in archives of each kind. This holds in the run that makes the index, and in the next one,
+// which finds it.
 func TestOtherFilesAreIgnored(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{{Name: "a/1.png", Data: image}, {Name: "b/1.png", Data: image}, {Name: "b/2", Data: image}}
@@ -146,7 +147,8 @@ func TestUnreadableClassKeepsItsLabel(t *testing.T) {
 }
 
 // TestHiddenFoldersAreNoClasses: images in a hidden folder, at any depth, change no label and cause
-// no unknown class. A warning names the folder, when the index is made and when it is found.
+// no unknown class. A warning names the folder, in the run that makes the index and in the next
+// one.
 func TestHiddenFoldersAreNoClasses(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{
@@ -195,8 +197,8 @@ func TestHiddenFoldersAreNoClasses(t *testing.T) {
 }
 
 // TestFoldersWithoutAnImageAreNamed: a warning and the report of an inspection name a folder
-// without an image that may have been meant as a class, when the index is made and when it is
-// found. They do not name a folder of classes.
+// without an image that may have been meant as a class. They do so in the run that makes the index
+// and in the next one. They do not name a folder of classes.
 func TestFoldersWithoutAnImageAreNamed(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{

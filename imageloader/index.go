@@ -25,7 +25,7 @@ type Orphan = index.Orphan
 
 // indexConfig returns the configuration of the loader's index.
 func (l *Loader) indexConfig() index.Config {
-	pairs, _ := l.o.Masks.pairs() // withDefaults has found no error
+	pairs, _ := l.o.Masks.pairs() // withDefaults has already checked the pairs
 	return index.Config{
 		Classes:        l.o.Classes,
 		WebDataset:     l.o.WebDataset,

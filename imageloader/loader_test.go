@@ -222,7 +222,7 @@ func TestClassesAreSortedDirectories(t *testing.T) {
 }
 
 // TestGivenClassesOrderTheLabels: labels follow the given order. Len is unknown until a .tar.gz has
-// been read. An image of another class is an error that names the image.
+// been read. If an image has another class, the error names the image.
 func TestGivenClassesOrderTheLabels(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{{Name: "b/1.png", Data: image}, {Name: "a/1.png", Data: image}, {Name: "notes/README", Data: "text"}, {Name: "c/1.png", Data: image}}
@@ -353,8 +353,8 @@ func (s *failingSource) ReadAt(p []byte, at int64) (int, error) {
 	return s.File.ReadAt(p, at)
 }
 
-// TestBadArchivesNameTheirDamage: damage to the archive is an error that names the file and the
-// place. The samples before the damage are delivered.
+// TestBadArchivesNameTheirDamage: the error of a damaged archive names the file and the place. The
+// samples before the damage are delivered.
 func TestBadArchivesNameTheirDamage(t *testing.T) {
 	whole := archivetest.Images(t, 60, nil)
 	tgz := archivetest.Gzip(t, whole)

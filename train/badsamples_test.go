@@ -19,7 +19,7 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// badWay trains on an archive with bad samples.
+// badWay is the name of the job that trains on an archive with bad samples.
 const badWay = "bad samples"
 
 // damage writes an archive in which image n is unreadable if bad(n) is true.

@@ -41,8 +41,8 @@ func cacheFolder() (string, error) {
 	return cache, nil
 }
 
-// releaseOf returns the LibTorch release that the options of setup select. other is true if the
-// libraries are not built for a LibTorch.
+// releaseOf returns the LibTorch release that the options of setup select. The argument other is
+// set if setup builds no library for a LibTorch (-from, -image).
 func releaseOf(release string, cpu, other bool) (string, error) {
 	switch {
 	case cpu && (release != "" || other):

@@ -56,8 +56,8 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	return err
 }
 
-// examine returns the findings about the machine, and about building the clone if the program was
-// built in one.
+// examine returns the findings about the machine. If the program was built in a clone of the
+// repository, it also returns the findings about building that clone.
 func examine(ctx context.Context, clone string) []finding {
 	found := []finding{
 		{"ok", "program", programVersion(debug.ReadBuildInfo()), ""},

@@ -210,8 +210,8 @@ func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) er
 	return printConfusions(w, m, file.classes, o.confusions, "-confusions N prints more, -out DIR writes all")
 }
 
-// printConfusions prints the most frequent confusions of an evaluation, up to a maximum. all tells
-// the user where to find the rest.
+// printConfusions prints the most frequent confusions of an evaluation, up to the number most. The
+// text all says how to see the rest.
 func printConfusions(w io.Writer, m *train.Metrics, classes []string, most int, all string) error {
 	confusions := m.Confusions()
 	if len(confusions) == 0 || most == 0 {

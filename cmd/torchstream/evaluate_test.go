@@ -236,7 +236,7 @@ func TestEvaluateComparesClasses(t *testing.T) {
 }
 
 // -bad-samples skip evaluates the good images. The result counts and names the bad ones. Without
-// the option, the error names it.
+// the option, evaluate fails and the error names the option.
 func TestEvaluateSkipsBadImages(t *testing.T) {
 	checkpoint, _ := untrained(t, "a", "b")
 	var encoded bytes.Buffer

@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/internal/clitest"
 )
 
-// secretServer serves a file to requests with the secret, at most `most` times. It then refuses
-// like a store whose signature has expired.
+// secretServer serves a file to requests with the secret. After as many answers as most says, it
+// refuses requests as a store does when a signature has expired.
 func secretServer(t *testing.T, file string, most *atomic.Int64) (address string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -9,7 +9,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// The version is the module's or otherwise the headers', followed by the source revision.
+// The version is the module's. A build without a module version prints the headers' version. The
+// source revision follows.
 func TestProgramVersion(t *testing.T) {
 	goVersion := ", " + runtime.Version() + ", " + runtime.GOOS + "/" + runtime.GOARCH
 	revision := debug.BuildSetting{Key: "vcs.revision", Value: "abc"}
@@ -25,7 +26,8 @@ func TestProgramVersion(t *testing.T) {
 	}
 }
 
-// version, and its usual aliases in other programs, print what doctor says about the program.
+// The command version and the flags -version and --version print the line that doctor prints about
+// the program.
 func TestVersion(t *testing.T) {
 	want := programVersion(debug.ReadBuildInfo())
 	for _, name := range []string{"version", "-version", "--version"} {

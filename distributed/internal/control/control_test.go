@@ -145,7 +145,7 @@ func requireJoined(t *testing.T, h *Hub, rank int) {
 	}
 }
 
-// A rank knows that it was not admitted: because the job had ended, or because its address has no
+// Refused is true on a rank that was not admitted. Either the job had ended, or its address has no
 // hub of this job.
 func TestRefusedRankGetsAnError(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -335,8 +335,8 @@ func TestTwoProcessesOfOneRankEndTheJob(t *testing.T) {
 	requireVerdict(t, members, Mismatch, 1, "have the same rank")
 }
 
-// A process of another job that knows the token is refused with an error that names it, and the job
-// continues.
+// The hub refuses a process of another job, even with the right token. The error names the process,
+// and the job continues.
 func TestRankOfAnotherJobIsRefused(t *testing.T) {
 	h, members := job(t, 2)
 	for rank, says := range map[int]string{0: "have the same rank", 1: "have the same rank", 2: "is no rank of the job of 2 ranks", -1: "is no rank of"} {

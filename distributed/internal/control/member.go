@@ -30,7 +30,7 @@ type Member struct {
 	memberCalls
 }
 
-// hubState is what the hub has sent.
+// hubState records the messages of the hub.
 type hubState struct {
 	heard    time.Time // the time of the last message
 	admitted bool      // a message shows that the hub admitted this rank
@@ -144,9 +144,10 @@ func (m *Member) Leave(group string, seq uint64) {
 }
 
 // Arrive blocks until all members have called it with the same name and sequence number. The name
-// consists of the name of a group, "#" and a purpose. The calls of that group explain a missing
-// member. If compare is true, names and operands of the members' calls must be equal. If a member
-// does not arrive within the timeout, the job ends. If the job ends, Arrive returns the verdict.
+// consists of the name of a group, "#" and a purpose. If a member is missing, the verdict describes
+// the member's latest call in that group. If compare is true, names and operands of the members'
+// calls must be equal. If a member does not arrive within the timeout, the job ends. If the job
+// ends, Arrive returns the verdict.
 func (m *Member) Arrive(name string, members []int, c Call, compare bool, timeout time.Duration) error {
 	key := arrivalKey{name, c.Seq}
 	done := make(chan struct{})
@@ -174,9 +175,9 @@ func (m *Member) Report(group string, members []int, c Call, text string) {
 // Abort ends the job on all ranks.
 func (m *Member) Abort(text string) { m.send(message{Kind: kindAbort, Text: text}) }
 
-// Part blocks until all ranks have called it, or until the job or the context ends. at is the
-// program's line. The job fails if another rank waits for this one in a collective, or if a rank
-// does not call Part within the timeout of the first one.
+// Part blocks until all ranks have called it, or until the job or the context ends. The argument at
+// is the line of the program that closes the group. The job fails if another rank waits for this
+// one in a collective, or if a rank has not called Part when the timeout of the first caller ends.
 func (m *Member) Part(ctx context.Context, at string, timeout time.Duration) error {
 	m.send(message{Kind: kindLeave, Text: at, Timeout: timeout})
 	select {
@@ -208,8 +209,8 @@ func (m *Member) send(msg message) {
 	}
 }
 
-// status adds the rank's calls to a beat or leave message. Only the writer calls it, so calls never
-// get older from one message to the next.
+// status adds the rank's calls to a beat or leave message. Only the writer calls it, so a message
+// never has older calls than the message before it.
 func (m *Member) status(msg message) message {
 	if msg.Kind != kindBeat && msg.Kind != kindLeave {
 		return msg

@@ -57,8 +57,9 @@ func open(t *testing.T, path string) *archive.Archive {
 	return a
 }
 
-// TestWalkFindsEveryMember: a walk finds every member of an archive of any kind, and reads its
-// first bytes, its content, its checksum or nothing.
+// TestWalkFindsEveryMember: a walk finds every member of an archive of any kind. The test reads the
+// first bytes of each. It then reads the content of some members, the checksum of others, and skips
+// the rest.
 func TestWalkFindsEveryMember(t *testing.T) {
 	members := archivetest.Photos(12)
 	for kind, path := range sources(t, members) {

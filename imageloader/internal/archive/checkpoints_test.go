@@ -65,8 +65,8 @@ func TestLastCheckpointBeforeEachMemberIsKept(t *testing.T) {
 	}
 }
 
-// TestFewCheckpointsWaitInALargeMember: inside of a member of any size, few checkpoints wait for a
-// decision.
+// TestFewCheckpointsWaitInALargeMember: while a member of any size is read, few checkpoints wait to
+// be kept or dropped.
 func TestFewCheckpointsWaitInALargeMember(t *testing.T) {
 	read := int64(0)
 	kept := 0

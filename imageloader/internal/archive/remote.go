@@ -241,8 +241,8 @@ func lasting(err error) bool {
 	return false
 }
 
-// read fills p with the bytes that start at offset at. They must all be in the file. read is safe
-// for concurrent use.
+// read fills p with the bytes of the file from offset at on. All of them must be in the file. It is
+// safe for concurrent use.
 func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err error) {
 	err = f.persist(ctx, f.times.budget, func() (bool, error) {
 		got, err := f.once(ctx, p[n:], at+int64(n))

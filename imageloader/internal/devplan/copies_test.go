@@ -2,8 +2,8 @@ package devplan
 
 import "testing"
 
-// TestTranscodesAreBounded: a copy is kept once, up to the bound. Without room or after a refusal
-// no copy is wanted.
+// TestTranscodesAreBounded: each sample has at most one copy, and all copies together stay within
+// the bound. A sample whose copy had no room is never wanted again.
 func TestTranscodesAreBounded(t *testing.T) {
 	all := newCopies(4, 1000)
 	defer all.memory.Free()

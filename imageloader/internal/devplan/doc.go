@@ -2,9 +2,10 @@
 // part of one JPEG: it has the JPEG's tables, its segments, and their positions.
 //
 // [EntryPoints] holds the loader's knowledge of an index's JPEGs: entry points into their bit
-// streams (docs/entry-points.md). It also holds heads and baseline copies, for images whose bytes
-// are not on the host during planning. A [Planner] makes plans for one goroutine. It writes them to
-// a [Staging], the memory that the consumer lends with a slot.
+// streams (docs/entry-points.md). For images whose bytes are not on the host during planning, it
+// also holds heads ([Head]: what a plan needs of a file's start) and baseline copies of progressive
+// JPEGs ([Copy]). A [Planner] makes plans for one goroutine. It writes them to a [Staging], the
+// memory that the consumer lends with a slot.
 //
 // There are five ways to plan an image. All give the same pixels:
 //

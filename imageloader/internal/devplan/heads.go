@@ -17,10 +17,10 @@ type Head struct {
 	tables   string   // segments shared with other images that have the same ones
 	frame    string   // segments of the frame and the scan
 	scan     int      // offset of the scan's data in the file
-	end      int64    // end of its compressed bytes in the shard: see index.Inflated; 0: see refuse
+	end      int64    // shard offset of the end of its compressed bytes (index.Inflated); 0: the host inflates it
 	checksum uint32   // CRC-32 of the tar's headers and the file
 	pieces   []uint64 // digests of the file's pieces, if parts of it are read: see PlanPart
-	entries  uint64   // hash of the blob that the bytes were compared with
+	entries  uint64   // hash of the blob of entry points with which the file was compared
 }
 
 // heads holds the heads of an index's samples. It is safe for concurrent use.
@@ -104,7 +104,7 @@ func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflat
 	h.put(i, h.make(data, info, from), blob)
 }
 
-// put stores the head of sample i if it is not nil. The blob's entry points belong to the head's
+// put stores the head of sample i unless head is nil. The blob has the entry points of the head's
 // file.
 func (h *heads) put(i int, head *Head, blob []byte) {
 	if head != nil {
@@ -113,9 +113,9 @@ func (h *heads) put(i int, head *Head, blob []byte) {
 	}
 }
 
-// replace stores a head with digests, like put, if before is still the stored head. If another
-// goroutine has replaced before, the other head stays, and this head's digests are no longer
-// counted.
+// replace stores a head with digests, like put, if the stored head is still the one in before. If
+// another goroutine has stored a different head, that head stays, and replace gives back the room
+// that was reserved for the digests.
 func (h *heads) replace(i int, before, head *Head, blob []byte) {
 	head.entries = maphash.Bytes(h.seed, blob)
 	if !h.heads[i].CompareAndSwap(before, head) {

@@ -9,10 +9,10 @@ import (
 
 // If the consumer inflates (decodeplan.Plans.Rooms), it receives a JPEG of a .tgz still compressed.
 // The image's bytes are then not on the host, so the plan uses a head that an earlier pass of this
-// process stored. That pass compared the image's bytes with the index's checksum. It also compared
-// the bytes with the entry points or, if these are trusted, planned the image by them. The consumer
-// computes the checksum of the inflated bytes, including the tar header, and compares it with the
-// earlier checksum. If the checksums differ, it returns the image to the host.
+// process stored. That pass compared the image's bytes with the index's checksum. It also checked
+// the entry points against the bytes. If entry points are trusted, it only planned the image by
+// them. The consumer computes the checksum of the inflated bytes, including the tar header, and
+// compares it with the earlier checksum. If the checksums differ, it returns the image to the host.
 
 // maxMember is the maximum number of bytes that a device inflates for a member, and maxPacked the
 // maximum number of compressed bytes. The host inflates larger members and members far after their
@@ -40,8 +40,8 @@ func (p *Planner) memberHeads(to *Staging) *heads {
 	return p.Entries.points.headsOf()
 }
 
-// KeepMemberHead stores the head of an image for later passes, if the decoder's latest entry points
-// belong to the image.
+// KeepMemberHead stores the head of an image for later passes. It does nothing unless the decoder
+// has just made the image's entry points, checked them, or planned the image by them.
 func (p *Planner) KeepMemberHead(m *Image, to *Staging) {
 	if h := p.memberHeads(to); h != nil && m.Inflated.End > 0 && len(p.Entries.blob) > 0 {
 		h.keep(m.Index, m.Data, m.Info, m.Inflated, p.Entries.blob)

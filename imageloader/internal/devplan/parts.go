@@ -36,8 +36,8 @@ func (p *Planner) partHeads(i int, to *Staging) *heads {
 	return p.Entries.points.headsOf()
 }
 
-// KeepPartHead stores the head of an image and the digests of its file's pieces for later passes,
-// if the decoder's latest entry points belong to the image.
+// KeepPartHead stores the head of an image and the digests of its file's pieces for later passes.
+// Like KeepMemberHead, it needs the decoder to have just used the image's entry points.
 func (p *Planner) KeepPartHead(m *Image, to *Staging) {
 	h := p.partHeads(m.Index, to)
 	if h == nil || len(p.Entries.blob) == 0 {

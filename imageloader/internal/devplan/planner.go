@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// MaxFile is the maximum size in bytes of a file that is planned by the goroutine that reads it. It
-// limits the goroutine's memory for its current file.
+// MaxFile is the size in bytes of the largest file that a goroutine both reads and plans. A worker
+// plans or decodes larger files. The limit bounds the reading goroutine's memory.
 const MaxFile = 1 << 20
 
 // Image is an image to plan, with its random choices.
@@ -35,8 +35,8 @@ type Settings struct {
 	Known  *index.Index
 	// MaxCopyBytes is the maximum size of the baseline copies of all progressive JPEGs.
 	MaxCopyBytes int64
-	// ReadsMembers is set if the goroutines that read samples also plan. Only they use the heads of
-	// members.
+	// ReadsMembers is set if the goroutines that read samples also plan them. Heads of members are
+	// used only then.
 	ReadsMembers bool
 	// Augments is set if images have operations. Such images are planned from whole files.
 	Augments bool

@@ -10,10 +10,11 @@ import (
 
 // A consumer that decodes from plans also accepts an image whose entry points are unknown or
 // unverified. The plan then contains the whole scan, and the consumer finds the entry points in it.
-// It returns them (KeepFound), so that later epochs and processes can plan with them. A batch is
-// composed before the consumer has decoded the image. Therefore only images that are good samples
-// whatever their scan contains get such a plan (imagecapi.PlanScan). If the consumer flags an image
-// as damaged or unusual, the host decodes it, in this epoch and later ones.
+// It returns them (KeepFound), so that later epochs and processes can plan with them. The loader
+// composes a batch before the consumer has decoded the image. So it must know already that the
+// sample is good. Only an image that is good whatever its scan contains gets such a plan
+// (imagecapi.PlanScan). If the consumer flags an image as damaged or unusual, the host decodes it,
+// in this epoch and later ones.
 
 // Search describes the entry points that a consumer finds in a file.
 type Search struct {
@@ -45,8 +46,8 @@ func (s *Searches) Allowed(i int) bool { return s != nil && !s.refused.has(i) }
 // packing holds buffers for KeepFound.
 type packing struct{ blob, before []byte }
 
-// KeepFound stores the entry points found in sample i. made reports whether they are new. others
-// reports whether the store already has different ones.
+// KeepFound stores the entry points found in sample i. The result made is true if they are new. The
+// result others is true if the store already has different ones.
 func (p *EntryPoints) KeepFound(i int, search *Search, found []byte) (made, others bool) {
 	f, _ := p.packings.Get().(*packing)
 	if f == nil {

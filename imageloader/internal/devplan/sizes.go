@@ -61,8 +61,8 @@ func PlanBytes(x *index.Index, batch int, scans bool) int {
 
 // MemberBytes returns two sizes for a batch whose members the device inflates: the memory for the
 // plans, and the device memory for the inflated members. Both are 0 if the host inflates all
-// members, because the archive is not a .tgz or is kept in memory. If x is nil, the archive may
-// turn out to be a .tgz.
+// members, because the archive is not a .tgz or is kept in memory. If x is nil, the kind of the
+// archive is not known yet. The sizes are then those of a .tgz of typical images.
 func MemberBytes(x *index.Index, batch int) (staging, rooms int) {
 	if x == nil {
 		in, out := spread{}, spread{}

@@ -67,12 +67,13 @@ const (
 	Mask                    // the class of each pixel
 )
 
-// Labels describes the second field of a batch.
+// Labels describes the labels of a batch.
 type Labels struct {
 	Kind  LabelKind
 	Width int // numbers for each sample
 	DType tensor.DType
-	// Target writes the numbers of a sample, for the kind Target. They are 0 before the call.
+	// Target writes the numbers of a sample, for the kind Target. The numbers are 0 before the
+	// call.
 	Target func(s sample.Sample, numbers []float32) error
 	Fill   int // class of pixels outside the mask, for the kind Mask
 }

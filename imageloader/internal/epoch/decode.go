@@ -267,7 +267,7 @@ func (d *Decoder) count(info *imagecapi.Info) {
 			return // an open decoder always has statistics
 		}
 		before := d.counted
-		before.EntriesMade += d.plans.TakeCopies() // not entry points for the index
+		before.EntriesMade += d.plans.TakeCopies() // a copy's entry points are not for the index, so they do not count
 		d.counted = now
 		used := now.EntriesUsed - before.EntriesUsed
 		c.By(count.ByEntryPoints, used)
@@ -309,7 +309,7 @@ func (p *pass) work() {
 		began := time.Now()
 		state, err := d.Decode(&j.Item, j.inflated, j.row)
 		now := time.Now()
-		if !planned { // otherwise most samples are planned elsewhere, and a worker's wait says nothing
+		if !planned { // if fetch plans most samples, an idle worker is not waiting for data
 			c.Times.WaitData.Add(int64(began.Sub(idle)))
 		}
 		c.Times.Decode.Add(int64(now.Sub(began)))

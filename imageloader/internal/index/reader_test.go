@@ -145,8 +145,8 @@ func TestForgedIndexNeverReturnsWrongBytes(t *testing.T) {
 	}
 }
 
-// TestLostShardFailsOnlyItsSamples: if a shard can't be opened again, reading each sample in it is
-// an error that names the shard, and no other sample is affected.
+// TestLostShardFailsOnlyItsSamples: if a shard can't be opened again, reading a sample in it
+// returns an error that names the shard. Other samples are still read.
 func TestLostShardFailsOnlyItsSamples(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 2 {
