@@ -3,8 +3,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -33,6 +35,7 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	set := cli.Flags("torchstream evaluate -archive FILE", "Measures a checkpoint of torchstream train on an archive of images: loss, top-1, top-5, and which\n"+
 		"classes it takes for which. The classes are known by their names, and must be those of the checkpoint.", stderr)
 	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp+"; the training has not seen them")
+	o.images.Register(set, cli.LabelOptions|cli.CheckpointUpright)
 	set.StringVar(&o.checkpoint, "checkpoint", filepath.Join("trained", "best.pt"), "checkpoint `FILE` of torchstream train")
 	set.BoolVar(&o.subset, "subset", false, "accept an archive without images of some of the checkpoint's classes; the figures say nothing about those")
 	set.IntVar(&o.confusions, "confusions", 10, "number of pairs of classes to print, the most frequent first")
@@ -64,14 +67,14 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	case o.workers < 0 || o.confusions < 0:
 		return cli.UsageError{Message: "-workers and -confusions are at least 0"}
 	}
-	if err := o.check(); err != nil {
+	if err := cmp.Or(o.check(), o.images.Check()); err != nil {
 		return err
 	}
 	dtype, err := parseAMP(o.amp)
 	if err != nil {
 		return err
 	}
-	err = o.run(ctx, dtype, stdout, stderr)
+	err = o.run(ctx, set, dtype, stdout, stderr)
 	if errors.Is(err, cuda.ErrOutOfMemory) {
 		err = fmt.Errorf("%w (-batch %d: a smaller one needs less memory)", err, o.batch)
 	}
@@ -82,7 +85,7 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 }
 
 // run evaluates, and prints and saves the result.
-func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, stderr io.Writer) error {
+func (o *evaluateOptions) run(ctx context.Context, set *flag.FlagSet, dtype torch.DType, stdout, stderr io.Writer) error {
 	if err := cli.SetThreads(*o.threads); err != nil {
 		return err
 	}
@@ -103,6 +106,10 @@ func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, st
 		return err
 	}
 	defer file.Close()
+	if err := file.matchUpright(set, o.images.Upright); err != nil {
+		return err
+	}
+	o.images.Upright = file.upright
 	images, err := o.checkClasses(ctx, file, stderr)
 	if err != nil {
 		return err
@@ -138,7 +145,7 @@ func (o *evaluateOptions) run(ctx context.Context, dtype torch.DType, stdout, st
 // checkClasses refuses an archive whose classes differ from the checkpoint's, and counts its
 // images.
 func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stderr io.Writer) (images int, err error) {
-	images, unknown, without, err := compareClasses(ctx, o.archive, file.classes, stderr)
+	images, unknown, without, err := compareClasses(ctx, o.archive, &o.images, file.classes, stderr)
 	archive, checkpoint := printable.ArchiveName(o.archive), printable.Name(file.path)
 	switch {
 	case err != nil:

@@ -27,12 +27,6 @@ type indexResult struct {
 	Seconds     float64 `json:"seconds"`
 }
 
-// webDatasetHelp is the help text of a flag.
-const webDatasetHelp = "labels are those of WebDataset (.cls and .json beside each image), for loaders with Options.WebDataset, which use no other index"
-
-// listHelp is the help text of a flag.
-const listHelp = "CSV or TSV `FILE` with the path and the label of each sample, for loaders with Options.List, which use no other index"
-
 // masksHelp is the help text of a flag.
 const masksHelp = "the archive has images and masks, whose names match `IMAGE,MASK`, for example 'images/*.jpg,masks/*.png': the index is for loaders with\n" +
 	"Options.Masks, which use no other"
@@ -43,13 +37,17 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		"a .tgz. The first epoch over an archive does the same by itself. FILE may be "+cli.ArchiveKinds+", but a folder needs no index.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	out := set.String("o", "", "`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
-	web := set.Bool("webdataset", false, webDatasetHelp)
-	list := set.String("list", "", listHelp)
+	var labels cli.Images
+	labels.Register(set, cli.LabelOptions)
 	masks := set.String("masks", "", masksHelp)
 	if err := cli.Parse(set, args, 1); err != nil {
 		return err
 	}
-	o := imageloader.Options{IndexFile: *out, WebDataset: *web, List: *list}
+	if err := labels.Check(); err != nil {
+		return err
+	}
+	o := imageloader.Options{IndexFile: *out}
+	labels.SetLabels(&o)
 	if *masks != "" {
 		var found bool
 		if o.Masks.Image, o.Masks.Mask, found = strings.Cut(*masks, ","); !found {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -119,8 +120,8 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	set := cli.Flags("torchstream inspect FILE", inspectHelp, stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	byIndex := set.Bool("index", false, "answer from the archive's index, which is made first if there is none: at once, but no image is decoded, so only damage to headers is found")
-	web := set.Bool("webdataset", false, webDatasetHelp)
-	list := set.String("list", "", listHelp)
+	var labels cli.Images
+	labels.Register(set, cli.LabelOptions)
 	limit := set.Int("show", 20, "how many bad members, and how many damaged ones that decode all the same, are named (at most 1000; JSON names as many)")
 	damaged := damagedFlag(set)
 	fix := set.String("fix", "", fixHelp)
@@ -128,10 +129,11 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err := cli.Parse(set, args, 1); err != nil {
 		return err
 	}
-	if err := checkFix(*fix, *list, *byIndex, *drop); err != nil {
+	if err := cmp.Or(labels.Check(), checkFix(*fix, labels.List, *byIndex, *drop)); err != nil {
 		return err
 	}
-	o := imageloader.Options{WebDataset: *web, List: *list, Damaged: *damaged}
+	o := imageloader.Options{Damaged: *damaged}
+	labels.SetLabels(&o)
 	var report *imageloader.Report
 	var written *imageloader.FixReport
 	var err error
@@ -157,7 +159,7 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		if err := cli.WriteJSON(stdout, found); err != nil {
 			return err
 		}
-	} else if err := found.print(stdout, *limit, *web, *list != ""); err != nil {
+	} else if err := found.print(stdout, *limit, labels.WebDataset, labels.List != ""); err != nil {
 		return err
 	}
 	if *fix != "" && written == nil {

@@ -38,6 +38,8 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	name := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	batch := set.Int("batch", 32, "images a step")
 	threads := cli.ThreadsOption(set)
+	var shared cli.Images
+	shared.Register(set, cli.CheckpointUpright)
 	top := set.Int("top", 3, "number of classes to print for an image, the most probable first")
 	asJSON := set.Bool("json", false, "print one JSON object a line for each file")
 	if err := cli.Parse(set, args, cli.OneOrMore); err != nil {
@@ -58,7 +60,15 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	if err != nil {
 		return err
 	}
-	c, err := newClassifier(*checkpoint, device)
+	file, err := openTrained(*checkpoint)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := file.matchUpright(set, shared.Upright); err != nil {
+		return err
+	}
+	c, err := newClassifier(file, device)
 	if err != nil {
 		return err
 	}
@@ -109,6 +119,7 @@ type trained struct {
 	*checkpoint.File
 	path, model string
 	size        int // pixels of an image's side
+	upright     bool
 	classes     []string
 }
 
@@ -148,6 +159,7 @@ func (t *trained) describe() (missing []string) {
 	if json.Unmarshal([]byte(about["classes"]), &t.classes) != nil || len(t.classes) == 0 {
 		missing = append(missing, `"classes" (such as ["cat","dog"])`)
 	}
+	t.upright = about[cli.UprightSetting] == "true"
 	var err error
 	if t.size, err = strconv.Atoi(about["size"]); err != nil {
 		missing = append(missing, `"size" (such as 224)`)
@@ -174,17 +186,15 @@ func (t *trained) net(device cuda.Device) (nn.Module, error) {
 }
 
 // newClassifier loads a checkpoint of torchstream train onto a device.
-func newClassifier(path string, device cuda.Device) (*classifier, error) {
-	file, err := openTrained(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
+func newClassifier(file *trained, device cuda.Device) (*classifier, error) {
 	c := &classifier{classes: file.classes}
+	eval := transform.Eval(file.size*8/7, file.size)
+	eval.ApplyEXIFOrientation = file.upright
+	var err error
 	// The decoder checks the size. The transform equals train's for -test.
-	c.decoder, err = serve.NewDecoder(serve.Options{Device: device, Decode: decode.Options{Transform: transform.Eval(file.size*8/7, file.size)}})
+	c.decoder, err = serve.NewDecoder(serve.Options{Device: device, Decode: decode.Options{Transform: eval}})
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", printable.Name(path), err)
+		return nil, fmt.Errorf("%s: %w", printable.Name(file.path), err)
 	}
 	if c.net, err = file.net(device); err != nil {
 		return nil, errors.Join(err, c.decoder.Close())

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"image"
@@ -49,15 +50,14 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	columns := set.Int("columns", 8, "pictures in a row")
 	size := set.Int("size", 224, "pixels of a picture's side")
 	kind := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
-	policy := set.String("policy", "none", cli.PolicyHelp)
-	upright := set.Bool("upright", false, "turn photographs upright, as their EXIF notes say")
-	list := set.String("list", "", listHelp)
+	var images cli.Images
+	images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions)
 	epoch := set.Int("epoch", 1, "which epoch, from 1, as train counts: each has its own order, crops and flips")
 	seed := set.Uint64("seed", 1, "of the order, crops and flips")
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
-	o := imageloader.Options{BatchSize: *batch, Seed: *seed, Shuffle: true, List: *list, BadSamples: imageloader.Skip}
+	o := imageloader.Options{BatchSize: *batch, Seed: *seed, Shuffle: true, BadSamples: imageloader.Skip}
 	switch *kind {
 	case "train":
 		o.Transform = imageloader.Train(*size)
@@ -66,12 +66,9 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	default:
 		return cli.Usagef("there is no transform %q: train and eval are known", *kind)
 	}
-	ops, err := cli.ParsePolicy(*policy)
-	if err != nil {
+	if err := cmp.Or(images.Check(), images.Set(&o)); err != nil {
 		return err
 	}
-	o.Transform.Ops = ops
-	o.Transform.ApplyEXIFOrientation = *upright
 	switch {
 	case *archive == "":
 		return cli.UsageError{Message: "preview needs -archive FILE"}

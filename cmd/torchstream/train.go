@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,9 +41,9 @@ import (
 type trainOptions struct {
 	feeding
 	archive, test, model, optimizer, device, out, pretrained string
-	pretrainedDict                                           string
+	testList, pretrainedDict                                 string
 	epochs, size, saveSteps, patience                        int
-	lr, decay, warmup, clip, ema                             float64
+	lr, decay, warmup, clip, ema, smoothing                  float64
 	resume, freeze                                           bool
 	amp, profile                                             string
 	channelsLast, graph, tensorBoard                         bool
@@ -54,6 +56,7 @@ type feeding struct {
 	decode                    string
 	seed                      uint64
 	badSamples                imageloader.BadSamplePolicy
+	images                    cli.Images
 }
 
 // trainCommand trains a classifier.
@@ -63,6 +66,9 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		"best.pt, log.csv, curves.png, and with -test confusion.csv and confusion.png. Go (nn.Load) and PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
 	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp)
 	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
+	set.StringVar(&o.testList, "test-list", "", "CSV or TSV `FILE` with the labels of -test, as -list has those of -archive. Without -test, it names held-back images of -archive")
+	o.images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions)
+	set.Float64Var(&o.smoothing, "label-smoothing", 0, "share of each label that is spread over all classes, from 0 to below 1; the evaluation's loss has none")
 	set.StringVar(&o.model, "model", "resnet18", strings.Join(classifiers(), ", "))
 	set.IntVar(&o.epochs, "epochs", 10, "passes over the archive")
 	set.IntVar(&o.batch, "batch", 64, "images a step")
@@ -174,7 +180,7 @@ func (o *trainOptions) check() error {
 	case o.freeze && o.pretrained == "":
 		return cli.UsageError{Message: "-freeze needs -pretrained FILE: without it the frozen tensors would be random numbers"}
 	}
-	if err := o.checkNumbers(); err != nil {
+	if err := cmp.Or(o.checkNumbers(), o.checkImages()); err != nil {
 		return err
 	}
 	if err := o.checkBatch(); err != nil {
@@ -248,12 +254,17 @@ func (o *trainOptions) window() trace.Window { return trace.Window{File: o.profi
 
 // settings returns the options that must be the same when a run resumes.
 func (o *trainOptions) settings() map[string]string {
-	return map[string]string{
+	settings := o.images.Settings()
+	if o.smoothing > 0 {
+		settings["label-smoothing"] = fmt.Sprint(o.smoothing)
+	}
+	maps.Copy(settings, map[string]string{
 		"model": o.model, "batch": strconv.Itoa(o.batch), "size": strconv.Itoa(o.size), "epochs": strconv.Itoa(o.epochs), "optimizer": o.optimizer,
 		"lr": fmt.Sprint(o.lr), "weight-decay": fmt.Sprint(o.decay), "warmup": fmt.Sprint(o.warmup), "clip": fmt.Sprint(o.clip),
 		"ema": fmt.Sprint(o.ema), "seed": fmt.Sprint(o.seed), "freeze": strconv.FormatBool(o.freeze),
 		"amp": o.amp, "channels-last": strconv.FormatBool(o.channelsLast),
-	}
+	})
+	return settings
 }
 
 // oneClass is the error for an archive with a single class.
@@ -396,7 +407,7 @@ func (o *trainOptions) checkArchives() error {
 	if err != nil {
 		return fmt.Errorf("-test: %w", err)
 	}
-	if o.test == o.archive || test != nil && archive != nil && os.SameFile(test, archive) {
+	if o.testList == "" && (o.test == o.archive || test != nil && archive != nil && os.SameFile(test, archive)) {
 		return cli.Usagef("-test %s is -archive, so the accuracy would be that on images of the training: name an archive of held-back images, or leave -test out",
 			printable.ArchiveName(o.test))
 	}
@@ -498,13 +509,17 @@ func (o *trainOptions) compare(now map[string]string) error {
 		return err
 	}
 	var differences []string
-	for _, key := range byName(now) {
+	both := maps.Clone(before)
+	maps.Copy(both, now)
+	for _, key := range byName(both) {
 		switch {
 		case before[key] == now[key]:
 		case key == "classes":
 			differences = append(differences, otherClasses(before[key], now[key]))
-		default:
-			differences = append(differences, fmt.Sprintf("%s %s, not %s", key, printable.Name(before[key]), printable.Name(now[key])))
+		case key == "samples" && before[key] != "" && now[key] != "":
+			differences = append(differences, "other images or labels in the list")
+		case key != "samples": // the key "labels" differs too
+			differences = append(differences, fmt.Sprintf("%s %s, not %s", key, settingText(before[key]), settingText(now[key])))
 		}
 	}
 	if len(differences) == 0 {
@@ -515,6 +530,14 @@ func (o *trainOptions) compare(now map[string]string) error {
 		start = fmt.Sprintf("; -pretrained %s -out DIR starts from its result with other options", best)
 	}
 	return fmt.Errorf("%s is of a run with %s: resume with the same options, or name another folder with -out%s", path, strings.Join(differences, "; "), start)
+}
+
+// settingText returns the value of a setting. Default values of some options are not stored.
+func settingText(value string) string {
+	if value == "" {
+		return "unset"
+	}
+	return printable.Name(value)
 }
 
 func fileExists(path string) bool {
@@ -586,19 +609,22 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err := o.checkPretrained(); err != nil {
 		return err
 	}
-	images, err := printClasses(ctx, o.archive, stdout, stderr)
+	images, err := printClasses(ctx, o.archive, &o.images, stdout, stderr)
 	if err != nil {
 		return err
 	}
-	loader, feed, err := o.open(ctx, device, o.archive, images, imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true, BadSamples: o.badSamples},
-		o.window())
+	options := imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true, BadSamples: o.badSamples}
+	if err := o.images.Set(&options); err != nil {
+		return err
+	}
+	loader, feed, err := o.open(ctx, device, o.archive, images, options, o.window())
 	if err != nil {
 		return err
 	}
 	defer loader.Close()
 	defer feed.Close()
 	if classes := loader.Classes(); len(classes) == 1 {
-		return fmt.Errorf("%s has %s (%s)", printable.ArchiveName(o.archive), oneClass, printable.Name(classes[0]))
+		return o.oneClass(classes[0])
 	}
 	o.printUnused(device, images, stdout)
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
@@ -609,6 +635,12 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		return err
 	}
 	c.Metadata["classes"] = string(classes)
+	if o.images.List != "" {
+		c.Metadata["samples"] = loader.Identity().Digest
+	}
+	if o.smoothing > 0 {
+		c.Loss = o.smoothedLoss
+	}
 	if o.resume {
 		if err := o.compare(c.Metadata); err != nil {
 			return err
@@ -884,12 +916,14 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, classes 
 }
 
 // countClasses returns the names and counts of an archive's or directory's classes, by label.
-func countClasses(ctx context.Context, path string, stderr io.Writer) ([]imageloader.ClassReport, error) {
+func countClasses(ctx context.Context, path string, labels *cli.Images, stderr io.Writer) ([]imageloader.ClassReport, error) {
+	var options imageloader.Options
+	labels.SetLabels(&options)
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		return countDirectory(ctx, path)
+		return countDirectory(ctx, path, options)
 	}
 	progress, done := cli.ReadingProgress(stderr)
-	report, err := imageloader.InspectIndex(ctx, path, imageloader.Options{}, progress)
+	report, err := imageloader.InspectIndex(ctx, path, options, progress)
 	done()
 	if err != nil {
 		return nil, err
@@ -899,16 +933,18 @@ func countClasses(ctx context.Context, path string, stderr io.Writer) ([]imagelo
 
 // countDirectory counts the images of a directory from the samples that a loader finds, since a
 // directory has no index.
-func countDirectory(ctx context.Context, path string) ([]imageloader.ClassReport, error) {
+func countDirectory(ctx context.Context, path string, options imageloader.Options) ([]imageloader.ClassReport, error) {
 	counts, directories := map[int]int{}, map[int][]string{}
-	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{Weights: func(s imageloader.Sample) float64 {
+	byDirectory := options.List == "" && !options.WebDataset
+	options.Weights = func(s imageloader.Sample) float64 {
 		label := int(s.Label)
 		counts[label]++
-		if dir := filepath.ToSlash(filepath.Dir(s.Name)); !slices.Contains(directories[label], dir) && len(directories[label]) < 5 {
+		if dir := filepath.ToSlash(filepath.Dir(s.Name)); byDirectory && !slices.Contains(directories[label], dir) && len(directories[label]) < 5 {
 			directories[label] = append(directories[label], dir)
 		}
 		return 1
-	}})
+	}
+	loader, err := imageloader.OpenContext(ctx, path, options)
 	if err != nil {
 		return nil, err
 	}
@@ -921,8 +957,8 @@ func countDirectory(ctx context.Context, path string) ([]imageloader.ClassReport
 
 // printClasses prints an archive's classes with their counts, and flags those with suspiciously few
 // images. It returns the number of images.
-func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (samples int, err error) {
-	classes, err := countClasses(ctx, path, stderr)
+func printClasses(ctx context.Context, path string, labels *cli.Images, stdout, stderr io.Writer) (samples int, err error) {
+	classes, err := countClasses(ctx, path, labels, stderr)
 	if err != nil {
 		return 0, err
 	}
@@ -930,7 +966,10 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 		samples += c.Samples
 	}
 	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.ArchiveName(path), printable.Counted(samples, "image", "images"), printable.Counted(len(classes), "class", "classes"))
-	few := fewImages(classes, func(c imageloader.ClassReport) int { return c.Samples })
+	var few suspicion // typos in directory names
+	if labels.ByDirectory() {
+		few = fewImages(classes, func(c imageloader.ClassReport) int { return c.Samples })
+	}
 	table := printable.NewTable(stdout, 0)
 	fmt.Fprintln(table, "label\timages\tclass\t")
 	merged := 0
@@ -945,7 +984,10 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 	if err := table.Flush(); err != nil {
 		return 0, err
 	}
-	fmt.Fprint(stdout, few.summary(), partsOfASet(classes, func(c imageloader.ClassReport) string { return c.Name }))
+	fmt.Fprint(stdout, few.summary())
+	if labels.ByDirectory() {
+		fmt.Fprint(stdout, partsOfASet(classes, func(c imageloader.ClassReport) string { return c.Name }))
+	}
 	if merged > 0 {
 		fmt.Fprintf(stdout, "%s from several directories: if these are parts of a set, such as train and test, stop here and make an archive of each\n",
 			printable.Counted(merged, "class comes", "classes come"))
@@ -957,7 +999,8 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) (s
 // openTest opens -test, whose classes must be a subset of -archive's. It prints the classes without
 // an image in -test.
 func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes []string, stdout, stderr io.Writer) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
-	images, unknown, untested, err := compareClasses(ctx, o.test, classes, stderr)
+	labels := o.testLabels()
+	images, unknown, untested, err := compareClasses(ctx, o.test, &labels, classes, stderr)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -970,12 +1013,16 @@ func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes
 		fmt.Fprintf(stdout, "%s has no image of %d of the %d classes, so its accuracy says nothing about them: %s\n\n",
 			printable.ArchiveName(o.test), len(untested), len(classes), strings.Join(printable.Names(untested), ", "))
 	}
-	return o.openHeldBack(ctx, device, o.test, images, o.size, classes)
+	held := o.feeding
+	held.images = labels
+	return held.openHeldBack(ctx, device, o.test, images, o.size, classes)
 }
 
 // openHeldBack opens an archive for an evaluation, with labels from the given classes.
 func (o feeding) openHeldBack(ctx context.Context, device cuda.Device, path string, images, size int, classes []string) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	options := imageloader.Options{Transform: imageloader.Eval(size*8/7, size), Classes: classes, BadSamples: o.badSamples} // 256 for 224
+	o.images.SetLabels(&options)
+	options.Transform.ApplyEXIFOrientation = o.images.Upright
 	if o.badSamples == imageloader.Substitute {
 		options.BadSamples = imageloader.Skip // counting an image twice would falsify the result
 	}
@@ -984,8 +1031,8 @@ func (o feeding) openHeldBack(ctx context.Context, device cuda.Device, path stri
 
 // compareClasses counts an archive's images. It returns the archive's classes that are not known,
 // and the known classes without an image in the archive.
-func compareClasses(ctx context.Context, path string, known []string, stderr io.Writer) (images int, unknown, without []string, err error) {
-	found, err := countClasses(ctx, path, stderr)
+func compareClasses(ctx context.Context, path string, labels *cli.Images, known []string, stderr io.Writer) (images int, unknown, without []string, err error) {
+	found, err := countClasses(ctx, path, labels, stderr)
 	if err != nil {
 		return 0, nil, nil, err
 	}
@@ -1058,7 +1105,7 @@ func partsOfASet[C any](classes []C, name func(C) string) string {
 	if len(classes) < 2 {
 		return ""
 	}
-	return "the classes have the names of parts of a set: name the folder of one part, with a folder for each class in it (or, for inspect, a -list of labels)\n"
+	return "the classes have the names of parts of a set: name the folder of one part, with a folder for each class in it (or a -list of labels)\n"
 }
 
 // summary returns the line below a table of classes, or "" if no class is suspicious.

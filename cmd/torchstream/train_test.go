@@ -859,7 +859,7 @@ func TestKindsOfArchives(t *testing.T) {
 				t.Errorf("-h printed\n%s\nwant it to contain %q", help, name)
 			}
 			var out, errs bytes.Buffer
-			if images, err := printClasses(t.Context(), c.archive, &out, &errs); err != nil || images != c.images {
+			if images, err := printClasses(t.Context(), c.archive, &cli.Images{}, &out, &errs); err != nil || images != c.images {
 				t.Errorf("train counts %d images, %v, want no error, images = %v", images, err, c.images)
 			}
 			sheet := filepath.Join(t.TempDir(), "sheet.png")
@@ -889,7 +889,7 @@ func TestFewImages(t *testing.T) {
 	}
 	var out, errs bytes.Buffer
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5, "cta": 1})
-	if _, err := printClasses(t.Context(), archive, &out, &errs); err != nil {
+	if _, err := printClasses(t.Context(), archive, &cli.Images{}, &out, &errs); err != nil {
 		t.Fatal(err)
 	}
 	if text := out.String(); !strings.Contains(text, "    1       1  cta    few images: is the name a typo?") || strings.Count(text, "typo") != 1 || !strings.Contains(text, "1 of the classes") {
@@ -937,7 +937,7 @@ func TestClassesFromSeveralDirectoriesAreNamed(t *testing.T) {
 	}
 	for _, path := range []string{archive, folder} {
 		var out, errs bytes.Buffer
-		if _, err := printClasses(t.Context(), path, &out, &errs); err != nil {
+		if _, err := printClasses(t.Context(), path, &cli.Images{}, &out, &errs); err != nil {
 			t.Fatal(err)
 		}
 		if text := out.String(); !strings.Contains(text, "cat    from test/cat, train/cat") || strings.Count(text, "from ") != 2 || !strings.Contains(text, "1 class comes from several directories") {

@@ -4,8 +4,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// PolicyHelp is the help text of -policy.
-const PolicyHelp = "steps after the transform: none, randaugment, trivialaugment, autoaugment, or simclr (colour jitter, greyscale, blur)"
+// policies lists the values of -policy.
+const policies = "none, randaugment, trivialaugment, autoaugment, or simclr (colour jitter, greyscale, blur)"
 
 // ParsePolicy parses -policy.
 func ParsePolicy(name string) ([]transform.Op, error) {

@@ -3,6 +3,7 @@
 package loaderbench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -88,27 +89,25 @@ func halves(size int) imageloader.Transform {
 	return t
 }
 
-// contractTransform parses -contract and -policy. It returns the transform, a description, and
-// whether its results are normalised.
-func contractTransform(contract, policy string, size int) (t imageloader.Transform, says string, floats bool, err error) {
+// contractTransform parses -contract. It returns the transform, a description, and whether its
+// results are normalised.
+func contractTransform(contract string, size int) (t imageloader.Transform, says string, floats bool, err error) {
 	kind, known := contracts[contract]
 	if !known {
 		return t, "", false, cli.Usagef("there is no contract %q: %s are known", contract, strings.Join(slices.Sorted(maps.Keys(contracts)), ", "))
 	}
 	t, says = kind.transform(size), fmt.Sprintf(kind.says, size)
-	if t.Ops, err = cli.ParsePolicy(policy); len(t.Ops) > 0 {
-		says += ", " + policy
-	}
-	return t, says, kind.floats, err
+	return t, says, kind.floats, nil
 }
 
 // Options are the options of a command that measures a loader.
 type Options struct {
-	Archive, Contract, Policy string
-	Batch, Workers, Size      int
-	Seconds                   float64
-	Outputs                   string // file for the pixels of the first images; empty: measure instead
-	JSON                      bool
+	Archive, Contract    string
+	Images               cli.Images
+	Batch, Workers, Size int
+	Seconds              float64
+	Outputs              string // file for the pixels of the first images; empty: measure instead
+	JSON                 bool
 
 	name                 string // name of the command
 	memoryMB             int64
@@ -131,7 +130,7 @@ func Flags(line, about string, stderr io.Writer) (*flag.FlagSet, *Options) {
 	set.IntVar(&o.Size, "size", 224, "pixels of a result's side")
 	set.Int64Var(&o.memoryMB, "memory", 256, "`MB` of compressed images: a .tgz that fits in is read once, a larger one is inflated and shuffled anew every epoch")
 	set.StringVar(&o.Contract, "contract", "train", "what an image becomes: train (random crop and flip, bytes), train-float (the same, normalised float32), train-bfloat16 (bfloat16, channels last) or eval (resize and centre crop, bytes)")
-	set.StringVar(&o.Policy, "policy", "none", cli.PolicyHelp)
+	o.Images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions)
 	set.StringVar(&o.device, "device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, ... (default: host memory, as bytes; for train-float cpu)")
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
 	set.IntVar(&o.multiprocessors, "decode-sms", 0, cli.DecodeSMsHelp)
@@ -151,7 +150,7 @@ func Flags(line, about string, stderr io.Writer) (*flag.FlagSet, *Options) {
 // Measurement checks the options and returns the measurement. With [Options.Outputs] it returns the
 // argument for WriteOutputs.
 func (o *Options) Measurement() (*Measurement, error) {
-	t, says, floats, err := contractTransform(o.Contract, o.Policy, o.Size)
+	t, says, floats, err := contractTransform(o.Contract, o.Size)
 	switch {
 	case o.Archive == "":
 		return nil, cli.Usagef("%s needs -archive FILE", o.name)
@@ -164,11 +163,12 @@ func (o *Options) Measurement() (*Measurement, error) {
 	case floats && o.device == "":
 		o.device = "cpu"
 	}
-	if err := cli.CheckSize(o.Size, 1); err != nil {
-		return nil, err
-	}
 	m := &Measurement{archive: o.Archive, length: time.Duration(o.Seconds * float64(time.Second)), epochs: o.epochs, warm: o.warm, profile: o.profile}
 	m.o = imageloader.Options{BatchSize: o.Batch, Workers: o.Workers, Transform: t, NoIndex: o.noIndex}
+	settings, err := o.setImages(&m.o)
+	if err != nil {
+		return nil, err
+	}
 	if o.Outputs != "" {
 		if floats || o.images < 1 {
 			return nil, cli.Usagef("-outputs is for the contracts of bytes, and -images at least 1")
@@ -180,11 +180,29 @@ func (o *Options) Measurement() (*Measurement, error) {
 	}
 	m.o.Shuffle, m.o.ShuffleBytes, m.o.Seed, m.o.BadSamples = true, o.memoryMB<<20, 1, imageloader.Skip
 	m.o.TrustIndex, m.o.Repeat = o.trustIndex, o.repeat
-	m.Result.Contract, m.Result.Device = says, "host memory"
+	m.Result.Contract, m.Result.Device = says+settings, "host memory"
 	if m.target != nil {
 		m.Result.Device, m.Result.Decode = m.target.String(), o.decode
 	}
 	return m, nil
+}
+
+// setImages checks the options about images and sets them for a loader. It returns a description
+// of those that are set, for the result's contract.
+func (o *Options) setImages(options *imageloader.Options) (says string, err error) {
+	if err := cmp.Or(cli.CheckSize(o.Size, 1), o.Images.Check(), o.Images.Set(options)); err != nil {
+		return "", err
+	}
+	settings := o.Images.Settings()
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		if name != "policy" { // the name of a policy says what it is
+			says += ", " + name
+		} else {
+			says += ","
+		}
+		says += " " + settings[name]
+	}
+	return says, nil
 }
 
 // WriteOutputs writes the pixels of the first images to the file [Options.Outputs], and their

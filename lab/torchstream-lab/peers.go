@@ -88,8 +88,8 @@ func peersOf(names string, o *loaderbench.Options, to cuda.Device) (*peerBench, 
 		}
 	}
 	switch {
-	case o.Policy != "none":
-		return nil, cli.Usagef("-peers %s is for -policy none: the peers have no steps after the flip", names)
+	case len(o.Images.Settings()) > 0:
+		return nil, cli.Usagef("-peers %s is for -policy none, and takes no -list, -webdataset, -upright, -balanced, -mixup or -cutmix: the peers crop and flip, and read no labels", names)
 	case to == cuda.CPU:
 		return nil, cli.Usagef("-peers %s needs -device cuda: the peers decode on a GPU", names)
 	case o.Contract == "eval":

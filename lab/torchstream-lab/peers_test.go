@@ -10,6 +10,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/clitest"
 	"github.com/torchstream/torchstream/internal/loaderbench"
 )
@@ -17,7 +18,7 @@ import (
 func TestPeersAreChecked(t *testing.T) {
 	gpu := cuda.Device(0)
 	options := func(archive, contract, policy string) *loaderbench.Options {
-		return &loaderbench.Options{Archive: archive, Contract: contract, Policy: policy}
+		return &loaderbench.Options{Archive: archive, Contract: contract, Images: cli.Images{Policy: policy}}
 	}
 	for _, c := range []struct {
 		names, archive, contract, policy string

@@ -1,0 +1,314 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"hash/crc32"
+	"image"
+	"image/color"
+	"image/png"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/checkpoint"
+	"github.com/torchstream/torchstream/internal/clitest"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Commands that read images have the same options for the same purposes.
+func TestCommandsShareImageOptions(t *testing.T) {
+	labels := []string{"labels", "list", "webdataset"}
+	batches := []string{"balanced", "cutmix", "labels", "list", "mixup", "policy", "upright", "webdataset"}
+	all := append(slices.Clone(batches), "label-smoothing", "test-list", "bad-samples", "freeze")
+	for command, want := range map[string][]string{
+		"train": all, "preview": batches, "bench loader": batches, "evaluate": append(slices.Clone(labels), "upright", "bad-samples"),
+		"inspect": labels, "index": labels, "predict": {"upright"},
+	} {
+		help := helpOf(t, strings.Fields(command)...)
+		var got []string
+		for _, option := range regexp.MustCompile(`(?m)^  -([a-z-]+)`).FindAllStringSubmatch(help, -1) {
+			if slices.Contains(all, option[1]) {
+				got = append(got, option[1])
+			}
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: got the options %q, want %q", command, got, want)
+		}
+	}
+}
+
+func helpOf(t *testing.T, args ...string) string {
+	t.Helper()
+	status, stdout, stderr := command(t, append(args, "-h")...)
+	if status != 0 || stdout == "" {
+		t.Fatalf("%q -h: got status %d, stdout %q, %s", args, status, stdout, stderr)
+	}
+	return stdout
+}
+
+// metadataOf returns the metadata of a checkpoint, and its classes.
+func metadataOf(t *testing.T, path string) (metadata map[string]string, classes []string) {
+	t.Helper()
+	file, err := checkpoint.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := json.Unmarshal([]byte(file.Metadata()["classes"]), &classes); err != nil {
+		t.Fatal(err)
+	}
+	return file.Metadata(), classes
+}
+
+func TestTrainTakesLabelsFromList(t *testing.T) {
+	archive := clitest.WriteTar(t, map[string]string{
+		"all/1.png": onePixel(t), "all/2.png": onePixel(t), "all/3.png": onePixel(t), "all/4.png": onePixel(t), "all/5.png": onePixel(t),
+	})
+	folder := t.TempDir()
+	list, held, out := filepath.Join(folder, "train.csv"), filepath.Join(folder, "test.tsv"), filepath.Join(folder, "out")
+	writeFile(t, list, "\xef\xbb\xbflabel,path\n\"hen, brown\",all/1.png\ndog,all/2.png\ndog,all/3.png\n")
+	writeFile(t, held, "path\tlabel\nall/4.png\tdog\n")
+	stdout := trainSmall(t, archive, out, "-list", list, "-test-list", held, "-epochs", "1")
+	for _, want := range []string{"3 images in 2 classes\n", "\n    0       2  dog", "\n    1       1  hen, brown", "of 1 held-back image\n"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is not in\n%s", want, stdout)
+		}
+	}
+	metadata, classes := metadataOf(t, filepath.Join(out, "best.pt"))
+	if want := []string{"dog", "hen, brown"}; !reflect.DeepEqual(classes, want) || metadata["labels"] != "list" {
+		t.Errorf("got classes %q, labels %q, want %q, list", classes, metadata["labels"], want)
+	}
+
+	evaluate := []string{"evaluate", "-archive", archive, "-checkpoint", filepath.Join(out, "best.pt"), "-device", "cpu", "-json", "-labels"}
+	status, stdout, stderr := command(t, append(evaluate, list)...)
+	if status != 0 || !strings.Contains(stdout, `"images":3`) {
+		t.Errorf("evaluate -labels: got status %d, %s%s, want 3 images", status, stdout, stderr)
+	}
+	writeFile(t, list, "all/1.png,cat\nall/2.png,dog\n")
+	if status, _, stderr := command(t, append(evaluate, list)...); status != 1 || !strings.Contains(stderr, "1 class that") || !strings.Contains(stderr, "cat") {
+		t.Errorf("evaluate with another class: got status %d, %s", status, stderr)
+	}
+	// Another list of the same classes is another training.
+	writeFile(t, list, "all/3.png,\"hen, brown\"\nall/2.png,dog\nall/1.png,dog\n")
+	resume := []string{"train", "-archive", archive, "-list", list, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", out, "-resume"}
+	if status, _, stderr := command(t, resume...); status != 1 || !strings.Contains(stderr, "other images or labels in the list") {
+		t.Errorf("resume with other labels: got status %d, %s", status, stderr)
+	}
+}
+
+func TestTrainTakesLabelsFromWebDataset(t *testing.T) {
+	archive := clitest.WriteTar(t, map[string]string{
+		"1.png": onePixel(t), "1.cls": "hen", "2.png": onePixel(t), "2.cls": "dog", "3.png": onePixel(t), "3.json": `{"label": "dog"}`,
+	})
+	out := filepath.Join(t.TempDir(), "out")
+	stdout := trainSmall(t, archive, out, "-webdataset", "-epochs", "1")
+	if !strings.Contains(stdout, "3 images in 2 classes\n") || !strings.Contains(stdout, "\n    0       2  dog") {
+		t.Errorf("got\n%s", stdout)
+	}
+	status, stdout, stderr := command(t, "evaluate", "-archive", archive, "-webdataset", "-checkpoint", filepath.Join(out, "best.pt"), "-device", "cpu", "-json")
+	if status != 0 || !strings.Contains(stdout, `"images":3`) {
+		t.Errorf("evaluate: got status %d, %s%s, want 3 images", status, stdout, stderr)
+	}
+}
+
+// A run resumes only with the augmentation that it started with.
+func TestResumeNeedsSameAugmentation(t *testing.T) {
+	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 3}), filepath.Join(t.TempDir(), "out")
+	augment := []string{"-policy", "randaugment", "-balanced", "-mixup", "0.2", "-cutmix", "1", "-label-smoothing", "0.1", "-upright"}
+	trainSmall(t, archive, out, augment...)
+	trainSmall(t, archive, out, append(augment, "-resume")...)
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{augment[2:], "policy randaugment, not unset: resume"},
+		{append(slices.Clone(augment), "-policy", "simclr"), "policy randaugment, not simclr: resume"},
+		{append(slices.Clone(augment), "-mixup", "0.3"), "mixup 0.2, not 0.3: resume"},
+		{append(slices.Clone(augment), "-mixup", "0", "-cutmix", "0"), "cutmix 1, not unset; mixup 0.2, not unset: resume"},
+		{append(slices.Clone(augment), "-balanced=false", "-upright=false"), "balanced true, not unset; upright true, not unset: resume"},
+		{append(slices.Clone(augment), "-label-smoothing", "0"), "label-smoothing 0.1, not unset: resume"},
+	} {
+		args := append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume"}, c.args...)
+		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, c.says) {
+			t.Errorf("%q: got status %d, %s, want %q", c.args, status, stderr, c.says)
+		}
+	}
+}
+
+// The values are those of torch.nn.functional.cross_entropy(torch.tensor([[1., 2.]]),
+// torch.tensor([0])), with label_smoothing=0.1 and without.
+func TestLabelSmoothingIsForTrainingAlone(t *testing.T) {
+	o := trainOptions{smoothing: 0.1}
+	labels, err := torch.FromSlice([]int64{0}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer labels.Close()
+	output, err := torch.FromSlice([]float32{1, 2}, 1, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer output.Close()
+	for _, c := range []struct {
+		gradients bool
+		want      float64
+	}{{false, 1.3132617}, {true, 1.2632617}} {
+		if err := output.SetRequiresGrad(c.gradients); err != nil {
+			t.Fatal(err)
+		}
+		loss := o.smoothedLoss(output, &prefetcher.Batch{Labels: labels})
+		if got, err := loss.NoGrad().Float64(); err != nil || math.Abs(got-c.want) > 1e-6 {
+			t.Errorf("gradients %v: got %v, %v, want %v", c.gradients, got, err, c.want)
+		}
+		loss.Close()
+	}
+}
+
+func TestImageOptionsThatContradict(t *testing.T) {
+	photos := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
+	for _, c := range []struct{ args, says string }{
+		{"train -archive A -list a.csv -webdataset", "-list and -webdataset exclude each other"},
+		{"train -archive A -list a.csv -labels b.csv", "the list is a.csv already"},
+		{"train -archive A -list a.csv -test B", "-test-list FILE gives those of -test"},
+		{"train -archive A -test-list a.csv", "-test-list needs -test FILE or -list FILE"},
+		{"train -archive A -list a.csv -test-list a.csv", "need a list of their own"},
+		{"train -archive A -test B -webdataset -test-list a.csv", "-test-list and -webdataset exclude each other"},
+		{"train -archive A -policy blur", `no policy "blur"`},
+		{"train -archive A -mixup 1e-9", "-mixup 1e-09: must be 0 (off), or from 0.001 to 1000"},
+		{"train -archive A -cutmix -1", "-cutmix -1: must be 0"},
+		{"train -archive A -label-smoothing 1", "-label-smoothing 1: must be from 0 to below 1"},
+		{"preview -archive A -list a.csv -webdataset", "exclude each other"},
+		{"bench loader -archive A -list a.csv -webdataset", "exclude each other"},
+		{"bench loader -archive A -policy blur", `no policy "blur"`},
+		{"evaluate -archive A -list a.csv -webdataset", "exclude each other"},
+		{"index -list a.csv -webdataset A", "exclude each other"},
+		{"inspect -list a.csv -webdataset A", "exclude each other"},
+	} {
+		args := strings.Fields(strings.ReplaceAll(c.args, " A", " "+photos))
+		if status, _, stderr := command(t, args...); status != 2 || !strings.Contains(stderr, c.says) {
+			t.Errorf("%s: got status %d, %s, want 2, %q", c.args, status, stderr, c.says)
+		}
+	}
+}
+
+// A network that was trained with -upright gets upright images from predict and evaluate, without a
+// further option.
+func TestCheckpointSaysUpright(t *testing.T) {
+	upright, turned := orientedPNGs(t)
+	archive := clitest.WriteTar(t, map[string]string{"cat/1.png": upright, "dog/2.png": onePixel(t)})
+	folder := t.TempDir()
+	writeFile(t, filepath.Join(folder, "images", "turned.png"), turned)
+	writeFile(t, filepath.Join(folder, "images", "upright.png"), upright)
+	for _, option := range []string{"-upright=false", "-upright"} {
+		out := filepath.Join(folder, option)
+		trainSmall(t, archive, out, option, "-epochs", "1")
+		best := filepath.Join(out, "best.pt")
+		predict := []string{"predict", "-checkpoint", best, "-device", "cpu", "-json"}
+		status, stdout, stderr := command(t, append(predict, filepath.Join(folder, "images"))...)
+		rows := strings.Split(strings.TrimSpace(strings.ReplaceAll(stdout, "turned.png", "upright.png")), "\n")
+		if status != 0 || len(rows) != 2 {
+			t.Fatalf("predict: got status %d, %s%s, want two rows", status, stdout, stderr)
+		}
+		if same := rows[0] == rows[1]; same != (option == "-upright") {
+			t.Errorf("%s: got %v for a turned image that equals an upright one: %s", option, same, stdout)
+		}
+		losses := map[string]float64{}
+		for name, image := range map[string]string{"turned": turned, "upright": upright} {
+			test := clitest.WriteTar(t, map[string]string{"cat/1.png": image, "dog/2.png": onePixel(t)})
+			status, stdout, stderr := command(t, "evaluate", "-archive", test, "-checkpoint", best, "-device", "cpu", "-json")
+			var e evaluation
+			if err := json.Unmarshal([]byte(stdout), &e); status != 0 || err != nil {
+				t.Fatalf("evaluate: got status %d, %v, %s", status, err, stderr)
+			}
+			losses[name] = e.Loss
+		}
+		if same := losses["turned"] == losses["upright"]; same != (option == "-upright") {
+			t.Errorf("%s: got the losses %v", option, losses)
+		}
+
+		// The opposite is an error.
+		opposite := map[string]string{"-upright": "-upright=false", "-upright=false": "-upright"}[option]
+		for _, args := range [][]string{
+			append(slices.Clone(predict), opposite, folder),
+			{"evaluate", "-archive", archive, "-checkpoint", best, "-device", "cpu", opposite},
+		} {
+			if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "was trained on images") || !strings.Contains(stderr, "leave the option out") {
+				t.Errorf("%q: got status %d, %s", args, status, stderr)
+			}
+		}
+	}
+}
+
+// orientedPNGs returns an image, and the same image stored on its side with an EXIF orientation.
+func orientedPNGs(t *testing.T) (upright, turned string) {
+	t.Helper()
+	const width, height = 24, 16
+	one, other := image.NewGray(image.Rect(0, 0, width, height)), image.NewGray(image.Rect(0, 0, height, width))
+	for y := range height {
+		for x := range width {
+			value := color.Gray{uint8(x*10 + y*y)}
+			one.SetGray(x, y, value)
+			other.SetGray(y, width-1-x, value) // orientation 6: rows are columns from the right
+		}
+	}
+	encode := func(m image.Image) string {
+		var b bytes.Buffer
+		if err := png.Encode(&b, m); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	tiff := "MM\x00*\x00\x00\x00\x08" + "\x00\x01" + "\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06\x00\x00" + "\x00\x00\x00\x00"
+	chunk := binary.BigEndian.AppendUint32(nil, uint32(len(tiff)))
+	chunk = append(chunk, "eXIf"+tiff...)
+	chunk = binary.BigEndian.AppendUint32(chunk, crc32.ChecksumIEEE(chunk[4:]))
+	const header = 8 + 12 + 13 // signature and IHDR
+	stored := encode(other)
+	return encode(one), stored[:header] + string(chunk) + stored[header:]
+}
+
+// A preview shows the batches of a training with the same options.
+func TestPreviewMixes(t *testing.T) {
+	square := func(value uint8) string {
+		m := image.NewGray(image.Rect(0, 0, 8, 8))
+		for i := range m.Pix {
+			m.Pix[i] = value
+		}
+		var b bytes.Buffer
+		if err := png.Encode(&b, m); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	archive := clitest.WriteTar(t, map[string]string{"black/1.png": square(0), "white/2.png": square(255)})
+	out := filepath.Join(t.TempDir(), "sheet.png")
+	status, _, stderr := command(t, "preview", "-archive", archive, "-size", "64", "-mixup", "100", "-o", out)
+	if status != 0 {
+		t.Fatalf("got status %d, %s", status, stderr)
+	}
+	f, err := os.Open(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	sheet, err := png.Decode(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for column := range 2 {
+		r, _, _, _ := sheet.At(sheetGap+column*(64+sheetGap)+20, sheetHeading+20).RGBA()
+		if grey := r >> 8; grey < 80 || grey > 176 { // Beta(100, 100) is near 1/2
+			t.Errorf("picture %d: got grey %d, want a mixture of black and white", column, grey)
+		}
+	}
+}
