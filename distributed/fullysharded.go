@@ -462,8 +462,8 @@ func (d *FullyShardedDataParallel) current() (cuda.Stream, error) {
 	return cuda.GetCurrentCUDAStream(d.g.Device())
 }
 
-// rejoin ends a pass or a step. If the current stream is being captured, so is the collectives'
-// stream, and a capture requires that all streams join the first one before it ends.
+// rejoin ends a pass or a step. If the current stream is being captured, the collectives' stream is
+// captured too. All captured streams must join the first one before the capture ends.
 func (d *FullyShardedDataParallel) rejoin() error {
 	on, err := d.current()
 	if err != nil || d.stream == nil {

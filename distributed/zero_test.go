@@ -384,7 +384,7 @@ func TestZeroRedundancyOptimizerRefuses(t *testing.T) {
 	}
 }
 
-// A state with other shapes is an error, and so is a step without gradients or after Close.
+// A state with other shapes, a step without gradients and a step after Close are errors.
 func TestZeroRedundancyOptimizerErrors(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		r, err := startZero(g, cuda.CPU, zeroCases[0])

@@ -107,9 +107,9 @@ type Options struct {
 	// the archive, or that is listed twice, is a *ListError with file and line. A label that is not
 	// among Classes is an *UnknownClassError. Open reads a whole archive if it has no index.
 	List string
-	// Target, if not nil, writes the training target of a sample, which replaces its label:
-	// TargetWidth numbers, which are 0 before the call. For multi-label classification, write a 1
-	// for each class of the image. For regression, write the values. The field "labels" is then
+	// Target, if not nil, writes the training target of a sample, TargetWidth numbers. The target
+	// replaces the label. The numbers are 0 before the call. For multi-label classification, write
+	// a 1 for each class of the image. For regression, write the values. The field "labels" is then
 	// float32 [TargetWidth], and MixUp and CutMix mix these numbers. Several goroutines call
 	// Target, once for each decoded sample. It must return the same numbers for the same sample
 	// every time. An error or a panic makes the sample bad, with the reason Rejected.

@@ -102,8 +102,8 @@ func TestRanksGetEqualBatches(t *testing.T) {
 	}
 }
 
-// TestTooManyRanksAreAnError: too many ranks for each to have a batch are an error, and so is
-// padding without good samples.
+// TestTooManyRanksAreAnError: it is an error if there are too few samples for a batch on each rank,
+// or if a rank has no good sample.
 func TestTooManyRanksAreAnError(t *testing.T) {
 	archivetest.Within(t)
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, func(i int) bool { return i%2 == 1 }))

@@ -52,7 +52,7 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 	if now, err := os.ReadFile(beside); err != nil || string(now) != "notes" {
 		t.Errorf("the file beside the archive holds %q, %v, want no error, now = %q", now, err, "notes")
 	}
-	// An index of the archive is replaced, and so is an empty file.
+	// An index of the archive and an empty file are replaced.
 	for range 2 {
 		o.IndexFile = filepath.Join(t.TempDir(), "index")
 		if err := os.WriteFile(o.IndexFile, nil, 0o600); err != nil {

@@ -59,9 +59,9 @@ type Config struct {
 	Scaler *optim.GradScaler
 	// Graph replays each step as a CUDA graph: see StepperOptions.Graph.
 	Graph bool
-	// Log reports which steps run without a graph and which last batch is left out, and why. It
-	// also warns of a folder that cannot be locked and of a dtype that is slow on the CPU. nil
-	// means silence.
+	// Log reports the steps that run without a graph, the last batch that is left out, and the
+	// reasons. It also warns of a folder that cannot be locked and of a dtype that is slow on the
+	// CPU. nil means silence.
 	Log *slog.Logger
 	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
 	// so that Dropout depends on nothing else. The generators are global to the process.

@@ -696,8 +696,8 @@ func TestTrainRefusesAFolderInUse(t *testing.T) {
 	trainSmall(t, archive, out, "-epochs", "1", "-resume")
 }
 
-// A directory's classes are printed like an archive's, and so are classes without an image in
-// -test.
+// The classes of a directory are printed like those of an archive. Classes without an image in
+// -test are printed too.
 func TestTrainDirectory(t *testing.T) {
 	folders := map[string]string{"archive": t.TempDir(), "test": t.TempDir()}
 	var file bytes.Buffer

@@ -12,9 +12,8 @@ import (
 // of its headers, including the header of a long name.
 const HeaderBytes = 8 << 10
 
-// Lead returns the number of bytes before the content that nearly always hold all headers of a
-// member with this name: one block, or three if the name is too long for one block or has
-// characters that one block can't hold.
+// Lead returns the size in bytes that the headers of a member with this name nearly always have:
+// one block, or three if one block can't hold the name's length or characters.
 func Lead(name string) int64 {
 	const room = 100
 	plain := len(name) <= room

@@ -52,9 +52,9 @@ func (e *LabelError) Error() string {
 		e.File, e.Name, e.Label, maxNumberedClasses-1)
 }
 
-// directories numbers the directories of members (with WebDataset, the labels of images) and
-// decides which directories are classes: the given classes, or else every directory with a member
-// that looks like an image. Without given classes this is known only at the end.
+// directories numbers the directories of members or, with WebDataset, the labels of images. It
+// decides which directories are classes: the given ones, or else every directory with a member that
+// looks like an image. Without given classes this is known only at the end.
 type directories struct {
 	file    string           // the archive, for error messages
 	given   map[string]int32 // labels by name; nil: no classes are given

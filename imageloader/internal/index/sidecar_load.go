@@ -196,9 +196,9 @@ func (s *sidecar) loadCounts(b *Builder) error {
 	return nil
 }
 
-// labelling returns the number that tells in a sidecar where the labels are from: 0 for
-// directories, 1 for WebDataset members, 2 for images and masks, which have no labels, 3 for a
-// list, 4 for WebDataset members with lists of labels.
+// labelling returns the number for the origin of the labels in a sidecar: 0 for directories, 1 for
+// WebDataset members, 2 for images and masks, which have no labels, 3 for a list, 4 for WebDataset
+// members with lists of labels.
 func labelling(c *Config) uint64 {
 	switch {
 	case c.MultiLabel:
