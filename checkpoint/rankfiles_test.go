@@ -548,7 +548,7 @@ func TestLateRankLeavesNoFile(t *testing.T) {
 }
 
 // A checkpoint that could not be read replaces no other.
-func TestCommitRefusesWhatCannotBeRead(t *testing.T) {
+func TestCommitRefusesUnreadableFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
 	if err := saveDivided(t, path, 2, 1); err != nil {

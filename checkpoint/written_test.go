@@ -81,7 +81,7 @@ func TestFilesOfEarlierVersionsAreRead(t *testing.T) {
 }
 
 // The same values give the bytes of the last version.
-func TestBytesOfFilesAreThoseOfTheLastVersion(t *testing.T) {
+func TestSavedFilesEqualTheLastVersions(t *testing.T) {
 	for _, name := range []string{"whole.safetensors", "whole.pt"} {
 		path := filepath.Join(t.TempDir(), name)
 		if err := checkpoint.Save(path, writtenTensors(t), map[string]string{"classes": "cat,dog"}); err != nil {
@@ -96,7 +96,7 @@ func TestBytesOfFilesAreThoseOfTheLastVersion(t *testing.T) {
 }
 
 // The file names and the bytes of ranks depend on the checkpoint's id alone.
-func TestBytesOfRanksAreThoseOfTheLastVersion(t *testing.T) {
+func TestRankFilesEqualTheLastVersions(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "ranks.pt")
 	lead, err := checkpoint.NewRankWriter(path, 2)

@@ -106,7 +106,7 @@ func TestBoundedStreams(t *testing.T) {
 }
 
 // Memory that was used on an owned stream may be freed after the stream was given back.
-func TestOwnedStreamGoesBeforeItsMemory(t *testing.T) {
+func TestOwnedStreamMayCloseBeforeItsMemory(t *testing.T) {
 	onGPU(t, 1)
 	load := newWork(t)
 	own := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{}))

@@ -30,7 +30,7 @@ func countsOf(t *testing.T, norms []*nn.BatchNorm2d) []int64 {
 	return all
 }
 
-func TestBatchCountsAreThoseOfEachForward(t *testing.T) {
+func TestEachForwardCountsABatch(t *testing.T) {
 	net, norms := normalisations()
 	defer nn.Close(net)
 	counts := nn.NewBatchCounts(net)

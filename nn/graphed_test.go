@@ -68,7 +68,7 @@ func trainGraphed(t *testing.T, m Module, d cuda.Device) (losses []float64) {
 	return losses
 }
 
-func TestGraphedTakesThePlaceOfItsModule(t *testing.T) {
+func TestGraphedReplacesItsModule(t *testing.T) {
 	net := graphedNet(t, cuda.CPU)
 	g := NewGraphed(net, torch.GraphedModuleOptions{})
 	defer g.Close()

@@ -104,7 +104,7 @@ func TestLoadOptionsRename(t *testing.T) {
 	}
 }
 
-func TestLoadNamesAveragesThatItDoesNotTake(t *testing.T) {
+func TestLoadReportsAveragesItDoesNotLoad(t *testing.T) {
 	net := loadingNet(t)
 	r, err := nn.LoadWith(loading("raw_and_averages.pt"), net, nn.LoadOptions{})
 	if err != nil {
@@ -129,7 +129,7 @@ func TestLoadNamesAveragesThatItDoesNotTake(t *testing.T) {
 	}
 }
 
-func TestErrorOfNamesShowsWhatTheFileHas(t *testing.T) {
+func TestNameErrorListsTheFilesTensors(t *testing.T) {
 	for file, wants := range map[string][]string{
 		"unrelated.safetensors": {"tensor 0.weight is not in the file", `the file has 7 tensors: "encoder.0.gain", "encoder.1.gain", "encoder.2.gain", "encoder.3.gain", "encoder.4.gain", ...`},
 		"gan.pt":                {`the file has no tensors by name outside of dicts; its dicts of tensors are "generator" (9 tensors), "critic" (1 tensors): LoadOptions.Dict names one`},

@@ -135,7 +135,7 @@ func stepped(step func(x, h *torch.Tensor) *torch.Tensor) func(*torch.Tensor, st
 
 // A layer continues from the states that it returned, and they equal the states after a cell's
 // steps.
-func TestRecurrentStatesGoOn(t *testing.T) {
+func TestRecurrentLayersContinueFromTheirState(t *testing.T) {
 	for name, build := range recurrentPairs() {
 		t.Run(name, func(t *testing.T) {
 			s := torch.NewScope(name)
@@ -174,7 +174,7 @@ func TestRecurrentStatesGoOn(t *testing.T) {
 
 // Each sequence of a padded batch has the same outputs and states as in a batch of one, starting
 // from the sequence's state.
-func TestRunLengthsIsRunOfEachSequence(t *testing.T) {
+func TestRunLengthsEqualsRunOfEachSequence(t *testing.T) {
 	s := torch.NewScope("lengths")
 	defer s.Close()
 	l := nn.NewLSTM(4, 3, nn.LSTMOptions{Bidirectional: true})

@@ -135,7 +135,7 @@ func TestStateOfPyTorch(t *testing.T) {
 	}
 }
 
-func TestStatesThatDoNotFit(t *testing.T) {
+func TestLoadStateRefusesOtherStates(t *testing.T) {
 	trained := func(o optim.AdamWOptions, w ...*torch.Tensor) (*optim.AdamW, optim.State) {
 		opt, err := optim.NewAdamW(w, o)
 		if err != nil {

@@ -119,7 +119,7 @@ func TestCallTakesPartInBackwardAndNoGrad(t *testing.T) {
 	}
 }
 
-func TestCallRefusesWhatTheSchemaDoesNotTake(t *testing.T) {
+func TestCallRefusesArgumentsOutsideTheSchema(t *testing.T) {
 	x := floats(t, []float32{1, 2, 3, 4}, 2, 2)
 	bad := x.MatMul(floats(t, []float32{1, 2, 3}))
 	cases := []struct {

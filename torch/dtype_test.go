@@ -180,7 +180,7 @@ func TestBorrowedMemoryStaysUntilTheLastTensor(t *testing.T) {
 	}
 }
 
-func TestBorrowRefusesWhatItCannotUse(t *testing.T) {
+func TestBorrowRefusesUnusableSlices(t *testing.T) {
 	data := []float32{1, 2, 3, 4}
 	for want, err := range map[string]error{
 		"has 6 elements":               second(torch.Borrow(data, 2, 3)),

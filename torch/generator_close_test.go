@@ -10,7 +10,7 @@ import (
 
 // A call may wait for the end of a capture whose function uses the same generator. So Close waits
 // for no call, and does not make later calls wait: the last call frees the generator.
-func TestGeneratorCloseWaitsForNoCall(t *testing.T) {
+func TestGeneratorCloseDoesNotWaitForCalls(t *testing.T) {
 	g, err := NewGenerator(cuda.CPU, 1)
 	if err != nil {
 		t.Fatal(err)

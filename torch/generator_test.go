@@ -88,7 +88,7 @@ func TestGenerators(t *testing.T) {
 	}
 }
 
-func TestDefaultGeneratorIsThatOfOperators(t *testing.T) {
+func TestOperatorsUseTheDefaultGenerator(t *testing.T) {
 	g, err := torch.DefaultGenerator(cuda.CPU)
 	if err != nil {
 		t.Fatal(err)

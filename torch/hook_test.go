@@ -218,7 +218,7 @@ func TestHooksEndWithTheirTensor(t *testing.T) {
 
 var errPlanned = errors.New("planned")
 
-func TestErrorsOfHooksAreBackwards(t *testing.T) {
+func TestBackwardReturnsErrorsOfHooks(t *testing.T) {
 	live := settled(t)
 	for name, c := range map[string]struct {
 		fail func() (*torch.Tensor, error)

@@ -308,7 +308,7 @@ func TestManyGoroutinesKeepDeviceMemoryFlat(t *testing.T) {
 
 // Every way to call an operator takes a seat for its thread before it uses a library's handle. The
 // test also runs on devices that compute nothing.
-func TestProductsTakeASeat(t *testing.T) {
+func TestProductsReuseTheHandleSlot(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	const side = 8
 	x, w := randn(t, side, side), randn(t, side, side)

@@ -195,7 +195,7 @@ func TestStridedCopiesAreOrdered(t *testing.T) {
 
 // The source of a captured copy stays until the graph is closed, even if the graph holds its only
 // reference.
-func TestGraphKeepsWhatItsCopiesRead(t *testing.T) {
+func TestGraphKeepsTheSourcesOfItsCopies(t *testing.T) {
 	o := newOrdering(t)
 	own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
 	o.check(err)

@@ -337,7 +337,7 @@ func TestBackwardsThroughOneGraphAtOnce(t *testing.T) {
 
 // A node's saved tensors are freed when the node has run, and gradients when they were used. Near
 // its end a pass holds as much memory as LibTorch's.
-func TestBackwardFreesAsItGoes(t *testing.T) {
+func TestBackwardFreesTheGraphDuringThePass(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	x := onDevice(t, make([]float32, 1<<16), 1<<16)
 	must(t, x, x.SetRequiresGrad(true))

@@ -181,7 +181,7 @@ var edges = []edge{
 		"    if (graph->exec != nullptr) graph->keep_for_replays();\n", "", "cshim", "GraphGpu.OperandsOutliveTheGraphForItsReplays", 1},
 	{"a use recorded during a capture takes effect at its end", "cshim/src/cuda/allocator.cc",
 		"    allocator::recordStream(use.storage->data_ptr(), use.stream);\n  }\n", "  }\n", "cshim", "GraphGpu.AUseRecordedBesideACaptureCounts", 1},
-	{"a graph keeps the sources of CopyBatch", "cshim/src/torch/copy.cc", "        ts::hold_in_capture(transfer.src, on);\n", "", "torch", "TestGraphKeepsWhatItsCopiesRead", 1},
+	{"a graph keeps the sources of CopyBatch", "cshim/src/torch/copy.cc", "        ts::hold_in_capture(transfer.src, on);\n", "", "torch", "TestGraphKeepsTheSourcesOfItsCopies", 1},
 	{"a graph has its own cuBLAS workspace", "cshim/src/cuda/graph.cc",
 		"  workspaces = ts::take_workspaces(record.streams);\n", "", "torch", "TestProductsBesideAGraphOfTheirStream", 1},
 	{"a stream that joins a capture gets another cuBLAS workspace", "cshim/src/cuda/capture.cc",

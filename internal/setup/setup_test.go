@@ -320,7 +320,7 @@ func TestChecksumIsBesideTheArchive(t *testing.T) {
 }
 
 // The proxy and the certificates are taken from pip's options.
-func TestIndexIsAskedByPipsProxyWithPipsCertificates(t *testing.T) {
+func TestIndexUsesPipProxyAndCA(t *testing.T) {
 	files, lockText := libtorchWheels(t)
 	s := serve(t, true, files)
 	secure := httptest.NewTLSServer(s.Config.Handler)
