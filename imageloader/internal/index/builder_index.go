@@ -89,7 +89,7 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 		}
 		l := label[m.label]
 		if wrong == nil {
-			wrong = b.wrongLabel(m, string(name), l, odd)
+			wrong = b.wrongLabel(m, name, l, odd)
 		}
 		if dir := b.dirs.names[m.label]; b.web == nil && classOf(unsafe.String(unsafe.SliceData(name), len(name))) != dir {
 			return errIndexDamaged
@@ -125,16 +125,16 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 // wrongLabel returns an error if the member has a label that is no number, or a class that was not
 // given. l is the sample's label. odd is the directory of the first WebDataset label that is an
 // error, or -1.
-func (b *Builder) wrongLabel(m *record, name string, l int32, odd int) error {
+func (b *Builder) wrongLabel(m *record, name []byte, l int32, odd int) error {
 	dir := b.dirs.names[m.label]
 	if int(m.label) == odd {
-		return &LabelError{b.file, name, strings.ReplaceAll(strings.TrimPrefix(dir, "\n"), "\n", " ")}
+		return &LabelError{b.file, string(name), strings.ReplaceAll(strings.TrimPrefix(dir, "\n"), "\n", " ")}
 	}
 	if label, unknown := b.dirs.unknownIn(dir); unknown {
-		return b.dirs.unknown(name, label)
+		return b.dirs.unknown(string(name), label)
 	}
 	if b.dirs.given != nil && m.flags&recordImage != 0 && l < 0 {
-		return b.dirs.unknown(name, dir)
+		return b.dirs.unknown(string(name), dir)
 	}
 	return nil
 }

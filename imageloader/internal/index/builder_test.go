@@ -1,6 +1,7 @@
 package index
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -100,6 +101,42 @@ func TestBuilderMemoryIsBounded(t *testing.T) {
 	}
 	if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 2 {
 		t.Errorf("%v, error %v, want no error, len(list) = 2", list, err)
+	}
+}
+
+// Loading an index allocates the samples together, not one by one.
+func TestLoadAllocatesNothingForASample(t *testing.T) {
+	const members = 10_000
+	path := filepath.Join(t.TempDir(), "a.tar")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(f, &manyMembers{n: members})
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	a := openArchive(t, path)
+	defer a.Close()
+	c := testConfig()
+	c.HoldBytes = 0
+	b, err := scan(a, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if s := b.writeFile(a); s == nil {
+		t.Fatal("no index file")
+	}
+	allocations := testing.AllocsPerRun(1, func() {
+		x, err := Load(a, c)
+		if err != nil || x == nil || x.Len() != members {
+			t.Fatalf("got %v, %v; want an index of %d samples", x, err, members)
+		}
+		x.Close()
+	})
+	if allocations > members/10 {
+		t.Errorf("got %.0f allocations for %d samples, want at most %d", allocations, members, members/10)
 	}
 }
 
