@@ -104,7 +104,6 @@ is damaged or a member is bad; with -fix 0 if the fixed archive was written.`
 const fixHelp = `write an archive without the bad members to ` + "`OUT`" + ` (.tar, .tgz, .tar.gz or .tar.zst): names, order, labels and the bytes of
 all other members stay. With -damaged partial, images that are cut off are written again as PNG, under their names`
 
-// inspect prints the contents of an archive, after decoding every image in full.
 // checkFix checks that the options of inspect go together.
 func checkFix(fix, list string, byIndex, drop bool) error {
 	switch {
@@ -116,6 +115,7 @@ func checkFix(fix, list string, byIndex, drop bool) error {
 	return nil
 }
 
+// inspect prints the contents of an archive, after decoding every image in full.
 func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream inspect FILE", inspectHelp, stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
