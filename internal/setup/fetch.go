@@ -128,17 +128,19 @@ func (e *statusError) Error() string {
 
 // get downloads a small document.
 func get(ctx context.Context, client *http.Client, address, accept string) ([]byte, error) {
+	ctx, end, stop := watch(ctx)
+	defer stop()
 	answer, err := request(ctx, client, address, accept, nil, http.StatusOK)
 	if err != nil {
-		return nil, err
+		return nil, silenced(ctx, address, err)
 	}
 	defer answer.Body.Close()
 	const limit = 64 << 20
-	text, err := io.ReadAll(io.LimitReader(answer.Body, limit))
+	text, err := io.ReadAll(io.LimitReader(awake{answer.Body, end}, limit))
 	if err == nil && len(text) == limit {
 		err = fmt.Errorf("%s is longer than %d bytes", printable.URL(address), limit)
 	}
-	return text, err
+	return text, silenced(ctx, address, err)
 }
 
 // attempts is the number of times that a download is continued after an error.
@@ -179,6 +181,24 @@ func download(ctx context.Context, client *http.Client, address, path, want stri
 // silence is the maximum time without data from a server.
 const silence = time.Minute
 
+// watch returns a context that ends after a minute of silence, and the timer of that end.
+func watch(ctx context.Context) (watched context.Context, end *time.Timer, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	end = time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server has sent nothing for %v", silence)) })
+	return ctx, end, func() {
+		end.Stop()
+		cancel(nil)
+	}
+}
+
+// silenced returns the reason why a watched context ended, if err comes from that end.
+func silenced(ctx context.Context, address string, err error) error {
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("%s: %w", printable.URL(address), context.Cause(ctx))
+	}
+	return err
+}
+
 // awake is a reader that postpones the end of the request with every read.
 type awake struct {
 	io.Reader
@@ -218,10 +238,8 @@ func (p *progress) Read(b []byte) (int, error) {
 
 // continued downloads the missing tail of a partly downloaded file.
 func continued(ctx context.Context, client *http.Client, address, part string, log io.Writer) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	end := time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server has sent nothing for %v", silence)) })
-	defer end.Stop()
+	ctx, end, stop := watch(ctx)
+	defer stop()
 	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
 	if err != nil {
 		return err
@@ -236,11 +254,8 @@ func continued(ctx context.Context, client *http.Client, address, part string, l
 		header.Set("Range", fmt.Sprintf("bytes=%d-", at))
 	}
 	answer, err := request(ctx, client, address, "", header, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable)
-	if errors.Is(err, context.Canceled) {
-		err = context.Cause(ctx)
-	}
 	if err != nil {
-		return err
+		return silenced(ctx, address, err)
 	}
 	defer answer.Body.Close()
 	switch answer.StatusCode {
@@ -257,8 +272,5 @@ func continued(ctx context.Context, client *http.Client, address, part string, l
 		body.size = at + answer.ContentLength
 	}
 	_, err = io.Copy(f, body)
-	if errors.Is(err, context.Canceled) {
-		err = context.Cause(ctx)
-	}
-	return errors.Join(err, f.Close())
+	return errors.Join(silenced(ctx, address, err), f.Close())
 }

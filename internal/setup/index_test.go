@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -62,6 +63,28 @@ func TestPageOfFindLinks(t *testing.T) {
 	if _, err := i.install(t.Context(), lockText); err != nil {
 		t.Errorf("got %v, want the wheels of the page", err)
 	}
+}
+
+// silentServer accepts a request and sends nothing.
+type silentServer struct{}
+
+func (silentServer) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+func TestSilentServerIsAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := &http.Client{Transport: silentServer{}}
+		const want = "https://index.example/simple/torch/: the server has sent nothing for 1m0s"
+		if _, err := get(t.Context(), client, "https://index.example/simple/torch/", ""); err == nil || err.Error() != want {
+			t.Errorf("a page: got %v, want %s", err, want)
+		}
+		part := filepath.Join(t.TempDir(), "torch.whl.part")
+		if err := continued(t.Context(), client, "https://index.example/simple/torch/", part, io.Discard); err == nil || err.Error() != want {
+			t.Errorf("a file: got %v, want %s", err, want)
+		}
+	})
 }
 
 // A download that takes long reports its progress, with the size if it is known.

@@ -71,6 +71,50 @@ func TestConcurrentSetupsInstallOnce(t *testing.T) {
 	}
 }
 
+// Several users may share a cache that they cannot write to. A folder in the lock's place makes the
+// lock unusable for root too.
+func TestInstalledLibTorchNeedsNoWriteAccess(t *testing.T) {
+	_, lockText := libtorchWheels(t)
+	i := installer{cache: t.TempDir(), log: io.Discard}
+	target := wheels(lockText).folder(i.cache, "2.11.0")
+	if err := os.Mkdir(target+".lock", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := i.install(t.Context(), lockText); err == nil {
+		t.Error("without a LibTorch: got no error, want one about the lock")
+	}
+	writeFile(t, filepath.Join(target, stamp), "")
+	if torch, err := i.install(t.Context(), lockText); err != nil || torch != filepath.Join(target, "torch") {
+		t.Errorf("got %s, %v; want %s/torch", torch, err, target)
+	}
+	// What a killed set-up has left must be removed, under the lock.
+	writeFile(t, filepath.Join(target+".wheels", "a.whl"), "")
+	if _, err := i.install(t.Context(), lockText); err == nil {
+		t.Error("with wheels of a killed set-up: got no error, want one about the lock")
+	}
+}
+
+// The folder of find-links may be relative, and have symbolic links to wheels elsewhere.
+func TestWheelsFromLinksInARelativeFolder(t *testing.T) {
+	files, lockText := libtorchWheels(t)
+	parent := t.TempDir()
+	if err := os.Mkdir(filepath.Join(parent, "links"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		name = filepath.Base(name)
+		writeFile(t, filepath.Join(parent, "wheels", name), string(text))
+		if err := os.Symlink(filepath.Join("..", "wheels", name), filepath.Join(parent, "links", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(parent)
+	i := installer{cache: t.TempDir(), from: index{files: []string{"links"}}, log: io.Discard}
+	if _, err := i.install(t.Context(), lockText); err != nil {
+		t.Errorf("got %v, want an installed LibTorch", err)
+	}
+}
+
 // A wheel that a killed set-up of an earlier version has left under pip's name is used.
 func TestWheelOfAnEarlierSetupIsUsed(t *testing.T) {
 	files, lockText := libtorchWheels(t)

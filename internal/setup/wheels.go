@@ -105,21 +105,24 @@ type installer struct {
 
 // install installs the wheels of a lock, unless they are installed already, and returns their
 // LibTorch folder. It resumes an interrupted set-up.
-func (i installer) install(ctx context.Context, lockText string) (torch string, err error) {
+func (i installer) install(ctx context.Context, lockText string) (string, error) {
 	lines := wheels(lockText)
 	all, err := lines.parse()
 	if err != nil {
 		return "", err
 	}
 	target := lines.folder(i.cache, all[0].version)
+	torch, files, site := filepath.Join(target, "torch"), target+".wheels", target+".tmp"
+	installed := func() bool { return exists(filepath.Join(target, stamp)) }
+	if installed() && !exists(files) {
+		return torch, nil // without the lock, because the cache may be read-only
+	}
 	unlock, err := lock(target+".lock", i.log)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	torch = filepath.Join(target, "torch")
-	files, site := target+".wheels", target+".tmp"
-	if _, err := os.Stat(filepath.Join(target, stamp)); err == nil {
+	if installed() {
 		return torch, os.RemoveAll(files) // left by a set-up that was killed at its end
 	}
 	for _, folder := range []string{target, site} { // left by a killed set-up
@@ -168,6 +171,11 @@ func (i installer) install(ctx context.Context, lockText string) (torch string, 
 		return "", err
 	}
 	return torch, os.RemoveAll(files)
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // room returns an error if the disk is too small for a LibTorch of the size that the lock names.
@@ -240,8 +248,16 @@ func (i index) wheel(ctx context.Context, w wheel, path string, log io.Writer) e
 	return fmt.Errorf("%w: check the network, and PIP_INDEX_URL if you use a mirror", failed)
 }
 
-// hardLink makes path a hard link to a file, or a symbolic link if the file is on another disk.
+// hardLink makes path a hard link to a file, or a symbolic link if the file is on another disk. If
+// file is a symbolic link, hardLink uses its target.
 func hardLink(file, path string) error {
+	file, err := filepath.EvalSymlinks(file)
+	if err != nil {
+		return err
+	}
+	if file, err = filepath.Abs(file); err != nil {
+		return err
+	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
