@@ -10,6 +10,7 @@ git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' 
 done | tar --null --files-from=- -cf - | tar -C "$scratch" -xf -
 cd "$scratch"
 export TORCHSTREAM_CACHE=$scratch/no-cache LIBTORCH=
+unset TORCHSTREAM_LIBRARY
 time make test-image-short
 libraries=$(ls cshim/build/lib)
 [[ $libraries == *libtorchstream_image.so* && $libraries != *libtorchstream.so* ]] || {
