@@ -233,7 +233,7 @@ func TestBadSamplesTakeNoMemory(t *testing.T) {
 	before := liveHeap()
 	got, err := collect(t, l, 0, 1)
 	if err != nil || len(names(got)) != rounds {
-		t.Fatalf("%d samples, error %v", len(names(got)), err)
+		t.Fatalf("%d samples, error %v, want no error, %v samples", len(names(got)), err, rounds)
 	}
 	if bytes := (float64(h.most) - float64(before)) / ((n - 1) * rounds); h.records < (n-1)*rounds || bytes > 16 {
 		t.Errorf("%.0f bytes for each of %d bad samples, want h.records at least %v, bytes at most 16",
@@ -249,7 +249,8 @@ func TestBatchWithoutGoodSampleIsAnError(t *testing.T) {
 	got, err := collect(t, l, 0, 2)
 	var bad *SampleError
 	if len(got) != 1 || !errors.As(err, &bad) || bad.Index != 15 {
-		t.Fatalf("%d batches, error %v", len(got), err)
+		t.Fatalf("%d batches, error %v, want len(got) = 1, an error of type *SampleError, bad.Index = 15",
+			len(got), err)
 	}
 }
 

@@ -199,7 +199,7 @@ func TestInspectWebDataset(t *testing.T) {
 	cut := archivetest.Gzip(t, archivetest.Tar(t, member("1.jpg", good), member("1.cls", "-1"), member("2.jpg", good), member("2.cls", "1")))
 	path = archivetest.WriteFile(t, "c.tgz", cut[:len(cut)-20])
 	if _, err := inspect(t.Context(), path, Options{WebDataset: true}, openFile, fakeCodec{}); !errors.As(err, &damage) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want an error of type *ArchiveError", err)
 	}
 }
 

@@ -41,7 +41,8 @@ func TestGoTorchDefects(t *testing.T) {
 		_, got, err := load(t, "a.tgz", data, Options{BatchSize: 1, Classes: []string{"b", "a"}})
 		var unknown *UnknownClassError
 		if !errors.As(err, &unknown) || unknown.Class != "new" || len(got) != 1 || got[0].labels[0] != 1 {
-			t.Errorf("%d batches, error %v", len(got), err)
+			t.Errorf("%d batches, error %v, want an error of type *UnknownClassError, unknown.Class = "+
+				"%q, len(got) = 1, got[0].labels[0] = 1", len(got), err, "new")
 		}
 	})
 	t.Run("ids are in order of first appearance", func(t *testing.T) {
@@ -61,7 +62,7 @@ func TestGoTorchDefects(t *testing.T) {
 	t.Run("a buffer of 0 panics", func(t *testing.T) {
 		_, got, err := load(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), member("a/2.png"))), Options{Shuffle: true, ShuffleBuffer: 0, ShuffleBytes: 1})
 		if err != nil || len(names(got)) != 2 {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v, want no error, 2 samples", err)
 		}
 	})
 	t.Run("a read error hangs, and drops the good batches before it", func(t *testing.T) {
@@ -74,7 +75,8 @@ func TestGoTorchDefects(t *testing.T) {
 			cut := archivetest.Tar(t, members...)[:at*1536+600]
 			_, got, err := load(t, "a.tgz", archivetest.Gzip(t, cut), Options{BatchSize: 8, Classes: []string{"a"}})
 			if !errors.Is(err, io.ErrUnexpectedEOF) || len(names(got)) != at {
-				t.Errorf("cut off in member %d: %d samples, error %v", at, len(names(got)), err)
+				t.Errorf("cut off in member %d: %d samples, error %v, want the error %v, "+
+					"%v samples", at, len(names(got)), err, io.ErrUnexpectedEOF, at)
 			}
 		}
 	})
@@ -82,7 +84,8 @@ func TestGoTorchDefects(t *testing.T) {
 		_, got, err := load(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), archivetest.Member{Name: "a/2.png", Data: archivetest.Image("BAD")})), Options{BatchSize: 1})
 		var bad *SampleError
 		if !errors.As(err, &bad) || bad.Name != "a/2.png" || len(got) != 1 {
-			t.Errorf("%d batches, error %v", len(got), err)
+			t.Errorf("%d batches, error %v, want an error of type *SampleError, bad.Name = %q, len(got) "+
+				"= 1", len(got), err, "a/2.png")
 		}
 	})
 	t.Run("the tar file is never closed, an abandoned loader never freed", func(t *testing.T) {
@@ -105,7 +108,7 @@ func TestGoTorchDefects(t *testing.T) {
 		data := archivetest.Tar(t, member("a/1.png"))
 		for name, data := range map[string][]byte{"a.tar": data, "a.tgz": data, "a.zip": archivetest.Zstd(t, data)} {
 			if _, got, err := load(t, name, data, Options{}); err != nil || len(names(got)) != 1 {
-				t.Errorf("%s: error %v", name, err)
+				t.Errorf("%s: error %v, want no error, 1 samples", name, err)
 			}
 		}
 	})

@@ -63,7 +63,7 @@ func TestIndexIsReusedWhileItFits(t *testing.T) {
 		}
 		got, err := collect(t, l, 0, 2)
 		if err != nil || len(names(got)) != 40 {
-			t.Fatalf("%d samples, error %v", len(names(got)), err)
+			t.Fatalf("%d samples, error %v, want no error, 40 samples", len(names(got)), err)
 		}
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -187,7 +187,8 @@ func TestUnknownClassIsAnErrorByIndex(t *testing.T) {
 	_, err := open(t.Context(), path, Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}, openFile, fakeCodec{})
 	var unknown *UnknownClassError
 	if !errors.As(err, &unknown) || unknown.Class != "class2" || unknown.Name != "train/class2/0002.png" {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want an error of type *UnknownClassError, unknown.Class = %q, unknown.Name "+
+			"= %q", err, "class2", "train/class2/0002.png")
 	}
 }
 
@@ -340,7 +341,8 @@ func TestCutArchiveIsAnError(t *testing.T) {
 				}
 				var damage *ArchiveError
 				if !errors.As(err, &damage) || damage.File != path {
-					t.Errorf("%s cut to %d/8, classes %v: error %v", name, part, given, err)
+					t.Errorf("%s cut to %d/8, classes %v: error %v, want an error of type "+
+						"*ArchiveError, damage.File = %v", name, part, given, err, path)
 				}
 			}
 		}
@@ -445,7 +447,8 @@ func TestForgedPlacesInATarAreAnError(t *testing.T) {
 		l.Close()
 		var damage *ArchiveError
 		if !errors.As(err, &damage) || damage.Member != "a/1.png" || len(batches) != 1 {
-			t.Errorf("%s: %d batches, error %v", what, len(batches), err)
+			t.Errorf("%s: %d batches, error %v, want an error of type *ArchiveError, damage.Member = "+
+				"%q, len(batches) = 1", what, len(batches), err, "a/1.png")
 		}
 	}
 }
@@ -541,7 +544,8 @@ func TestLongExtendedHeadersAreFound(t *testing.T) {
 			}
 			batches, err := collect(t, l, 0, 2)
 			if err != nil || len(batches) != 4 || digest(batches) != want {
-				t.Errorf("%s, held %d: %d batches, error %v", name, held, len(batches), err)
+				t.Errorf("%s, held %d: %d batches, error %v, want no error, len(batches) = 4, "+
+					"digest %v", name, held, len(batches), err, want)
 			}
 			if err := l.Close(); err != nil {
 				t.Error(err)
@@ -580,14 +584,15 @@ func TestExchangedContentsAreAnError(t *testing.T) {
 		}
 		for range 2 { // the second epoch has nothing to add to the index
 			if batches, err := read(o); err != nil || digest(batches) != want {
-				t.Errorf("the same archive: %v", err)
+				t.Errorf("the same archive: %v, want no error, digest %v", err, want)
 			}
 		}
 		archivetest.Rewrite(t, path, after)
 		var damage *ArchiveError
 		batches, err := read(o)
 		if !errors.As(err, &damage) || damage.Member != "a/1.png" || len(batches) != 1 || !strings.Contains(err.Error(), "torchstream index") {
-			t.Errorf("%d batches, error %v", len(batches), err)
+			t.Errorf("%d batches, error %v, want an error of type *ArchiveError, damage.Member = %q, "+
+				"len(batches) = 1, an error with %q", len(batches), err, "a/1.png", "torchstream index")
 		}
 		without := o
 		without.NoIndex = true
@@ -601,16 +606,18 @@ func TestExchangedContentsAreAnError(t *testing.T) {
 		archivetest.Rewrite(t, path, before) // before an epoch
 		for range 2 {
 			if batches, err := read(o); err != nil || digest(batches) != want {
-				t.Errorf("an index that no epoch has used: %d batches, error %v", len(batches), err)
+				t.Errorf("an index that no epoch has used: %d batches, error %v, want no error, "+
+					"digest %v", len(batches), err, want)
 			}
 		}
 		forge(t, path+indextest.Suffix, indextest.Sums, func(b []byte) { b[8]++ })
 		if _, err := read(o); !errors.As(err, &damage) || damage.Member != "a/2.png" {
-			t.Errorf("a forged checksum: error %v", err)
+			t.Errorf("a forged checksum: error %v, want an error of type *ArchiveError, damage.Member = %q",
+				err, "a/2.png")
 		}
 		forge(t, path+indextest.Suffix, indextest.Sums, func(b []byte) { clear(b) })
 		if batches, err := read(o); err != nil || digest(batches) != want {
-			t.Errorf("no checksums: %v", err)
+			t.Errorf("no checksums: %v, want no error, digest %v", err, want)
 		}
 		index, err := os.ReadFile(path + indextest.Suffix)
 		if err != nil {
@@ -621,7 +628,7 @@ func TestExchangedContentsAreAnError(t *testing.T) {
 			t.Fatal(err)
 		}
 		if batches, err := read(o); err != nil || digest(batches) != want {
-			t.Errorf("a damaged section: %v", err)
+			t.Errorf("a damaged section: %v, want no error, digest %v", err, want)
 		}
 	}
 }
@@ -650,7 +657,8 @@ func checkForged(t *testing.T, path string, o Options, want string, list []archi
 	var damage *ArchiveError
 	if want != "" {
 		if !errors.As(err, &damage) || damage.Member != want {
-			t.Errorf("%d batches, error %v", len(batches), err)
+			t.Errorf("%d batches, error %v, want an error of type *ArchiveError, damage.Member = %v",
+				len(batches), err, want)
 		}
 		return
 	}
@@ -861,7 +869,7 @@ func TestForgedHeadersChangeNoPixel(t *testing.T) {
 				if got[name] == "" {
 					missing++
 				} else if got[name] != pixels {
-					t.Errorf("round %d: %s has other pixels", round, name)
+					t.Errorf("round %d: %s has other pixels, want the source's", round, name)
 				}
 			}
 			if more := stats.BadBy[TooLarge] - before.BadBy[TooLarge]; int(more) != missing || round > 20 && missing > 0 {
@@ -939,7 +947,8 @@ func TestSegmentsReadTheFileOnce(t *testing.T) {
 				t.Fatalf("random access %v, work %v", x.Random(), x.Work())
 			}
 			if size := l.bytes; read.Load() > 3*size {
-				t.Errorf("%d bytes are read of a file of %d", read.Load(), size)
+				t.Errorf("%d bytes are read of a file of %d, want at most %v",
+					read.Load(), size, 3*size)
 			}
 			for i := range x.Len() {
 				if x.Size(i) > o.MaxSampleBytes && x.InMemory(i) != nil {
@@ -1098,7 +1107,9 @@ func TestEveryOpenHasTheSameOrder(t *testing.T) {
 				if i == 0 {
 					first, want = l, digest(batches)
 				} else if l.opened != first.opened || digest(batches) != want {
-					t.Errorf("%s, %s: the order is %s, of the loader that made the index %s", name, file, l.opened, first.opened)
+					t.Errorf("%s, %s: the order is %s, of the loader that made the index %s, want "+
+						"l.opened = %v, digest %v",
+						name, file, l.opened, first.opened, first.opened, want)
 				}
 			}
 		}

@@ -150,7 +150,8 @@ func TestFittingArchiveIsHeldInMemory(t *testing.T) {
 			for range 3 {
 				got, err := collect(t, l, 5, 2)
 				if err != nil || len(names(got)) != 99 {
-					t.Fatalf("%d samples, error %v", len(names(got)), err)
+					t.Fatalf("%d samples, error %v, want no error, 99 samples",
+						len(names(got)), err)
 				}
 				digests[digest(got)] = true
 			}
@@ -216,7 +217,8 @@ func TestClassesAreSortedDirectories(t *testing.T) {
 			t.Errorf("%s: labels %v, want %v", name, got[0].labels, want)
 		}
 		if l.Len() != 7 || l.Stats().Ignored != 6 {
-			t.Errorf("%s: Len %d, %d ignored", name, l.Len(), l.Stats().Ignored)
+			t.Errorf("%s: Len %d, %d ignored, want l.Len() = 7, l.Stats().Ignored = 6",
+				name, l.Len(), l.Stats().Ignored)
 		}
 	}
 }
@@ -240,7 +242,8 @@ func TestGivenClassesOrderTheLabels(t *testing.T) {
 		}
 		got, err := collect(t, l, 0, 2)
 		if err != nil || l.Len() != 3 {
-			t.Errorf("%s: Len is %d after an epoch, error %v", format, l.Len(), err)
+			t.Errorf("%s: Len is %d after an epoch, error %v, want no error, l.Len() = 3",
+				format, l.Len(), err)
 		}
 		for i, s := range got[0].samples {
 			if want := map[string]int64{"c/1.png": 0, "b/1.png": 1, "a/1.png": 2}[s.Name]; got[0].labels[i] != want {
@@ -252,12 +255,14 @@ func TestGivenClassesOrderTheLabels(t *testing.T) {
 		if err == nil {
 			var got []copied
 			if got, err = collect(t, l, 0, 2); len(names(got)) != 2 {
-				t.Errorf("%s: %d samples before the unknown class", format, len(names(got)))
+				t.Errorf("%s: %d samples before the unknown class, want 2 samples",
+					format, len(names(got)))
 			}
 		}
 		var unknown *UnknownClassError
 		if !errors.As(err, &unknown) || unknown.Name != "c/1.png" || unknown.Class != "c" || !strings.Contains(err.Error(), "b, a") {
-			t.Errorf("%s: error %v", format, err)
+			t.Errorf("%s: error %v, want an error of type *UnknownClassError, unknown.Name = %q, "+
+				"unknown.Class = %q, an error with %q", format, err, "c/1.png", "c", "b, a")
 		}
 	}
 	bear := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "Ba\u0308r/1.png", Data: image}))
@@ -295,7 +300,8 @@ func TestShortReadsAreCompleted(t *testing.T) {
 			}
 			got, err := collect(t, l, 0, 2)
 			if err != nil || len(names(got)) != 30 {
-				t.Errorf("%s, %s: %d samples, error %v", name, kind, len(names(got)), err)
+				t.Errorf("%s, %s: %d samples, error %v, want no error, 30 samples",
+					name, kind, len(names(got)), err)
 			}
 		}
 	}
@@ -320,7 +326,8 @@ func TestReadErrorNamesItsPlace(t *testing.T) {
 		got, err := collect(t, l, 0, 2)
 		var a *ArchiveError
 		if !errors.Is(err, broken) || !errors.As(err, &a) || a.Member == "" || a.Position == 0 {
-			t.Errorf("%s: error %v", name, err)
+			t.Errorf("%s: error %v, want the error %v of type *ArchiveError, a.Member not \"\", "+
+				"a.Position not 0", name, err, broken)
 		}
 		if n := len(names(got)); n < 50 || n >= 200 {
 			t.Errorf("%s: %d samples before the error, want n at least 50, n below 200", name, n)
@@ -513,7 +520,8 @@ func TestUnusualArchivesAreRead(t *testing.T) {
 					for range 2 {
 						got, err := collect(t, l, 0, 2)
 						if err != nil || len(names(got)) != c.want {
-							t.Errorf("%s: %d samples, error %v", path, len(names(got)), err)
+							t.Errorf("%s: %d samples, error %v, want no error, %v samples",
+								path, len(names(got)), err, c.want)
 						}
 					}
 				}
@@ -602,7 +610,8 @@ func TestChecksumEveryEpoch(t *testing.T) {
 	}
 	got, err := collect(t, l, 0, 2)
 	if len(names(got)) != 50 || err == nil || !strings.Contains(err.Error(), "checksum") {
-		t.Errorf("%d samples, error %v", len(names(got)), err)
+		t.Errorf("%d samples, error %v, want 50 samples, an error with %q",
+			len(names(got)), err, "checksum")
 	}
 }
 
@@ -630,7 +639,8 @@ func TestSamplesMayExceedTheBudget(t *testing.T) {
 				t.Error(err)
 			}
 			if err != nil || len(names(got)) != 7 {
-				t.Errorf("%s: %d samples, error %v", name, len(names(got)), err)
+				t.Errorf("%s: %d samples, error %v, want no error, 7 samples",
+					name, len(names(got)), err)
 			}
 		}
 	}
@@ -646,7 +656,8 @@ func TestTooNarrowImageIsUnsupported(t *testing.T) {
 	}
 	var e *SampleError
 	if _, err := collect(t, l, 0, 2); !errors.As(err, &e) || e.Reason != Unsupported || !strings.Contains(err.Error(), "too narrow") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want an error of type *SampleError, e.Reason = %v, an error with %q",
+			err, Unsupported, "too narrow")
 	}
 }
 
@@ -657,7 +668,7 @@ func TestDropLastOfTooFew(t *testing.T) {
 	}
 	l = openFake(t, archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 10, func(int) bool { return true })), Options{Transform: Eval(4, 4), BadSamples: Skip})
 	if _, err := collect(t, l, 0, 2); !errors.Is(err, ErrNoSamples) || !errors.As(err, new(*SampleError)) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want the error %v of type *SampleError", err, ErrNoSamples)
 	}
 }
 
@@ -675,7 +686,7 @@ func TestTooManyPixelsAreRefusedByTheHeader(t *testing.T) {
 	}
 	var e *SampleError
 	if _, err := collect(t, l, 0, 2); !errors.As(err, &e) || e.Reason != TooLarge {
-		t.Errorf("the loader: %v", err)
+		t.Errorf("the loader: %v, want an error of type *SampleError, e.Reason = %v", err, TooLarge)
 	}
 	r, err := Inspect(t.Context(), path, Options{}, nil)
 	if err != nil || len(r.Bad) != 1 || r.Bad[0].Reason != TooLarge {
@@ -886,7 +897,7 @@ func TestLeavingTheLoopReleasesEverything(t *testing.T) {
 			t.Errorf("round %d: error %v of the next epoch", round, err)
 		}
 		if l.Stats().Queue != 0 {
-			t.Errorf("round %d: Queue is %d", round, l.Stats().Queue)
+			t.Errorf("round %d: Queue is %d, want 0", round, l.Stats().Queue)
 		}
 		l.Close()
 	}

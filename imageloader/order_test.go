@@ -133,7 +133,9 @@ func TestRepeatJoinsEpochs(t *testing.T) {
 		thrice := openFake(t, path, o)
 		got, err := collect(t, thrice, 2, 2)
 		if err != nil || len(got) != 15 || thrice.Batches() != 15 || thrice.Len() != 50 {
-			t.Fatalf("%s: %d batches, error %v, Batches %d, Len %d", name, len(got), err, thrice.Batches(), thrice.Len())
+			t.Fatalf("%s: %d batches, error %v, Batches %d, Len %d, want no error, len(got) = 15, "+
+				"thrice.Batches() = 15, thrice.Len() = 50",
+				name, len(got), err, thrice.Batches(), thrice.Len())
 		}
 		for round := range 3 {
 			want, err := collect(t, once, 6+round, 2)
@@ -155,7 +157,7 @@ func TestDrawsFollowTheWeights(t *testing.T) {
 	l := openFake(t, path, o)
 	got, err := collect(t, l, 3, 2)
 	if err != nil || len(names(got)) != draws {
-		t.Fatalf("%d samples, error %v", len(names(got)), err)
+		t.Fatalf("%d samples, error %v, want no error, %v samples", len(names(got)), err, draws)
 	}
 	count := [n]int{}
 	rows := map[string]bool{}

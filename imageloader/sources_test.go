@@ -152,7 +152,8 @@ func TestHostile(t *testing.T) {
 		_, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
 		var at *ArchiveError
 		if !errors.As(err, &at) || at.File != path || at.Member == "" || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: error %v", name, err)
+			t.Errorf("%s: error %v, want an error of type *ArchiveError, at.File = %v, at.Member not "+
+				"\"\", an error with %q", name, err, path, c.want)
 		}
 	}
 }

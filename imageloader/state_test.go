@@ -378,7 +378,7 @@ func FuzzState(f *testing.F) {
 		}
 		got, err := collect(t, l, s.Epoch(), 2)
 		if len(names(got)) > 30 {
-			t.Errorf("%d samples, error %v", len(names(got)), err)
+			t.Errorf("%d samples, error %v, want at most 30 samples", len(names(got)), err)
 		}
 	})
 }

@@ -271,14 +271,14 @@ func TestWorkersDefaultToTheCPUs(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 4, nil))
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
 	if l := openFake(t, path, Options{}); l.Stats().Workers != 3 {
-		t.Errorf("%d workers, GOMAXPROCS is 3", l.Stats().Workers)
+		t.Errorf("%d workers, GOMAXPROCS is 3, want 3", l.Stats().Workers)
 	}
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		t.Fatal(err)
 	}
 	if l := openFake(t, path, Options{WorkerCPUs: cpus(&set)[:1]}); l.Stats().Workers != 1 {
-		t.Errorf("%d workers for one CPU", l.Stats().Workers)
+		t.Errorf("%d workers for one CPU, want 1", l.Stats().Workers)
 	}
 	// Go follows the quota unless the go line of the main module names an older Go.
 	mod, err := os.ReadFile("../go.mod")

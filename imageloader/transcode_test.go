@@ -110,7 +110,9 @@ func TestProgressivePlansNeedNoArchive(t *testing.T) {
 	}
 	used := l.entryPoints(l.index.Load()).CopyBytes()
 	if used < photos*int64(len(data)) || used > photos*int64(len(data)*3/2) || l.Stats().TranscodedBytes != used {
-		t.Errorf("%d bytes of %d images of %d bytes", used, photos, len(data))
+		t.Errorf("%d bytes of %d images of %d bytes, want used at least %v, used at most %v, "+
+			"l.Stats().TranscodedBytes = %v",
+			used, photos, len(data), photos*int64(len(data)), photos*int64(len(data)*3/2), used)
 	}
 	before := l.Stats()
 	if _, err := c.epoch(t, l, 2); err != nil {

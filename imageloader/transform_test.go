@@ -162,7 +162,8 @@ func TestFuncSeesThePixelsBetweenSteps(t *testing.T) {
 	_, err = collect(t, openFake(t, path, Options{Transform: inverted}), 0, 1)
 	var bad *SampleError
 	if !errors.As(err, &bad) || bad.Reason != Rejected || !errors.Is(err, broken) {
-		t.Errorf("%v", err)
+		t.Errorf("%v, want an error of type *SampleError, bad.Reason = %v, the error %v",
+			err, Rejected, broken)
 	}
 }
 

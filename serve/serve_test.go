@@ -158,7 +158,8 @@ func TestFaultsLeaveTheOtherRows(t *testing.T) {
 		got, err := d.Batch(t.Context(), scope, images[0], []byte("no image"), images[2])
 		var faults decode.Errors
 		if !errors.As(err, &faults) || len(faults) != 1 || faults[0].Image != 1 || got == nil {
-			t.Fatalf("%v, %v", got, err)
+			t.Fatalf("%v, %v, len(faults) %v, want an error of type decode.Errors, len(faults) = 1, "+
+				"faults[0].Image = 1, got not nil", got, err, len(faults))
 		}
 		w, g, row := contents(t, want), contents(t, got), 3*16*16
 		clear(w[row : 2*row])
@@ -167,7 +168,8 @@ func TestFaultsLeaveTheOtherRows(t *testing.T) {
 		}
 		for _, uploads := range [][][]byte{{nil}, {[]byte("text"), images[0][:100]}} {
 			if x, err := d.Batch(t.Context(), scope, uploads...); x != nil || !errors.As(err, &faults) || len(faults) != len(uploads) {
-				t.Errorf("%v, %v", x, err)
+				t.Errorf("%v, %v, len(faults) %v, want x = nil, an error of type decode.Errors, "+
+					"len(faults) = %v", x, err, len(faults), len(uploads))
 			}
 		}
 	}

@@ -171,7 +171,7 @@ func TestConfusionsAreATable(t *testing.T) {
 	m.Confusion = [][]int64{{1, 0}, {0, 1}}
 	var out bytes.Buffer
 	if err := printConfusions(&out, m, classes, 9, "see x"); err != nil || out.Len() > 0 {
-		t.Errorf("%v, %q without a confusion", err, out.String())
+		t.Errorf("%v, %q without a confusion, want no error, out.Len() = 0", err, out.String())
 	}
 }
 

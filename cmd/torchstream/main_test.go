@@ -278,7 +278,8 @@ func TestBenchLoaderInterrupted(t *testing.T) {
 	cancel()
 	var out, errs bytes.Buffer
 	if status := program().Run(ctx, []string{"bench", "loader", "-archive", photos}, &out, &errs); status != 130 || out.Len() > 0 {
-		t.Errorf("status %d, stdout %q, stderr %q", status, &out, &errs)
+		t.Errorf("status %d, stdout %q, stderr %q, want status 130, out.Len() = 0",
+			status, &out, &errs)
 	}
 }
 

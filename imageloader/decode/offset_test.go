@@ -28,7 +28,7 @@ func damage(t *testing.T, what string, d *decode.Decoder, data []byte) *decode.E
 	}
 	var e *decode.Error
 	if !errors.As(err, &e) {
-		t.Fatalf("%s: %v", what, err)
+		t.Fatalf("%s: %v, want an error of type *decode.Error", what, err)
 	}
 	if e.Offset < -1 || e.Offset > int64(len(data)) || e.Kind != decode.ErrDamaged && e.Offset != -1 {
 		t.Errorf("%s: offset %d of %d bytes: %v", what, e.Offset, len(data), e)

@@ -193,6 +193,7 @@ func TestCutMemberIsNamed(t *testing.T) {
 	}
 	var damage *archive.Error
 	if !errors.As(err, &damage) || damage.File != path || damage.Member != "a/1.png" || damage.Position != 2 || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want an error of type *archive.Error, damage.File = %v, damage.Member = %q, "+
+			"damage.Position = 2, the error %v", err, path, "a/1.png", io.ErrUnexpectedEOF)
 	}
 }

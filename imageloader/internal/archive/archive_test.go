@@ -57,7 +57,8 @@ func TestReplacedShardIsAnError(t *testing.T) {
 		for _, err = range a.Members() {
 		}
 		if !errors.Is(err, archive.ErrSourceChanged) || a.Position() != 2 {
-			t.Errorf("URL %v: error %v after %d members", url, err, a.Position())
+			t.Errorf("URL %v: error %v after %d members, want the error %v, a.Position() = 2",
+				url, err, a.Position(), archive.ErrSourceChanged)
 		}
 	}
 }

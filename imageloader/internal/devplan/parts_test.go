@@ -75,10 +75,11 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 	}
 	var used atomic.Uint64
 	if p, err := d.PlanPart(head, len(data)+1, scan, &whole, blob, piece, alignedBytes(1<<18), &used); err != nil || p.Bytes != 0 || used.Load() != 0 {
-		t.Errorf("entry points of another file: %+v, %v", p, err)
+		t.Errorf("entry points of another file: %+v, %v, want no error, p.Bytes = 0, used.Load() = 0",
+			p, err)
 	}
 	if p, err := d.PlanPart(head, len(data), scan, &whole, blob, piece, alignedBytes(1<<10), &used); err != nil || p.Bytes != 0 || used.Load() != 0 {
-		t.Errorf("without room: %+v, %v", p, err)
+		t.Errorf("without room: %+v, %v, want no error, p.Bytes = 0, used.Load() = 0", p, err)
 	}
 	if p, err := d.PlanPart(head, len(data), scan, &whole, blob, 0, alignedBytes(1<<18), &used); err == nil || p.Bytes != 0 {
 		t.Errorf("pieces of 0 bytes: %+v, err %v, want an error, p.Bytes = 0", p, err)

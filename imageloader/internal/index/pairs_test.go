@@ -188,7 +188,7 @@ func TestSecondMaskIsAnError(t *testing.T) {
 			_, err := tryOpen(t, path, pairConfig(t, "i/*.*", "m/*.*"))
 			var pair *PairError
 			if !errors.As(err, &pair) || *pair != want {
-				t.Errorf("%s: %v", names, err)
+				t.Errorf("%s: %v, want an error of type *PairError, *pair = %v", names, err, want)
 			}
 		}
 	}

@@ -63,7 +63,9 @@ func TestSamplesAreReadAtRandom(t *testing.T) {
 			for round := range 2 {
 				x := open(t, path, c)
 				if len(x.samples) != 60 || !x.Random() || x.memory.held != nil {
-					t.Fatalf("round %d: %d samples, random %v, work %v, held %v", round, len(x.samples), x.Random(), x.work, x.memory.held != nil)
+					t.Fatalf("round %d: %d samples, random %v, work %v, held %v, want len(x.samples) = "+
+						"60, x.Random() = true, x.memory.held = nil",
+						round, len(x.samples), x.Random(), x.work, x.memory.held != nil)
 				}
 				if x.work > 2.5 {
 					t.Errorf("%.2f bytes are inflated for one of samples, want at most 2.5", x.work)

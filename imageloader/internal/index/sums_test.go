@@ -34,7 +34,7 @@ func TestSumsTellContentsApart(t *testing.T) {
 	}
 	var saved bytes.Buffer
 	if err := first.write(&saved); err != nil || saved.Len() != n*sumBytes {
-		t.Fatalf("%d bytes, %v", saved.Len(), err)
+		t.Fatalf("%d bytes, %v, want no error, saved.Len() = %v", saved.Len(), err, n*sumBytes)
 	}
 	second := fresh()
 	for i := range second.known {
