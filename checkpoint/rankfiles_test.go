@@ -212,6 +212,51 @@ func TestDividedCheckpoint(t *testing.T) {
 	}
 }
 
+func TestAbandonAfterCommitKeepsTheCheckpoint(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "last.pt")
+	s, err := checkpoint.NewRankWriter(path, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Abandon()
+	joined, err := checkpoint.JoinRankWriter(path, s.ID(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, d := dividedValue(t, 0, 1, 5)
+	if err := joined.Write(0, d.Parts(v)); err != nil {
+		t.Fatal(err)
+	}
+	joined.Abandon() // is for rank 0
+	if err := joined.Commit(v, d); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("Commit of a joined writer: got %v, want ErrInvalidArgument", err)
+	}
+	if err := s.Commit(v, d); err != nil {
+		t.Fatal(err)
+	}
+	s.Abandon()
+	if err := s.Commit(v, d); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("second Commit: got %v, want ErrInvalidArgument", err)
+	}
+	requireDivided(t, path, 5)
+}
+
+// A reader accepts no checkpoint of so many ranks, so none may replace a good one.
+func TestImpossibleNumberOfRanksIsAnError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "last.pt")
+	for _, ranks := range []int{-1, 0, 1<<16 + 1} {
+		if _, err := checkpoint.NewRankWriter(path, ranks); !errors.Is(err, cuda.ErrInvalidArgument) {
+			t.Errorf("NewRankWriter of %d ranks: got %v, want ErrInvalidArgument", ranks, err)
+		}
+		if _, err := checkpoint.JoinRankWriter(path, "0123456789ab", ranks); !errors.Is(err, cuda.ErrInvalidArgument) {
+			t.Errorf("JoinRankWriter of %d ranks: got %v, want ErrInvalidArgument", ranks, err)
+		}
+	}
+	if names := files(t, filepath.Dir(path)); len(names) > 0 {
+		t.Errorf("got the files %v, want none", names)
+	}
+}
+
 // A part in a different memory order from the file's is cut from the whole tensor.
 func TestReadPartInAnotherOrder(t *testing.T) {
 	dir := t.TempDir()

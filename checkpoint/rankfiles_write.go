@@ -38,11 +38,15 @@ import (
 type RankWriter struct {
 	path, id string
 	ranks    int
-	file     *unfinished // on rank 0
+	file     *unfinished // on rank 0, until Commit or Abandon
 }
 
-// NewRankWriter starts the checkpoint at the path on rank 0. Call Commit or Abandon afterwards.
+// NewRankWriter starts the checkpoint at the path on rank 0. Call Commit or Abandon afterwards. There
+// are 1 to 65,536 ranks.
 func NewRankWriter(path string, ranks int) (*RankWriter, error) {
+	if err := checkRanks(path, ranks); err != nil {
+		return nil, err
+	}
 	f, err := newPyTorch(path)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: save %s: %w", path, err)
@@ -53,6 +57,9 @@ func NewRankWriter(path string, ranks int) (*RankWriter, error) {
 // JoinRankWriter joins the checkpoint that rank 0 started with this id. It returns an error if this
 // rank does not see rank 0's file: the path is then on a local disk of each host.
 func JoinRankWriter(path, id string, ranks int) (*RankWriter, error) {
+	if err := checkRanks(path, ranks); err != nil {
+		return nil, err
+	}
 	if !unfinishedNumber.MatchString(id) {
 		return nil, fmt.Errorf("checkpoint: save %s: rank 0 names the checkpoint %q: %w", path, id, cuda.ErrInvalidArgument)
 	}
@@ -62,6 +69,14 @@ func JoinRankWriter(path, id string, ranks int) (*RankWriter, error) {
 		return nil, fmt.Errorf("checkpoint: save %s: the host %s does not see the file that rank 0 has made there: give a path in a folder that all hosts share: %v", path, host, err)
 	}
 	return w, nil
+}
+
+// checkRanks returns an error for a number of ranks that no reader accepts.
+func checkRanks(path string, ranks int) error {
+	if ranks < 1 || ranks > maxRanks {
+		return fmt.Errorf("checkpoint: save %s: %d ranks, want 1 to %d: %w", path, ranks, maxRanks, cuda.ErrInvalidArgument)
+	}
+	return nil
 }
 
 // ID returns the checkpoint's id.
@@ -92,19 +107,28 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 // parts of the value's divided tensors. An error leaves the old checkpoint in place. SavePyTorch
 // must accept the value, and it must not have the key "shards".
 func (w *RankWriter) Commit(value map[string]any, d Divided) error {
+	if w.file == nil {
+		return fmt.Errorf("checkpoint: save %s: only the RankWriter of NewRankWriter commits, once and not after Abandon: %w", w.path, cuda.ErrInvalidArgument)
+	}
 	err := w.commit(value, d)
 	if err != nil {
 		w.Abandon()
 		return fmt.Errorf("checkpoint: save %s: %w", w.path, err)
 	}
+	w.file = nil
 	return nil
 }
 
-// Abandon gives up the checkpoint on rank 0, and removes its files.
+// Abandon gives up the checkpoint on rank 0, and removes its files. It does nothing after Commit, so
+// that it may be deferred, and on other ranks.
 func (w *RankWriter) Abandon() {
+	if w.file == nil {
+		return
+	}
 	removeID(w.path, w.id) // first: if a process dies here, the name of the leftovers remains
 	w.file.abandon()
 	removeID(w.path, w.id) // files of a rank that checked for rank 0's file earlier
+	w.file = nil
 }
 
 func (w *RankWriter) commit(value map[string]any, d Divided) error {
