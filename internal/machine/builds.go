@@ -16,8 +16,9 @@ var libraries = []struct {
 	what, file, target string
 	sources            []string
 }{
-	{"build of the image library", "libtorchstream_image.so", "image", []string{"CMakeLists.txt", "include/torchstream_image.h", "src/image", "src/deflate", "src/base"}},
-	{"build of the shim", "libtorchstream.so", "shim", []string{"CMakeLists.txt", "include", "src/base", "src/cuda", "src/torch"}},
+	{"build of the image library", "libtorchstream_image.so", "image", []string{"CMakeLists.txt", "include/torchstream_image.h", "src/image", "src/jpeg", "src/deflate", "src/base"}},
+	{"build of the shim", "libtorchstream.so", "shim", []string{"CMakeLists.txt", "include", "src/base", "src/cuda", "src/torch", "src/decode", "src/jpeg", "src/deflate",
+		"src/distributed", "src/nocuda"}},
 }
 
 // Builds returns a finding for each library in the build folder of the clone at root, and, if

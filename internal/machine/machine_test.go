@@ -183,3 +183,33 @@ func TestLibTorchOfABuild(t *testing.T) {
 	write(t, filepath.Join(site, "torch/lib/libtorch_cuda.so"), "")
 	check("ok " + site + "/torch ")
 }
+
+// A change of any source makes a library old.
+func TestBuildsKnowAllSources(t *testing.T) {
+	folders, err := os.ReadDir("../../cshim/src")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, folder := range folders {
+		root := t.TempDir()
+		write(t, filepath.Join(root, "cshim/build/CMakeCache.txt"), "CMAKE_HOME_DIRECTORY:INTERNAL="+root+"/cshim\n")
+		source := filepath.Join(root, "cshim/src", folder.Name(), "a.cc")
+		write(t, source, "")
+		later := time.Now().Add(time.Hour)
+		if err := os.Chtimes(source, later, later); err != nil {
+			t.Fatal(err)
+		}
+		old := 0
+		for _, l := range libraries {
+			write(t, filepath.Join(root, "cshim/build/lib", l.file), "")
+		}
+		for _, f := range Builds(root, true) {
+			if f.State == Note && strings.HasPrefix(f.Found, "older than 1 of its sources") {
+				old++
+			}
+		}
+		if old == 0 {
+			t.Errorf("cshim/src/%s has a newer source: got no library that is older, want one", folder.Name())
+		}
+	}
+}
