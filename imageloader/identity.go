@@ -126,7 +126,7 @@ var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoI
 // States omit defaults, so that they can be exchanged with earlier versions. For example, a version
 // without Damaged refused the images that Warned decodes. Its states count as states of Warned, and
 // the rest of the epoch follows Warned.
-var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil", "TargetWidth": "0", "MultiLabel": "false"}
+var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil", "TargetWidth": "0", "MultiLabel": "false", "Part": "{}"}
 
 // fingerprint returns the options that determine the content of a batch, by field name.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {

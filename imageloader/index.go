@@ -32,6 +32,7 @@ func (l *Loader) indexConfig() index.Config {
 		Pairs:          pairs,
 		MultiLabel:     l.o.MultiLabel,
 		List:           l.list,
+		Part:           l.o.Part,
 		MaxSampleBytes: l.o.MaxSampleBytes,
 		MaxPixels:      l.o.MaxPixels,
 		HoldBytes:      l.o.ShuffleBytes,
@@ -51,7 +52,7 @@ func (l *Loader) indexConfig() index.Config {
 // caller's goroutine. A directory needs no index and is an error. MakeIndex does not wait for other
 // processes. OpenContext, in any process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
-	o.NoIndex = false
+	o.NoIndex, o.Part = false, Part{} // the index has all samples
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err

@@ -36,9 +36,12 @@ type Report struct {
 	Formats map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
 	Width   Range          // in pixels, of good images
 	Height  Range
-	Bytes   Range          // compressed size, of good images
-	Bad     []*SampleError // the first 1,000 bad samples
-	BadBy   map[Reason]int // all bad samples
+	Bytes   Range // compressed size, of good images
+	// Turned counts the good images whose orientation tag is not upright. A loader turns them with
+	// Transform.ApplyEXIFOrientation.
+	Turned int
+	Bad    []*SampleError // the first 1,000 bad samples
+	BadBy  map[Reason]int // all bad samples
 	// Warned are the first 1,000 damaged images that are good samples (see Options.Damaged).
 	// WarnedCount counts all of them.
 	Warned      []*SampleError
@@ -296,6 +299,7 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 		return r, fatal
 	}
 	r.width, r.height, r.format = info.Width, info.Height, audit.Describe(format, info)
+	r.turned = info.Orientation > 1
 	r.rare = append(r.rare, audit.Rarities(f.Name, format, info)...)
 	if audit.Animated(format, it.data) {
 		r.rare = append(r.rare, "animated: the first frame is the image")
@@ -312,8 +316,8 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 // format "unknown" and does not count in the range of pixels.
 //
 // InspectIndex uses the options IndexFile, Classes, WebDataset, List (an index made with other
-// values is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger. A directory has no index
-// and is an error.
+// values is an error), Part, MaxSampleBytes, MaxPixels, OpenSource and Logger. A directory has no
+// index and is an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes, o.Masks, o.MultiLabel = false, 1, Masks{}, false // no contents are held in memory
 	o, err := o.withDefaults()
@@ -389,7 +393,7 @@ func inspectHeader(rules *sample.Rules, m index.Sample, i int, h *index.Header) 
 	case index.HeaderKnown:
 		if f.bad = rules.Header(&s, &h.Info); f.bad == nil {
 			f.format, f.width, f.height = audit.Describe(h.Format, h.Info), h.Info.Width, h.Info.Height
-			f.rare = audit.Rarities(m.Name, h.Format, h.Info)
+			f.rare, f.turned = audit.Rarities(m.Name, h.Format, h.Info), h.Info.Orientation > 1
 		}
 	}
 	return f
@@ -433,6 +437,7 @@ type inspected struct {
 	format        string
 	width, height int32
 	bytes         int64
+	turned        bool
 	bad           *SampleError
 	warned        *SampleError // tolerated damage
 	rare          []string     // rare properties
@@ -448,6 +453,7 @@ type census struct {
 	bad, warned          namedSamples
 	rows                 map[row]*firsts
 	rowsOf               map[Verdict]int
+	turned               int // good images whose orientation is not upright
 }
 
 type dirCount struct {
@@ -494,6 +500,9 @@ func (c *census) add(f inspected) {
 		c.note(row{verdict: FindingTolerated, what: kindOfError(f.warned)}, f.index, f.name)
 	}
 	c.formats[f.format]++
+	if f.turned {
+		c.turned++
+	}
 	if f.format != audit.UnknownFormat && len(f.rare) == 0 {
 		c.note(row{verdict: FindingRare, what: f.format, format: true}, f.index, f.name)
 	}
@@ -533,6 +542,7 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 		Width:     rangeOf(c.width),
 		Height:    rangeOf(c.height),
 		Bytes:     rangeOf(c.bytes),
+		Turned:    c.turned,
 
 		OrphansNamed: labels.OrphansNamed,
 	}

@@ -107,6 +107,10 @@ type Options struct {
 	// the archive, or that is listed twice, is a *ListError with file and line. A label that is not
 	// among Classes is an *UnknownClassError. Open reads a whole archive if it has no index.
 	List string
+	// Part selects some of the samples, such as those that are not held out, or those below the
+	// folder "train". The zero value selects all. All parts of an archive have the same classes and
+	// the same index. Open reads a whole archive if it has no index.
+	Part Part
 	// Target, if not nil, writes the training target of a sample, TargetWidth numbers. The target
 	// replaces the label. The numbers are 0 before the call. For multi-label classification, write
 	// a 1 for each class of the image. For regression, write the values. The field "labels" is then
@@ -185,7 +189,7 @@ func (o Options) withDefaults() (Options, error) {
 	if err := threads.Check(); err != nil {
 		return o, err
 	}
-	if err := cmp.Or(o.check(), o.checkList(), o.checkMasks(compiled), o.checkTarget()); err != nil {
+	if err := cmp.Or(o.check(), o.checkList(), o.checkPart(), o.checkMasks(compiled), o.checkTarget()); err != nil {
 		return o, err
 	}
 	o.Classes = slices.Clone(o.Classes)
@@ -260,7 +264,7 @@ func (o *Options) threads() epoch.Threads {
 
 // needsIndex reports whether an epoch can't start before the number of samples is known.
 func (o *Options) needsIndex() bool {
-	return o.Masks.masked() || o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
+	return o.Part != (Part{}) || o.Masks.masked() || o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
 }
 
 // checkIndexFile returns an error if Options.IndexFile is neither empty nor an index. It runs
@@ -315,6 +319,20 @@ type Masks struct {
 	// outside of the mask. The default 0 is torchvision's. 255 is common for pixels that a loss
 	// ignores.
 	Fill int
+}
+
+// Part selects samples of an archive: see Options.Part.
+type Part = index.Part
+
+// checkPart returns an error for a wrong part.
+func (o *Options) checkPart() error {
+	if err := o.Part.Check(); err != nil {
+		return fmt.Errorf("imageloader: Options.Part: %w", err)
+	}
+	if o.Part != (Part{}) && o.Masks.masked() {
+		return errors.New("imageloader: Options.Part and Options.Masks exclude each other")
+	}
+	return nil
 }
 
 // PairError is an image with two masks, or a mask with two images, according to Options.Masks.

@@ -3,17 +3,23 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
 
+	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
 )
 
-// checkImages checks the options about images and labels. It sets -test to -archive if only
-// -test-list names the held-back images.
+// checkImages checks the options about images and labels. It sets -test to -archive if
+// -test-list or -val chooses held-back images of -archive.
 func (o *trainOptions) checkImages() error {
 	if err := o.images.Check(); err != nil {
 		return err
@@ -27,10 +33,12 @@ func (o *trainOptions) checkImages() error {
 		return cli.Usagef("-test-list %s is -list: the held-back images need a list of their own", printable.Name(o.testList))
 	case o.testList != "" && o.test == "" && o.images.List == "":
 		return cli.UsageError{Message: "-test-list needs -test FILE or -list FILE: without a list all images of -archive are trained on, also those of -test-list"}
+	case o.images.Part.HeldOut > 0 && (o.test != "" || o.testList != ""):
+		return cli.UsageError{Message: "-val takes held-back images from -archive, and -test or -test-list name others: leave one of them out"}
 	case o.testList == "" && o.test != "" && o.images.List != "":
 		return cli.UsageError{Message: "-list has the labels of -archive alone: -test-list FILE gives those of -test"}
 	}
-	if o.testList != "" && o.test == "" {
+	if o.test == "" && (o.testList != "" || o.images.Part.HeldOut > 0) {
 		o.test = o.archive
 	}
 	return nil
@@ -39,8 +47,128 @@ func (o *trainOptions) checkImages() error {
 // testLabels returns the options about images for -test.
 func (o *trainOptions) testLabels() cli.Images {
 	labels := o.images
-	labels.List = o.testList
+	switch {
+	case o.testFolder != "":
+		labels.Part = imageloader.Part{Folder: o.testFolder}
+	case labels.Part.HeldOut > 0:
+		labels.Part.Test = true
+	default:
+		labels.List, labels.Part = o.testList, imageloader.Part{}
+	}
 	return labels
+}
+
+// splits are the folders of an archive that hold the parts of a set, such as "photos/train".
+type splits struct {
+	train string
+	held  []string // folders of held-back images, for validation before those for the final test
+	other string   // another folder in the same place, or ""
+}
+
+// findSplits looks for the parts of a set among the directories of classes. They may have a common
+// parent. Folders are parts only if the classes are folders in them.
+func findSplits(classes []imageloader.ClassReport) (s splits) {
+	var dirs []string
+	for _, c := range classes {
+		dirs = append(dirs, c.Directories...)
+	}
+	prefix := ""
+	for {
+		top := map[string]bool{} // folders below prefix, and whether they have a folder
+		for _, dir := range dirs {
+			name, below, deeper := strings.Cut(strings.TrimPrefix(dir, prefix), "/")
+			top[name] = top[name] || deeper && below != ""
+		}
+		names := slices.Sorted(maps.Keys(top))
+		if len(names) == 1 && top[names[0]] && !slices.Contains(trainNames(), strings.ToLower(names[0])) {
+			prefix += names[0] + "/"
+			continue
+		}
+		for _, held := range heldNames() {
+			for _, name := range names {
+				if top[name] && strings.ToLower(name) == held {
+					s.held = append(s.held, prefix+name)
+				}
+			}
+		}
+		for _, name := range names {
+			switch lower := strings.ToLower(name); {
+			case top[name] && slices.Contains(trainNames(), lower):
+				s.train = prefix + name
+			case !top[name] || !slices.Contains(heldNames(), lower):
+				s.other = prefix + name
+			}
+		}
+		return s
+	}
+}
+
+// trainNames and heldNames are the usual names of the parts of a set.
+func trainNames() []string { return []string{"train", "training"} }
+func heldNames() []string {
+	return []string{"val", "valid", "validation", "dev", "test", "testing"}
+}
+
+// findFolders chooses the folder to train on and the folder to evaluate if the archive has the
+// parts of a set, such as train and test. It refuses an archive where this is unclear.
+func (o *trainOptions) findFolders(ctx context.Context, stdout, stderr io.Writer) error {
+	if !o.images.ByDirectory() {
+		return nil
+	}
+	found, err := countClasses(ctx, o.archive, &cli.Images{}, stderr)
+	if err != nil {
+		return err
+	}
+	s := findSplits(found.classes)
+	if s.train == "" || len(s.held) == 0 {
+		return nil
+	}
+	archive := printable.ArchiveName(o.archive)
+	if s.other != "" {
+		return fmt.Errorf("%s has the folders %s, %s and %s: a training would mix the parts of a set: move the folders of classes into one of the first two, or make an archive of each part",
+			archive, printable.Name(s.train), printable.Name(s.held[0]), printable.Name(s.other))
+	}
+	o.images.Part.Folder = s.train
+	if found, err = countClasses(ctx, o.archive, &o.images, stderr); err != nil {
+		return err
+	}
+	for _, c := range found.classes {
+		if c.Samples == 0 {
+			return fmt.Errorf("%s has no image of the class %s in %s, where the training takes its images: add some, or remove the class from %s",
+				archive, printable.Name(c.Name), printable.Name(s.train), strings.Join(printable.Names(s.held), ", "))
+		}
+	}
+	says := fmt.Sprintf("%s has the parts of a set: training on %s", archive, printable.Name(s.train))
+	if o.test == "" {
+		o.test, o.testFolder = o.archive, s.held[0]
+		says += ", evaluating on " + printable.Name(o.testFolder)
+		s.held = s.held[1:]
+	}
+	if len(s.held) > 0 {
+		says += "; not used: " + strings.Join(printable.Names(s.held), ", ")
+	}
+	_, err = fmt.Fprintln(stdout, says)
+	return err
+}
+
+// countImages chooses the images to train on, prints their classes and returns their number.
+func (o *trainOptions) countImages(ctx context.Context, stdout, stderr io.Writer) (int, error) {
+	if err := o.findFolders(ctx, stdout, stderr); err != nil {
+		return 0, err
+	}
+	return printClasses(ctx, o.archive, &o.images, stdout, stderr)
+}
+
+// printTurned says how many images lie on their side, or how to find out.
+func (c *census) printTurned(path string, images int, upright bool, stdout io.Writer) {
+	switch {
+	case !c.headers && !upright:
+		fmt.Fprintf(stdout, "do photographs lie on their side? `torchstream inspect %s` counts them by their EXIF orientation, and -upright turns them\n", printable.ArchiveName(path))
+	case c.turned > 0 && upright:
+		fmt.Fprintf(stdout, "%d of %s lie on their side by their EXIF orientation, and are turned upright\n", c.turned, printable.Counted(images, "image", "images"))
+	case c.turned > 0:
+		fmt.Fprintf(stdout, "%d of %s lie on their side by their EXIF orientation: -upright turns them\n", c.turned, printable.Counted(images, "image", "images"))
+	}
 }
 
 // oneClass returns the error for an archive with a single class.

@@ -14,6 +14,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -27,9 +28,10 @@ import (
 func TestCommandsShareImageOptions(t *testing.T) {
 	labels := []string{"labels", "list", "webdataset"}
 	batches := []string{"balanced", "cutmix", "labels", "list", "mixup", "policy", "upright", "webdataset"}
-	all := append(slices.Clone(batches), "label-smoothing", "test-list", "bad-samples", "freeze")
+	drawn := append(slices.Clone(batches), "val", "val-seed")
+	all := append(slices.Clone(drawn), "label-smoothing", "test-list", "bad-samples", "freeze")
 	for command, want := range map[string][]string{
-		"train": all, "preview": batches, "bench loader": batches, "evaluate": append(slices.Clone(labels), "upright", "bad-samples"),
+		"train": all, "preview": drawn, "bench loader": batches, "evaluate": append(slices.Clone(labels), "upright", "bad-samples"),
 		"inspect": labels, "index": labels, "predict": {"upright"},
 	} {
 		help := helpOf(t, strings.Fields(command)...)
@@ -187,6 +189,9 @@ func TestImageOptionsThatContradict(t *testing.T) {
 		{"train -archive A -mixup 1e-9", "-mixup 1e-09: must be 0 (off), or from 0.001 to 1000"},
 		{"train -archive A -cutmix -1", "-cutmix -1: must be 0"},
 		{"train -archive A -label-smoothing 1", "-label-smoothing 1: must be from 0 to below 1"},
+		{"train -archive A -val 0.1 -test B", "leave one of them out"},
+		{"train -archive A -val 1", "-val 1: must be from 0 to below 1"},
+		{"train -archive A -val-seed 1", "-val-seed needs -val"},
 		{"preview -archive A -list a.csv -webdataset", "exclude each other"},
 		{"bench loader -archive A -list a.csv -webdataset", "exclude each other"},
 		{"bench loader -archive A -policy blur", `no policy "blur"`},
@@ -310,5 +315,83 @@ func TestPreviewMixes(t *testing.T) {
 		if grey := r >> 8; grey < 80 || grey > 176 { // Beta(100, 100) is near 1/2
 			t.Errorf("picture %d: got grey %d, want a mixture of black and white", column, grey)
 		}
+	}
+}
+
+func TestTrainCountsTurnedImages(t *testing.T) {
+	upright, turned := orientedPNGs(t)
+	archive := clitest.WriteTar(t, map[string]string{"cat/1.png": upright, "cat/2.png": turned, "dog/3.png": turned})
+	for option, want := range map[string]string{
+		"-upright=false": "2 of 3 images lie on their side by their EXIF orientation: -upright turns them\n",
+		"-upright":       "2 of 3 images lie on their side by their EXIF orientation, and are turned upright\n",
+	} {
+		if got := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), option, "-epochs", "1"); !strings.Contains(got, want) {
+			t.Errorf("%s: got\n%s\nwant %q", option, got, want)
+		}
+	}
+	if got := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), filepath.Join(t.TempDir(), "out"), "-epochs", "1"); strings.Contains(got, "side") {
+		t.Errorf("upright images: got\n%s", got)
+	}
+}
+
+func TestTrainHoldsOutImages(t *testing.T) {
+	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 10, "dog": 10}), filepath.Join(t.TempDir(), "out")
+	stdout := trainSmall(t, archive, out, "-val", "0.3", "-epochs", "1")
+	counts := regexp.MustCompile(`: (\d+) images in 2 classes\n(?s:.*) of (\d+) held-back images?\n`).FindStringSubmatch(stdout)
+	if counts == nil {
+		t.Fatalf("got\n%s\nwant the numbers of images", stdout)
+	}
+	trained, _ := strconv.Atoi(counts[1])
+	held, _ := strconv.Atoi(counts[2])
+	if trained+held != 20 || held < 2 || held > 12 {
+		t.Errorf("got %d images for training and %d held back, want 20 together", trained, held)
+	}
+	for _, c := range []struct{ args, says string }{
+		{"-val 0.2", "val 0.3, not 0.2"}, {"-val 0.3 -val-seed 2", "val-seed unset, not 2"}, {"", "val 0.3, not unset"},
+	} {
+		args := append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", out, "-resume"}, strings.Fields(c.args)...)
+		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, c.says) {
+			t.Errorf("resume with %q: got status %d, %s, want %q", c.args, status, stderr, c.says)
+		}
+	}
+}
+
+// A set with train and test is never trained on whole.
+func TestTrainUsesPartsOfASet(t *testing.T) {
+	train := func(args ...string) (int, string, string) {
+		out := filepath.Join(t.TempDir(), "out")
+		return command(t, append([]string{"train", "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", out, "-archive"}, args...)...)
+	}
+	set := map[string]int{"set/train/cat": 3, "set/train/dog": 2, "set/val/cat": 1, "set/test/cat": 2, "set/test/dog": 2}
+	status, stdout, stderr := train(clitest.FewPhotos(t, set))
+	for _, want := range []string{
+		"has the parts of a set: training on set/train, evaluating on set/val; not used: set/test\n", ": 5 images in 2 classes\n", "of 1 held-back image\n",
+	} {
+		if status != 0 || !strings.Contains(stdout, want) {
+			t.Errorf("got status %d, %s\n%s\nwant %q", status, stderr, stdout, want)
+		}
+	}
+	other := clitest.FewPhotos(t, map[string]int{"cat": 1, "dog": 1})
+	if status, stdout, stderr := train(clitest.FewPhotos(t, set), "-test", other); status != 0 || !strings.Contains(stdout, "training on set/train; not used: set/val, set/test\n") || !strings.Contains(stdout, "of 2 held-back images\n") {
+		t.Errorf("-test: got status %d, %s\n%s", status, stderr, stdout)
+	}
+	folder := filepath.Join(t.TempDir(), "set")
+	for _, name := range []string{"train/cat/1.png", "train/dog/2.png", "test/dog/3.png"} {
+		writeFile(t, filepath.Join(folder, name), onePixel(t))
+	}
+	if status, stdout, stderr := train(folder); status != 0 || !strings.Contains(stdout, "training on train, evaluating on test\n") || !strings.Contains(stdout, "2 images in 2 classes") {
+		t.Errorf("folder: got status %d, %s\n%s", status, stderr, stdout)
+	}
+	for says, set := range map[string]map[string]int{
+		"has the folders train, test and hen": {"train/cat": 1, "train/dog": 1, "test/cat": 1, "hen": 1},
+		"no image of the class hen in train":  {"train/cat": 1, "train/dog": 1, "test/hen": 1},
+	} {
+		if status, _, stderr := train(clitest.FewPhotos(t, set)); status != 1 || !strings.Contains(stderr, says) {
+			t.Errorf("%v: got status %d, %s, want %q", set, status, stderr, says)
+		}
+	}
+	// Classes may have such names.
+	if status, stdout, stderr := train(clitest.FewPhotos(t, map[string]int{"train": 2, "test": 1, "ship": 2})); status != 0 || !strings.Contains(stdout, "5 images in 3 classes") {
+		t.Errorf("classes: got status %d, %s\n%s", status, stderr, stdout)
 	}
 }

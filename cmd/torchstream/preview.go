@@ -51,7 +51,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	size := set.Int("size", 224, "pixels of a picture's side")
 	kind := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
 	var images cli.Images
-	images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions)
+	images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions|cli.SplitOptions)
 	epoch := set.Int("epoch", 1, "which epoch, from 1, as train counts: each has its own order, crops and flips")
 	seed := set.Uint64("seed", 1, "of the order, crops and flips")
 	if err := cli.Parse(set, args, 0); err != nil {

@@ -41,7 +41,7 @@ import (
 type trainOptions struct {
 	feeding
 	archive, test, model, optimizer, device, out, pretrained string
-	testList, pretrainedDict                                 string
+	testList, testFolder, pretrainedDict                     string
 	epochs, size, saveSteps, patience                        int
 	lr, decay, warmup, clip, ema, smoothing                  float64
 	resume, freeze                                           bool
@@ -67,7 +67,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp)
 	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
 	set.StringVar(&o.testList, "test-list", "", "CSV or TSV `FILE` with the labels of -test, as -list has those of -archive. Without -test, it names held-back images of -archive")
-	o.images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions)
+	o.images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions|cli.SplitOptions)
 	set.Float64Var(&o.smoothing, "label-smoothing", 0, "share of each label that is spread over all classes, from 0 to below 1; the evaluation's loss has none")
 	set.StringVar(&o.model, "model", "resnet18", strings.Join(classifiers(), ", "))
 	set.IntVar(&o.epochs, "epochs", 10, "passes over the archive")
@@ -407,7 +407,7 @@ func (o *trainOptions) checkArchives() error {
 	if err != nil {
 		return fmt.Errorf("-test: %w", err)
 	}
-	if o.testList == "" && (o.test == o.archive || test != nil && archive != nil && os.SameFile(test, archive)) {
+	if o.testList == "" && o.images.Part.HeldOut == 0 && (o.test == o.archive || test != nil && archive != nil && os.SameFile(test, archive)) {
 		return cli.Usagef("-test %s is -archive, so the accuracy would be that on images of the training: name an archive of held-back images, or leave -test out",
 			printable.ArchiveName(o.test))
 	}
@@ -609,7 +609,7 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err := o.checkPretrained(); err != nil {
 		return err
 	}
-	images, err := printClasses(ctx, o.archive, &o.images, stdout, stderr)
+	images, err := o.countImages(ctx, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -915,20 +915,28 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, classes 
 	return err
 }
 
-// countClasses returns the names and counts of an archive's or directory's classes, by label.
-func countClasses(ctx context.Context, path string, labels *cli.Images, stderr io.Writer) ([]imageloader.ClassReport, error) {
+// census is the number of images in an archive or directory.
+type census struct {
+	classes []imageloader.ClassReport // names and counts, by label
+	headers bool                      // the orientations are known: a directory has no index of them
+	turned  int                       // images whose orientation is not upright
+}
+
+// countClasses counts the images of an archive or directory.
+func countClasses(ctx context.Context, path string, labels *cli.Images, stderr io.Writer) (census, error) {
 	var options imageloader.Options
 	labels.SetLabels(&options)
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		return countDirectory(ctx, path, options)
+		classes, err := countDirectory(ctx, path, options)
+		return census{classes: classes}, err
 	}
 	progress, done := cli.ReadingProgress(stderr)
 	report, err := imageloader.InspectIndex(ctx, path, options, progress)
 	done()
 	if err != nil {
-		return nil, err
+		return census{}, err
 	}
-	return report.Classes, nil
+	return census{report.Classes, true, report.Turned}, nil
 }
 
 // countDirectory counts the images of a directory from the samples that a loader finds, since a
@@ -958,10 +966,11 @@ func countDirectory(ctx context.Context, path string, options imageloader.Option
 // printClasses prints an archive's classes with their counts, and flags those with suspiciously few
 // images. It returns the number of images.
 func printClasses(ctx context.Context, path string, labels *cli.Images, stdout, stderr io.Writer) (samples int, err error) {
-	classes, err := countClasses(ctx, path, labels, stderr)
+	found, err := countClasses(ctx, path, labels, stderr)
 	if err != nil {
 		return 0, err
 	}
+	classes := found.classes
 	for _, c := range classes {
 		samples += c.Samples
 	}
@@ -992,6 +1001,7 @@ func printClasses(ctx context.Context, path string, labels *cli.Images, stdout, 
 		fmt.Fprintf(stdout, "%s from several directories: if these are parts of a set, such as train and test, stop here and make an archive of each\n",
 			printable.Counted(merged, "class comes", "classes come"))
 	}
+	found.printTurned(path, samples, labels.Upright, stdout)
 	_, err = fmt.Fprintln(stdout)
 	return samples, err
 }
@@ -1037,7 +1047,7 @@ func compareClasses(ctx context.Context, path string, labels *cli.Images, known 
 		return 0, nil, nil, err
 	}
 	has := map[string]bool{}
-	for _, c := range found {
+	for _, c := range found.classes {
 		images += c.Samples
 		has[c.Name] = c.Samples > 0
 		if !slices.Contains(known, c.Name) {

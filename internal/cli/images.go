@@ -16,6 +16,7 @@ type Images struct {
 	Upright       bool
 	Balanced      bool
 	MixUp, CutMix float64
+	Part          imageloader.Part // of -val and -val-seed, or what a command finds
 }
 
 // ImageOptions selects the options of [Images] that a command has.
@@ -26,6 +27,7 @@ const (
 	UprightOption                              // -upright
 	CheckpointUpright                          // -upright of a command that reads a checkpoint
 	AugmentOptions                             // -policy, -balanced, -mixup and -cutmix
+	SplitOptions                               // -val and -val-seed
 )
 
 // Register adds the selected options to a command.
@@ -64,6 +66,8 @@ func (i *Images) flags() []imageFlag {
 		{AugmentOptions, "balanced", "draw each class equally often, with replacement; an epoch keeps its number of images", toggle(&i.Balanced)},
 		{AugmentOptions, "mixup", "blend each image and its label with another of the batch; `ALPHA` of the Beta distribution of the weights, such as 0.2 (default: off)", number(&i.MixUp)},
 		{AugmentOptions, "cutmix", "replace a box of each image by another image's, and mix the labels; `ALPHA` as for -mixup, such as 1. With both options each batch gets one of the two (default: off)", number(&i.CutMix)},
+		{SplitOptions, "val", "`SHARE` of each class's images to hold out from training, such as 0.1, chosen by a hash of their names: images that are added later move no others (default: none)", number(&i.Part.HeldOut)},
+		{SplitOptions, "val-seed", "another `NUMBER` holds out other images", func(set *flag.FlagSet, name, help string) { set.Uint64Var(&i.Part.Seed, name, 0, help) }},
 	}
 }
 
@@ -83,6 +87,12 @@ func (i *Images) setList(file string) error {
 func (i *Images) Check() error {
 	if i.List != "" && i.WebDataset {
 		return UsageError{Message: "-list and -webdataset exclude each other: both give the labels"}
+	}
+	if i.Part.HeldOut < 0 || i.Part.HeldOut >= 1 {
+		return Usagef("-val %v: must be from 0 to below 1", i.Part.HeldOut)
+	}
+	if i.Part.Seed != 0 && i.Part.HeldOut == 0 {
+		return UsageError{Message: "-val-seed needs -val SHARE"}
 	}
 	for _, mix := range []struct {
 		name  string
@@ -107,8 +117,11 @@ func (i *Images) policy() string {
 // ByDirectory reports whether directories are the classes.
 func (i *Images) ByDirectory() bool { return i.List == "" && !i.WebDataset }
 
-// SetLabels sets the options of a loader that say where labels come from.
-func (i *Images) SetLabels(o *imageloader.Options) { o.List, o.WebDataset = i.List, i.WebDataset }
+// SetLabels sets the options of a loader that say which images are samples, and where labels come
+// from.
+func (i *Images) SetLabels(o *imageloader.Options) {
+	o.List, o.WebDataset, o.Part = i.List, i.WebDataset, i.Part
+}
 
 // Set sets all options of a loader. The caller has set the transform's crop and flip.
 func (i *Images) Set(o *imageloader.Options) error {
@@ -140,6 +153,7 @@ func (i *Images) Settings() map[string]string {
 	}{
 		{"labels", i.List != "", "list"}, {"labels", i.WebDataset, "webdataset"}, {UprightSetting, i.Upright, "true"}, {"policy", i.policy() != "none", i.policy()},
 		{"balanced", i.Balanced, "true"}, {"mixup", i.MixUp != 0, fmt.Sprint(i.MixUp)}, {"cutmix", i.CutMix != 0, fmt.Sprint(i.CutMix)},
+		{"val", i.Part.HeldOut > 0, fmt.Sprint(i.Part.HeldOut)}, {"val-seed", i.Part.Seed > 0, fmt.Sprint(i.Part.Seed)}, {"folder", i.Part.Folder != "", i.Part.Folder},
 	} {
 		if s.set {
 			settings[s.name] = s.text

@@ -25,6 +25,9 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 	if err := b.load(x, sections); err != nil {
 		return nil, err
 	}
+	if err := x.keepPart(b.config.Part, b.file); err != nil {
+		return nil, err
+	}
 	if err := x.loadOversize(sections[sectionHeaders], b.config.MaxPixels); err != nil {
 		return nil, err
 	}

@@ -29,6 +29,9 @@ type Config struct {
 	// List, if not nil, has the samples and their labels. List excludes WebDataset and Pairs.
 	List *List
 
+	// Part selects some of the samples. The index file has all of them. Part excludes Pairs.
+	Part Part
+
 	MaxSampleBytes int64 // larger samples are never read
 	MaxPixels      int64 // images over this limit are marked in the index; 0: none
 	// HoldBytes is the maximum number of bytes of samples that the index of a compressed archive

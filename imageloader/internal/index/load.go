@@ -86,14 +86,14 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 	return x, nil
 }
 
-// wrongLabel reports whether an error is about a label or a class. A new index would have the same
-// error.
+// wrongLabel reports whether an error is about a label, a class or an empty part. A new index would
+// have the same error.
 func wrongLabel(err error) bool {
 	var unknown *UnknownClassError
 	var label *LabelError
 	var pair *PairError
 	var list *ListError
-	return errors.As(err, &unknown) || errors.As(err, &label) || errors.As(err, &pair) || errors.As(err, &list)
+	return errors.Is(err, ErrNoSamples) || errors.As(err, &unknown) || errors.As(err, &label) || errors.As(err, &pair) || errors.As(err, &list)
 }
 
 // refuse records and logs why the index at path is not used. If it returns an error, Load fails

@@ -1,0 +1,120 @@
+package index
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Part selects samples of an archive. The zero value selects all.
+type Part struct {
+	// Folder, if not empty, selects the samples in this directory and below it, such as "train".
+	Folder string
+	// HeldOut, from 0 to below 1, is the share of each class's samples that is held out. A hash of
+	// Seed and the sample's name decides, so that images added later leave the others where they
+	// are. A class with two samples or more always has one that is held out and one that is not.
+	// This moves a sample only in classes that are so small that the hash gives one part none.
+	HeldOut float64
+	// Test selects the samples that are held out, not the others.
+	Test bool
+	Seed uint64
+}
+
+// Check returns an error for impossible values.
+func (p Part) Check() error {
+	switch {
+	case !(p.HeldOut >= 0 && p.HeldOut < 1):
+		return fmt.Errorf("field HeldOut is %v, not from 0 to below 1", p.HeldOut)
+	case p.HeldOut == 0 && (p.Test || p.Seed != 0):
+		return errors.New("fields Test and Seed need HeldOut, which is 0")
+	}
+	return nil
+}
+
+// hash returns a number from 0 to below 1 for a name.
+func (p Part) hash(name string) float64 {
+	sum := sha256.Sum256(append(binary.LittleEndian.AppendUint64(nil, p.Seed), name...))
+	return float64(binary.LittleEndian.Uint64(sum[:])>>11) / (1 << 53)
+}
+
+// in reports whether a name is in the part's folder.
+func (p Part) in(name string) bool {
+	folder := strings.Trim(p.Folder, "/")
+	return folder == "" || strings.HasPrefix(name, folder+"/")
+}
+
+// extremes are the samples of a class with the lowest and the highest hash.
+type extremes struct {
+	samples         int
+	lowest, highest int // sample numbers
+	low, high       float64
+}
+
+// keepPart drops the samples outside of the part.
+func (x *Index) keepPart(p Part, archive string) error {
+	if p == (Part{}) {
+		return nil
+	}
+	held := x.heldOut(p)
+	var kept strings.Builder
+	samples, numbers := make([]record, 0, len(x.samples)), make([]int32, 0, len(x.samples))
+	w := workMeter{shards: x.shards, next: x.eachMark()}
+	for k := range x.samples {
+		name := x.recordName(k)
+		if !p.in(name) || p.HeldOut > 0 && held[k] != p.Test {
+			continue
+		}
+		r := x.samples[k]
+		w.sample(&r)
+		r.name = uint32(kept.Len())
+		kept.WriteString(name)
+		samples, numbers = append(samples, r), append(numbers, x.number(k))
+	}
+	if len(samples) == 0 {
+		return fmt.Errorf("%w in %s: Options.Part has none of its %s", ErrNoSamples, archive, many(len(x.samples), "sample", "samples"))
+	}
+	x.samples, x.numbers, x.names, x.readCost = samples, numbers, kept.String(), w.cost()
+	return nil
+}
+
+// heldOut returns for each sample whether it is held out. Labels that are lists are no classes.
+func (x *Index) heldOut(p Part) []bool {
+	if p.HeldOut == 0 {
+		return nil
+	}
+	held := make([]bool, len(x.samples))
+	classes := map[int32]*extremes{}
+	for k := range x.samples {
+		name := x.recordName(k)
+		if !p.in(name) {
+			continue
+		}
+		label := int32(0)
+		if x.lists == nil {
+			label = x.samples[k].label
+		}
+		h := p.hash(name)
+		held[k] = h < p.HeldOut
+		c := classes[label]
+		if c == nil {
+			c = &extremes{lowest: k, highest: k, low: h, high: h}
+			classes[label] = c
+		}
+		c.samples++
+		if h < c.low {
+			c.lowest, c.low = k, h
+		}
+		if h >= c.high {
+			c.highest, c.high = k, h
+		}
+	}
+	for _, c := range classes {
+		if c.samples > 1 {
+			held[c.lowest] = true
+		}
+		held[c.highest] = false
+	}
+	return held
+}
