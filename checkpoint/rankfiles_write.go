@@ -41,8 +41,8 @@ type RankWriter struct {
 	file     *unfinished // on rank 0, until Commit or Abandon
 }
 
-// NewRankWriter starts the checkpoint at the path on rank 0. Call Commit or Abandon afterwards. There
-// are 1 to 65,536 ranks.
+// NewRankWriter starts the checkpoint at the path on rank 0. Call Commit or Abandon afterwards.
+// There are 1 to 65,536 ranks.
 func NewRankWriter(path string, ranks int) (*RankWriter, error) {
 	if err := checkRanks(path, ranks); err != nil {
 		return nil, err
@@ -119,8 +119,8 @@ func (w *RankWriter) Commit(value map[string]any, d Divided) error {
 	return nil
 }
 
-// Abandon gives up the checkpoint on rank 0, and removes its files. It does nothing after Commit, so
-// that it may be deferred, and on other ranks.
+// Abandon gives up the checkpoint on rank 0, and removes its files. It does nothing after Commit,
+// so that it may be deferred, and on other ranks.
 func (w *RankWriter) Abandon() {
 	if w.file == nil {
 		return
