@@ -55,7 +55,8 @@ func (f *File) readChecksums() (*checksums, error) {
 	}
 	e, ok := f.tensors.entries[checksumsName]
 	if !ok || e.dtype != torch.Uint8 || !slices.Equal(e.shape, []int64{size}) {
-		return nil, fmt.Errorf("it has no %d bytes of checksums: it was cut, or another version of this library wrote it", size)
+		return nil, fmt.Errorf("it has no %d bytes of checksums: it was cut, or another version of this "+
+			"library wrote it", size)
 	}
 	header := make([]byte, f.data)
 	s.sums = make([]byte, size)
@@ -86,7 +87,8 @@ func (s *checksums) read(c *File, b []byte, name string, e entry, offset int64) 
 
 // readChecked reads bytes of a tensor from an offset, and verifies their checksums.
 func (f *File) readChecked(b []byte, e entry, offset int64, sums []byte) error {
-	return blocksum.Read(b, offset, e.end-e.begin, sums, func(p []byte, at int64) error { return f.readFull(p, f.data+e.begin+at) })
+	return blocksum.Read(b, offset, e.end-e.begin, sums,
+		func(p []byte, at int64) error { return f.readFull(p, f.data+e.begin+at) })
 }
 
 // withChecksums returns the metadata with room for the checksums of size bytes. seal fills them in.
@@ -150,7 +152,8 @@ func (f *File) takeChecksums(header []byte) error {
 		ok = false
 	}
 	if !ok {
-		return fmt.Errorf("its names, shapes or checksums are not those that were written: copy the file again, or go on from an older checkpoint; "+
+		return fmt.Errorf("its names, shapes or checksums are not those that were written: copy the file "+
+			"again, or go on from an older checkpoint; "+
 			"a program that saves a file with the metadata of this one must leave out %q", checksumsKey)
 	}
 	sums = sums[sumDigits/2:]

@@ -70,7 +70,8 @@ func TestEveryFlippedBitOfARankIsFound(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), filepath.Base(name)) || errors.Is(err, fs.ErrNotExist) {
 			t.Fatalf("byte %d of %d: %v", i, len(good), err)
 		}
-		if says := err.Error(); begin <= i && i < end && (!strings.Contains(says, ": tensor ") || !strings.Contains(says, "are not those that were written")) {
+		if says := err.Error(); begin <= i && i < end &&
+			(!strings.Contains(says, ": tensor ") || !strings.Contains(says, "are not those that were written")) {
 			t.Errorf("byte %d of %d: %v", i, len(good), err)
 		}
 		rewrite(t, name, func(b []byte) { copy(b, good) })
@@ -98,7 +99,8 @@ func TestSwappedFileOfARankIsFound(t *testing.T) {
 		if err := os.WriteFile(name, content, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readAll(path); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), filepath.Base(name)) || !strings.Contains(err.Error(), "state_dict.") {
+		if _, err := readAll(path); err == nil || !strings.Contains(err.Error(), says) ||
+			!strings.Contains(err.Error(), filepath.Base(name)) || !strings.Contains(err.Error(), "state_dict.") {
 			t.Errorf("%v: want %q", err, says)
 		}
 	}
@@ -124,7 +126,8 @@ func TestExchangedNamesAreFound(t *testing.T) {
 	rewrite(t, name, func(b []byte) {
 		copy(b, strings.NewReplacer(`"left"`, `"next"`, `"next"`, `"left"`).Replace(string(b)))
 	})
-	if _, err := readAll(path); err == nil || !strings.Contains(err.Error(), filepath.Base(name)) || !strings.Contains(err.Error(), "names, shapes or checksums are not those") {
+	if _, err := readAll(path); err == nil || !strings.Contains(err.Error(), filepath.Base(name)) ||
+		!strings.Contains(err.Error(), "names, shapes or checksums are not those") {
 		t.Error(err)
 	}
 }
@@ -184,12 +187,15 @@ func TestPartsAreCheckedByBlocks(t *testing.T) {
 			first, n int64
 			bad      bool // reads the damaged block
 		}{
-			{0, size, true}, {0, half, false}, {half - 1, 2, false}, {half, block, false}, {half, block + 1, true}, {half + block, block, true},
-			{half + 2*block - 1, 1, true}, {half + 2*block, size - half - 2*block, false}, {block - 3, 2*block + 6, false}, {size - 1, 1, false}, {7, 0, false},
+			{0, size, true}, {0, half, false}, {half - 1, 2, false}, {half, block, false},
+			{half, block + 1, true}, {half + block, block, true},
+			{half + 2*block - 1, 1, true}, {half + 2*block, size - half - 2*block, false},
+			{block - 3, 2*block + 6, false}, {size - 1, 1, false}, {7, 0, false},
 		} {
 			part, err := stored.ReadPart([]int64{1}, of.first, of.n)
 			if damaged && of.bad {
-				if err == nil || !strings.Contains(err.Error(), filepath.Base(name)) || !strings.Contains(err.Error(), "state_dict.large") ||
+				if err == nil || !strings.Contains(err.Error(), filepath.Base(name)) ||
+					!strings.Contains(err.Error(), "state_dict.large") ||
 					!strings.Contains(err.Error(), "its bytes 1048576 to 2097151 are not") {
 					t.Errorf("%d bytes from %d: %v, %v", of.n, of.first, part, err)
 				}
@@ -199,7 +205,8 @@ func TestPartsAreCheckedByBlocks(t *testing.T) {
 				t.Fatalf("%d bytes from %d: %v, want no error", of.n, of.first, err)
 			}
 			got := make([]byte, of.n)
-			if err := errors.Join(part.ReadBytes(got), part.Close()); err != nil || !bytes.Equal(got, whole[of.first:of.first+of.n]) {
+			if err := errors.Join(part.ReadBytes(got), part.Close()); err != nil ||
+				!bytes.Equal(got, whole[of.first:of.first+of.n]) {
 				t.Errorf("%d bytes from %d differ: %v", of.n, of.first, err)
 			}
 		}
@@ -221,7 +228,8 @@ func TestCommitNeedsChecksums(t *testing.T) {
 	if err := checkpoint.Save(name, d.Parts(v), map[string]string{"checkpoint": s.ID(), "rank": "0"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Commit(v, d); err == nil || !strings.Contains(err.Error(), "bytes of checksums") || !strings.Contains(err.Error(), "rank 0") {
+	if err := s.Commit(v, d); err == nil || !strings.Contains(err.Error(), "bytes of checksums") ||
+		!strings.Contains(err.Error(), "rank 0") {
 		t.Error(err)
 	}
 	if names := files(t, filepath.Dir(path)); len(names) != 0 {
@@ -291,7 +299,8 @@ func smallCheckpoint(t testing.TB, path string) {
 	metadata := map[string]string{"model": "resnet18", "classes": `["cat","dog"]`}
 	err := checkpoint.Save(path, tensors, metadata)
 	if checkpoint.IsPyTorchPath(path) {
-		err = checkpoint.SavePyTorch(path, map[string]any{"state_dict": tensors, "metadata": map[string]any{"model": "resnet18"}, "epoch": 3})
+		err = checkpoint.SavePyTorch(path,
+			map[string]any{"state_dict": tensors, "metadata": map[string]any{"model": "resnet18"}, "epoch": 3})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -325,7 +334,9 @@ func TestEveryFlippedBitOfACheckpointIsFound(t *testing.T) {
 			case !strings.Contains(err.Error(), path):
 				t.Errorf("byte %d of %d: %v does not name %s", i, len(good), err, path)
 			}
-			if weight <= i && i < weight+60 && (err == nil || !strings.Contains(err.Error(), "tensor weight: its bytes 0 to 59 are not those that were written: copy the file again")) {
+			if weight <= i && i < weight+60 &&
+				(err == nil || !strings.Contains(err.Error(),
+					"tensor weight: its bytes 0 to 59 are not those that were written: copy the file again")) {
 				t.Errorf("%s, byte %d of the tensor weight: %v", name, i-weight, err)
 			}
 			rewrite(t, path, func(b []byte) { copy(b, good) })
@@ -345,7 +356,8 @@ func TestPartsOfACheckpointAreChecked(t *testing.T) {
 	}
 	for _, name := range []string{"net.safetensors", "net.pt"} {
 		path := filepath.Join(t.TempDir(), name)
-		if err := checkpoint.Save(path, []torch.Named{{Name: "w", Tensor: row(t, torch.Uint8, data)}}, nil); err != nil {
+		if err := checkpoint.Save(path, []torch.Named{{Name: "w", Tensor: row(t, torch.Uint8, data)}},
+			nil); err != nil {
 			t.Fatal(err)
 		}
 		file, err := os.ReadFile(path)
@@ -362,9 +374,11 @@ func TestPartsOfACheckpointAreChecked(t *testing.T) {
 		for _, part := range []struct {
 			first, n int64
 			bad      bool
-		}{{0, 2 << 20, false}, {5, 100, false}, {1<<20 - 1, 2, false}, {3 << 20, 100, false}, {3<<20 + 1, 99, false}, {2 << 20, 1, true}, {3<<20 - 1, 2, true}, {1, size - 1, true}, {0, size, true}} {
+		}{{0, 2 << 20, false}, {5, 100, false}, {1<<20 - 1, 2, false}, {3 << 20, 100, false},
+			{3<<20 + 1, 99, false}, {2 << 20, 1, true}, {3<<20 - 1, 2, true}, {1, size - 1, true}, {0, size, true}} {
 			x, err := stored.ReadPart([]int64{1}, part.first, part.n)
-			if (err != nil) != part.bad || err != nil && !strings.Contains(err.Error(), "tensor w: its bytes 2097152 to 3145727 are not those") {
+			if (err != nil) != part.bad || err != nil &&
+				!strings.Contains(err.Error(), "tensor w: its bytes 2097152 to 3145727 are not those") {
 				t.Errorf("%s: %d bytes from %d: %v, want an error: %v", name, part.n, part.first, err, part.bad)
 			}
 			if err == nil {
@@ -382,7 +396,8 @@ func TestPartsOfACheckpointAreChecked(t *testing.T) {
 func TestDamagedTensorOfAValueIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	data := []byte("the momentum of a weight")
-	value := map[string]any{"optimizer": map[string]any{"state": map[any]any{int64(0): map[string]any{"momentum": row(t, torch.Uint8, data)}}}}
+	value := map[string]any{"optimizer": map[string]any{"state": map[any]any{int64(
+		0): map[string]any{"momentum": row(t, torch.Uint8, data)}}}}
 	if err := checkpoint.SavePyTorch(path, value); err != nil {
 		t.Fatal(err)
 	}
@@ -402,10 +417,12 @@ func TestCopiedChecksumsAreAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "net.safetensors")
 	smallCheckpoint(t, path)
 	rewrite(t, path, func(b []byte) { copy(b, bytes.Replace(b, []byte(`"bias"`), []byte(`"bibs"`), 1)) })
-	if _, err := checkpoint.Open(path); err == nil || !strings.Contains(err.Error(), `must leave out "torchstream.crc32"`) {
+	if _, err := checkpoint.Open(path); err == nil ||
+		!strings.Contains(err.Error(), `must leave out "torchstream.crc32"`) {
 		t.Errorf("got %v, want an error with %q", err, `must leave out "torchstream.crc32"`)
 	}
-	if err := checkpoint.Save(path, nil, map[string]string{"torchstream.crc32": ""}); err == nil || !strings.Contains(err.Error(), "reserved") {
+	if err := checkpoint.Save(path, nil, map[string]string{"torchstream.crc32": ""}); err == nil ||
+		!strings.Contains(err.Error(), "reserved") {
 		t.Errorf("metadata with the key of the checksums: %v, want an error with \"reserved\"", err)
 	}
 }
@@ -437,7 +454,8 @@ for mapped in (False, True):
 print(zipfile.ZipFile(path + ".pt").testzip())
 `
 	out, err := exec.Command(program, "-c", script, dir).Output()
-	const tensors = "[('bias', 'torch.float32', [2], 0.0), ('empty', 'torch.float32', [0], 0.0), ('weight', 'torch.uint8', [60], 120)]\n"
+	const tensors = "[('bias', 'torch.float32', [2], 0.0), ('empty', 'torch.float32', [0], 0.0), " +
+		"('weight', 'torch.uint8', [60], 120)]\n"
 	const loaded = "['epoch', 'metadata', 'state_dict'] " + tensors
 	if want := tensors + "[\"cat\",\"dog\"] pt\n" + loaded + loaded + "None\n"; err != nil || string(out) != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, out, want)

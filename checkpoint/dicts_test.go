@@ -50,7 +50,8 @@ func TestDictsOfAPyTorchFile(t *testing.T) {
 	} {
 		d, err := f.Dict(path)
 		if got := dictNames(d)[0]; err != nil || got != want.names || d.Averages() != want.averages {
-			t.Errorf("Dict(%q) is %q, averages %t, %v, want %q, %t", path, got, d.Averages(), err, want.names, want.averages)
+			t.Errorf("Dict(%q) is %q, averages %t, %v, want %q, %t", path, got, d.Averages(), err,
+				want.names, want.averages)
 		}
 	}
 	const text = `there is no dict of tensors "ema"; the file has "optimizer.ema" (1 tensors), "state_dict" (2 tensors)`
@@ -61,7 +62,8 @@ func TestDictsOfAPyTorchFile(t *testing.T) {
 
 func TestSafetensorsFileHasNoDicts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.safetensors")
-	if err := checkpoint.Save(path, []torch.Named{{Name: "w", Tensor: ascending(t, 1, 2, torch.Float32, 2)}}, nil); err != nil {
+	if err := checkpoint.Save(path,
+		[]torch.Named{{Name: "w", Tensor: ascending(t, 1, 2, torch.Float32, 2)}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	f := openCheckpoint(t, path)
@@ -81,7 +83,8 @@ func TestSafetensorsFileHasNoDicts(t *testing.T) {
 func TestTiedTensorsOfAPyTorchFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.pt")
 	w := ascending(t, 1, 4, torch.Float32, 2, 2)
-	err := checkpoint.Save(path, []torch.Named{{Name: "a", Tensor: w}, {Name: "b", Tensor: w}, {Name: "c", Tensor: ascending(t, 1, 4, torch.Float32, 2, 2)}}, nil)
+	err := checkpoint.Save(path, []torch.Named{{Name: "a", Tensor: w}, {Name: "b", Tensor: w},
+		{Name: "c", Tensor: ascending(t, 1, 4, torch.Float32, 2, 2)}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,8 @@ func saveAndResume() error {
 	path := filepath.Join(dir, "checkpoint.pt")
 	net := nn.NewLinear(4, 2, nn.LinearOptions{})
 	defer nn.Close(net)
-	err = checkpoint.SavePyTorch(path, map[string]any{"state_dict": nn.State(net), "epoch": 3, "classes": []any{"cat", "dog"}})
+	err = checkpoint.SavePyTorch(path,
+		map[string]any{"state_dict": nn.State(net), "epoch": 3, "classes": []any{"cat", "dog"}})
 	if err != nil {
 		return err
 	}

@@ -38,54 +38,84 @@ var damaged = []struct {
 	{"short", []byte{1, 2, 3}, "not a safetensors file, nor .pt or .pth: 3 bytes long: copy or save it again"},
 	{"no header", safetensors("", 0), "does not start with {"},
 	{"header longer than the file", binary.LittleEndian.AppendUint64(nil, 100), "should have 100 bytes"},
-	{"huge header", append(binary.LittleEndian.AppendUint64(nil, 1<<62), "{}"...), "should have 4611686018427387904 bytes"},
-	{"negative header", append(binary.LittleEndian.AppendUint64(nil, 1<<63+5), "{}"...), "and the file has 10: copy or save it again, or name another file"},
-	{"another format", []byte("PK\x03\x04 a zip file, but cut short"), "that is cut short or damaged at its end: copy or save it again"},
+	{"huge header", append(binary.LittleEndian.AppendUint64(nil, 1<<62), "{}"...),
+		"should have 4611686018427387904 bytes"},
+	{"negative header", append(binary.LittleEndian.AppendUint64(nil, 1<<63+5), "{}"...),
+		"and the file has 10: copy or save it again, or name another file"},
+	{"another format", []byte("PK\x03\x04 a zip file, but cut short"),
+		"that is cut short or damaged at its end: copy or save it again"},
 	{"gzip", []byte("\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03 compressed"), "but a gzip file (.gz, .tgz): unpack it"},
-	{"gzip with a small number", append([]byte("\x1f\x8b\x00\x00\x00\x00\x00\x00"), make([]byte, 40_000)...), "but a gzip file (.gz, .tgz): unpack it"},
-	{"tar", append(append([]byte("class/1.jpg"), make([]byte, 246)...), "ustar\x0000"...), "but a tar archive: unpack it"},
+	{"gzip with a small number",
+		append([]byte("\x1f\x8b\x00\x00\x00\x00\x00\x00"), make([]byte, 40_000)...),
+		"but a gzip file (.gz, .tgz): unpack it"},
+	{"tar", append(append([]byte("class/1.jpg"), make([]byte, 246)...), "ustar\x0000"...),
+		"but a tar archive: unpack it"},
 	{"CSV", []byte("name,label\n1.jpg,cat\n"), `but a text, which begins with "name,label": name the checkpoint`},
-	{"text of one line", []byte("\n\nk\u00f6nnte auch ein Gewicht sein"), "a text, which begins with \"k\u00f6nnte auch ein Gewi\": name"},
+	{"text of one line", []byte("\n\nk\u00f6nnte auch ein Gewicht sein"),
+		"a text, which begins with \"k\u00f6nnte auch ein Gewi\": name"},
 	{"text of 8 bytes", []byte("a,b\n1,2\n"), `a text, which begins with "a,b": name`},
-	{"HTML", []byte("<!DOCTYPE html><html>404"), "but a page of HTML or XML, which a server may have sent in place of the file: download it again"},
-	{"Git LFS", []byte("version https://git-lfs.github.com/spec/v1\noid sha256:12\n"), "but a pointer of Git LFS: fetch"},
-	{"HDF5", []byte("\x89HDF\r\n\x1a\n\x00\x00\x00"), "but an HDF5 file (.h5, of Keras and others): save its tensors as safetensors"},
-	{"pickle", []byte("\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00}"), "but a pickle that torch.save did not write: save its tensors with torch.save"},
+	{"HTML", []byte("<!DOCTYPE html><html>404"),
+		"but a page of HTML or XML, which a server may have sent in place of the file: download it again"},
+	{"Git LFS", []byte("version https://git-lfs.github.com/spec/v1\noid sha256:12\n"),
+		"but a pointer of Git LFS: fetch"},
+	{"HDF5", []byte("\x89HDF\r\n\x1a\n\x00\x00\x00"),
+		"but an HDF5 file (.h5, of Keras and others): save its tensors as safetensors"},
+	{"pickle", []byte("\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00}"),
+		"but a pickle that torch.save did not write: save its tensors with torch.save"},
 	{"JPEG", []byte("\xff\xd8\xff\xe0\x00\x10JFIF\x00"), "but a JPEG: name the checkpoint"},
-	{"JSON", []byte(`{"metadata": {}, "weight_map": {}}`), "but JSON: the index of a sharded checkpoint ends in .safetensors.index.json"},
-	{"bytes", []byte("\x01\x02\x03\xff\xfe\xfd\xfc\x7f\x01\x02"), "not a safetensors file, nor .pt or .pth, or cut short: the header should have"},
+	{"JSON", []byte(`{"metadata": {}, "weight_map": {}}`),
+		"but JSON: the index of a sharded checkpoint ends in .safetensors.index.json"},
+	{"bytes", []byte("\x01\x02\x03\xff\xfe\xfd\xfc\x7f\x01\x02"),
+		"not a safetensors file, nor .pt or .pth, or cut short: the header should have"},
 	{"PyTorch before 1.6", []byte("\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."), "PyTorch before 1.6"},
 	{"not JSON", safetensors("{nonsense}", 0), "header"},
 	{"cut JSON", safetensors(`{"a":{"dtype":"F32"`, 0), "header"},
 	{"an array", safetensors(`["a"]`, 0), "does not start with {"},
 	{"two objects", safetensors(`{}{}`, 0), "text after the object"},
 	{"not UTF-8", safetensors("{\"\xff\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0), "UTF-8"},
-	{"name twice", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), `"a" comes twice`},
-	{"field twice", safetensors(`{"a":{"dtype":"U8","dtype":"F32","shape":[1],"data_offsets":[0,1]}}`, 1), `"dtype" comes twice`},
-	{"cut unknown field", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":[}}`, 1), `tensor "a": invalid character`},
-	{"half a byte", safetensors(`{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": shape [1] of dtype F4 has 4 bits`},
-	{"unknown dtype of negative size", safetensors(`{"a":{"dtype":"X9","shape":[1],"data_offsets":[1,0]}}`, 1), `tensor "a": offsets [1 0] are exchanged`},
+	{"name twice", safetensors(
+		`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), `"a" comes twice`},
+	{"field twice", safetensors(`{"a":{"dtype":"U8","dtype":"F32","shape":[1],"data_offsets":[0,1]}}`, 1),
+		`"dtype" comes twice`},
+	{"cut unknown field", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":[}}`, 1),
+		`tensor "a": invalid character`},
+	{"half a byte", safetensors(`{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}}`, 1),
+		`tensor "a": shape [1] of dtype F4 has 4 bits`},
+	{"unknown dtype of negative size", safetensors(`{"a":{"dtype":"X9","shape":[1],"data_offsets":[1,0]}}`,
+		1), `tensor "a": offsets [1 0] are exchanged`},
 	{"null dtype", safetensors(`{"a":{"dtype":null,"shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": dtype`},
 	{"no dtype", safetensors(`{"a":{"shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": needs dtype`},
 	{"no shape", safetensors(`{"a":{"dtype":"U8","data_offsets":[0,1]}}`, 1), `tensor "a": needs`},
 	{"no offsets", safetensors(`{"a":{"dtype":"U8","shape":[1]}}`, 1), `tensor "a": needs`},
 	{"three offsets", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,1]}}`, 1), `tensor "a": needs`},
 	{"one offset", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0]}}`, 1), `tensor "a": needs`},
-	{"offsets exchanged", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}}`, 1), `tensor "a": offsets`},
+	{"offsets exchanged", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}}`, 1),
+		`tensor "a": offsets`},
 	{"negative offset", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[-1,0]}}`, 1), `tensor "a": -1`},
 	{"negative size", safetensors(`{"a":{"dtype":"U8","shape":[-1,-1],"data_offsets":[0,1]}}`, 1), `tensor "a": -1`},
 	{"fractional size", safetensors(`{"a":{"dtype":"U8","shape":[1.0],"data_offsets":[0,1]}}`, 1), `tensor "a": 1.0`},
 	{"null size", safetensors(`{"a":{"dtype":"U8","shape":[null],"data_offsets":[0,1]}}`, 1), `tensor "a"`},
 	{"shape a number", safetensors(`{"a":{"dtype":"U8","shape":1,"data_offsets":[0,1]}}`, 1), `tensor "a"`},
-	{"size over int64", safetensors(`{"a":{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,1]}}`, 1), `tensor "a"`},
-	{"product overflows", safetensors(`{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}`, 0), `tensor "a": shape [4294967296 4294967296] is too large`},
-	{"product wraps to fit", safetensors(`{"a":{"dtype":"F32","shape":[4611686018427387905],"data_offsets":[0,4]}}`, 4), `too large`},
-	{"size and offsets differ", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}`, 4), "are 4 bytes, F32[2] needs 8"},
-	{"overlap", safetensors(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}`, 3), `tensor "b": its bytes start at 1`},
-	{"gap", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}`, 3), `tensor "b": its bytes start at 2`},
-	{"gap at the start", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), `tensor "a": its bytes start at 1`},
-	{"data cut short", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 7), "need 8 bytes and the file has 7 for them: copy or save it again"},
-	{"data too long", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 9), "need 8 bytes and the file has 9"},
+	{"size over int64", safetensors(
+		`{"a":{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,1]}}`, 1), `tensor "a"`},
+	{"product overflows", safetensors(
+		`{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}`, 0),
+		`tensor "a": shape [4294967296 4294967296] is too large`},
+	{"product wraps to fit",
+		safetensors(`{"a":{"dtype":"F32","shape":[4611686018427387905],"data_offsets":[0,4]}}`, 4), `too large`},
+	{"size and offsets differ", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}`, 4),
+		"are 4 bytes, F32[2] needs 8"},
+	{"overlap", safetensors(
+		`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}`, 3),
+		`tensor "b": its bytes start at 1`},
+	{"gap", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}`,
+		3), `tensor "b": its bytes start at 2`},
+	{"gap at the start", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2),
+		`tensor "a": its bytes start at 1`},
+	{"data cut short", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 7),
+		"need 8 bytes and the file has 7 for them: copy or save it again"},
+	{"data too long", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 9),
+		"need 8 bytes and the file has 9"},
 	{"metadata a string", safetensors(`{"__metadata__":"x"}`, 0), "header"},
 	{"metadata of numbers", safetensors(`{"__metadata__":{"x":1}}`, 0), `__metadata__ "x" is not a string`},
 	{"metadata twice", safetensors(`{"__metadata__":{},"__metadata__":{}}`, 0), "comes twice"},
@@ -138,7 +168,8 @@ func TestMemoryOfHeadersIsBounded(t *testing.T) {
 		"many dimensions": each(20, func(i int) string {
 			return fmt.Sprintf(`"%x":{"dtype":"U8","shape":[%s0],"data_offsets":[0,0]}`, i, strings.Repeat("1,", 9999))
 		}),
-		"metadata":      `{"__metadata__":` + each(50_000, func(i int) string { return fmt.Sprintf(`"%x":""`, i) }) + "}",
+		"metadata": `{"__metadata__":` + each(50_000,
+			func(i int) string { return fmt.Sprintf(`"%x":""`, i) }) + "}",
 		"a long string": `{"__metadata__":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`,
 		"escapes":       `{"__metadata__":{"a":"` + strings.Repeat(`\u00e4`, 100_000) + `"}}`,
 		"a long name":   `{"` + strings.Repeat("x", 1<<20) + `":1}`,
@@ -151,7 +182,8 @@ func TestMemoryOfHeadersIsBounded(t *testing.T) {
 		checkMemory(t, name, "x.safetensors", safetensors(header, 0), perByte)
 		checkMemory(t, name, "x.safetensors.index.json", []byte(header), perByte)
 	}
-	shards := `{"weight_map":` + each(20_000, func(i int) string { return fmt.Sprintf(`"%x":"%x.safetensors"`, i, i) }) + "}"
+	shards := `{"weight_map":` + each(20_000,
+		func(i int) string { return fmt.Sprintf(`"%x":"%x.safetensors"`, i, i) }) + "}"
 	checkMemory(t, "shards", "x.safetensors.index.json", []byte(shards), perByte)
 }
 
@@ -207,7 +239,8 @@ func FuzzCheckpoint(f *testing.F) {
 			f.Add(c.file)
 		}
 	}
-	f.Add(safetensors(`{"__metadata__":{"a":"b"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},"e":{"dtype":"BOOL","shape":[0],"data_offsets":[8,8]}}  `, 8))
+	f.Add(safetensors(`{"__metadata__":{"a":"b"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},`+
+		`"e":{"dtype":"BOOL","shape":[0],"data_offsets":[8,8]}}  `, 8))
 	for _, c := range safetensorsCases(f) {
 		f.Add(c.File)
 	}
@@ -394,7 +427,8 @@ func TestFailedSaveLeavesTheOldFile(t *testing.T) {
 func TestAllTypesRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
 	var named []torch.Named
-	for _, d := range []torch.DType{torch.Bool, torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64,
+	for _, d := range []torch.DType{torch.Bool, torch.Uint8, torch.Int8, torch.Int16, torch.Int32,
+		torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64,
 		torch.Complex64, torch.Float8E4M3FN, torch.Float8E5M2} {
 		for name, shape := range map[string][]int64{"/scalar": {}, "/odd": {3, 1}, "/empty": {0, 2}} {
 			x, err := torch.Ones(cuda.CPU, d, shape...)
@@ -428,7 +462,8 @@ func TestAllTypesRoundTrip(t *testing.T) {
 		defer x.Close()
 		a, _ := x.Complex128s()
 		b, err := n.Tensor.Complex128s()
-		if err != nil || x.DType() != n.Tensor.DType() || !reflect.DeepEqual(x.Shape(), n.Tensor.Shape()) || !reflect.DeepEqual(a, b) {
+		if err != nil || x.DType() != n.Tensor.DType() || !reflect.DeepEqual(x.Shape(), n.Tensor.Shape()) ||
+			!reflect.DeepEqual(a, b) {
 			t.Errorf("%s: %v became %v, %v", n.Name, n.Tensor, x, err)
 		}
 	}

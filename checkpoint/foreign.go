@@ -21,7 +21,8 @@ var foreign = []struct {
 	{0, "BZh", "a bzip2 file", "unpack it, if the checkpoint is in it"},
 	{257, "ustar", "a tar archive", "unpack it, if the checkpoint is in it"},
 	{0, "\x89HDF\r\n\x1a\n", "an HDF5 file (.h5, of Keras and others)", "save its tensors as safetensors"},
-	{0, "GGUF", "a GGUF file, of llama.cpp", "take the safetensors of the same model, or save the tensors of gguf.GGUFReader as safetensors"},
+	{0, "GGUF", "a GGUF file, of llama.cpp",
+		"take the safetensors of the same model, or save the tensors of gguf.GGUFReader as safetensors"},
 	{0, "\x93NUMPY", "a NumPy file (.npy)", "save its arrays as safetensors"},
 	{4, "TFL3", "a TensorFlow Lite model", "save its tensors as safetensors"},
 	{0, "\x80\x02", pickleName, pickleNext},
@@ -75,7 +76,8 @@ func describeForeign(head []byte) string {
 		}
 	}
 	if isONNX(head) {
-		return "a model of ONNX: save the state_dict() of the PyTorch model, or in Python the arrays of onnx.numpy_helper as safetensors"
+		return "a model of ONNX: save the state_dict() of the PyTorch model, or in Python the arrays of " +
+			"onnx.numpy_helper as safetensors"
 	}
 	if start := firstLine(head); start != "" {
 		return fmt.Sprintf("a text, which begins with %q: name the checkpoint", start)

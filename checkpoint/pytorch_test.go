@@ -54,7 +54,8 @@ func readFloats(t *testing.T, c *checkpoint.File, name string) []float64 {
 // fixtureNet is the network of checkpoint.pt and state_dict.pth.
 func fixtureNet(t *testing.T) nn.Module {
 	t.Helper()
-	net := nn.NewSequential(nn.NewConv2d(1, 2, 3, nn.Conv2dOptions{NoBias: true}), nn.NewBatchNorm2d(2, nn.BatchNorm2dOptions{}))
+	net := nn.NewSequential(nn.NewConv2d(1, 2, 3, nn.Conv2dOptions{NoBias: true}),
+		nn.NewBatchNorm2d(2, nn.BatchNorm2dOptions{}))
 	t.Cleanup(func() { nn.Close(net) })
 	return net
 }
@@ -137,7 +138,8 @@ func TestValuesOfPyTorchFiles(t *testing.T) {
 			t.Errorf("%v is %#v, want %#v, %v", x.path, got, x.want, err)
 		}
 	}
-	for _, path := range [][]any{{"none of these"}, {"epoch", "x"}, {"flags", 2}, {"flags", -1}, {"flags", "x"}, {"size", 2}, {[]int{1}}} {
+	for _, path := range [][]any{{"none of these"}, {"epoch", "x"}, {"flags", 2}, {"flags", -1},
+		{"flags", "x"}, {"size", 2}, {[]int{1}}} {
 		if v, err := c.Value(path...); err == nil || !strings.Contains(err.Error(), "checkpoint.pt") {
 			t.Errorf("%v is %v, %v, want an error with \"checkpoint.pt\"", path, v, err)
 		}
@@ -152,7 +154,8 @@ func TestValuesOfPyTorchFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer best.Close()
-	if v, err := best.Float64(); err != nil || v != 0.75 || stored.Spec().DType != torch.Float32 || len(stored.Spec().Shape) != 0 {
+	if v, err := best.Float64(); err != nil || v != 0.75 || stored.Spec().DType != torch.Float32 ||
+		len(stored.Spec().Shape) != 0 {
 		t.Errorf("best is %v %v, %v, want 0.75 of float32 without dimensions, nil", v, stored.Spec(), err)
 	}
 	averages, err := c.Value("optimizer", "state", 0, "exp_avg")
@@ -162,7 +165,8 @@ func TestValuesOfPyTorchFiles(t *testing.T) {
 	if v, err := openFixture(t, "tensor.pt").Value(); err != nil || v.(*checkpoint.StoredTensor).Spec().Shape[0] != 3 {
 		t.Errorf("a file of one tensor: %v, %v, want 3 rows, nil", v, err)
 	}
-	if _, err := openCheckpoint(t, write(t, safetensors("{}", 0))).Value("epoch"); err == nil || !strings.Contains(err.Error(), "Metadata") {
+	if _, err := openCheckpoint(t, write(t, safetensors("{}", 0))).Value("epoch"); err == nil ||
+		!strings.Contains(err.Error(), "Metadata") {
 		t.Errorf("a value of a safetensors file: %v, want an error with \"Metadata\"", err)
 	}
 }
@@ -208,15 +212,18 @@ func TestValueSharesContainers(t *testing.T) {
 
 func TestRefusedPyTorchFiles(t *testing.T) {
 	for name, text := range map[string]string{
-		"module.pt": "refused: all of the file is one object, torch.nn.modules.linear.Linear: in Python, save model.state_dict()",
+		"module.pt": "refused: all of the file is one object, torch.nn.modules.linear.Linear: in Python, " +
+			"save model.state_dict()",
 		"legacy.pt": "torch.save(torch.load(path, weights_only=True), path)",
 	} {
-		if _, err := checkpoint.Open(filepath.Join(fixtures, name)); err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), name) {
+		if _, err := checkpoint.Open(filepath.Join(fixtures, name)); err == nil ||
+			!strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v does not say %q", name, err, text)
 		}
 	}
 	net := fixtureNet(t)
-	if _, err := nn.Load(filepath.Join(fixtures, "tensor.pt"), net); err == nil || !strings.Contains(err.Error(), "0.weight is not in the file") {
+	if _, err := nn.Load(filepath.Join(fixtures, "tensor.pt"), net); err == nil ||
+		!strings.Contains(err.Error(), "0.weight is not in the file") {
 		t.Errorf("a file without a dict: %v, want an error with \"0.weight is not in the file\"", err)
 	}
 }
@@ -233,10 +240,12 @@ func TestUnreadValuesAreErrorsByPath(t *testing.T) {
 	}
 	const args = "value.args: argparse.Namespace is not read: in Python, save vars(args) instead"
 	const lr = "value.groups.0.lr: numpy._core.multiarray.scalar is not read: in Python, save x.item()"
-	for want, path := range map[string][]any{args: {"value", "args"}, args + " ": {"value", "args", "lr"}, lr: {"value", "groups", 0, "lr"}} {
+	for want, path := range map[string][]any{args: {"value", "args"}, args + " ": {"value", "args", "lr"},
+		lr: {"value", "groups", 0, "lr"}} {
 		v, err := c.Value(path...)
 		var unread *checkpoint.UnreadError
-		if !errors.As(err, &unread) || !strings.Contains(err.Error(), strings.TrimSpace(want)) || !strings.Contains(err.Error(), "nested.pt") {
+		if !errors.As(err, &unread) || !strings.Contains(err.Error(), strings.TrimSpace(want)) ||
+			!strings.Contains(err.Error(), "nested.pt") {
 			t.Errorf("%v is %v, %v, want the error %q", path, v, err, want)
 		}
 	}
@@ -250,7 +259,8 @@ func TestUnreadValuesAreErrorsByPath(t *testing.T) {
 			t.Errorf("%v, want %q", got, want)
 		}
 	}
-	if err := checkpoint.SavePyTorch(filepath.Join(t.TempDir(), "x.pt"), all); err == nil || !strings.Contains(err.Error(), "is not read") {
+	if err := checkpoint.SavePyTorch(filepath.Join(t.TempDir(), "x.pt"), all); err == nil ||
+		!strings.Contains(err.Error(), "is not read") {
 		t.Errorf("values that are not read were written: %v, want an error with \"is not read\"", err)
 	}
 	keys, err := openFixture(t, "opaque/tuple_key.pt").Value("value")
@@ -258,7 +268,9 @@ func TestUnreadValuesAreErrorsByPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	for key, v := range keys.(map[any]any) {
-		if unread, ok := key.(*checkpoint.UnreadError); (!ok || !strings.HasPrefix(unread.Error(), "value: a tuple is not read: it is the key of a dict") || v != int64(2)) && (key != "b" || v != int64(3)) {
+		if unread, ok := key.(*checkpoint.UnreadError); (!ok ||
+			!strings.HasPrefix(unread.Error(), "value: a tuple is not read: it is the key of a dict") ||
+			v != int64(2)) && (key != "b" || v != int64(3)) {
 			t.Errorf("%v: %v", key, v)
 		}
 	}
@@ -268,14 +280,16 @@ func TestUnreadValuesAreErrorsByPath(t *testing.T) {
 // an error that names it.
 func TestUnreadTensorsAreErrorsByName(t *testing.T) {
 	for file, want := range map[string]string{
-		"sparse.pt":       "s: torch._utils._rebuild_sparse_tensor is not read: in Python, save tensor.to_dense() instead",
+		"sparse.pt": "s: torch._utils._rebuild_sparse_tensor is not read: in Python, save " +
+			"tensor.to_dense() instead",
 		"quantized.pt":    "q: torch._utils._rebuild_qtensor is not read: in Python, save tensor.dequantize() instead",
 		"conjugate.pt":    "c: a tensor with the bit conj set is not read",
 		"other_dtypes.pt": "tensor u: dtype uint16 is not handled",
 	} {
 		c := openFixture(t, file)
 		name := strings.TrimPrefix(want, "tensor ")[:1]
-		if _, err := c.Read(name); err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), want) {
+		if _, err := c.Read(name); err == nil || !strings.Contains(err.Error(), file) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", file, err, want)
 		}
 	}
@@ -337,7 +351,8 @@ func TestSaveAndLoadPyTorchFiles(t *testing.T) {
 func TestAllTypesRoundTripInPyTorchFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.pt")
 	var named []torch.Named
-	for _, d := range []torch.DType{torch.Bool, torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64,
+	for _, d := range []torch.DType{torch.Bool, torch.Uint8, torch.Int8, torch.Int16, torch.Int32,
+		torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64,
 		torch.Complex64, torch.Complex128} {
 		for name, shape := range map[string][]int64{"/scalar": {}, "/odd": {3, 1}, "/empty": {0, 2}} {
 			x, err := torch.Ones(cuda.CPU, d, shape...)
@@ -360,7 +375,8 @@ func TestAllTypesRoundTripInPyTorchFiles(t *testing.T) {
 		defer x.Close()
 		a, _ := x.Complex128s()
 		b, err := n.Tensor.Complex128s()
-		if err != nil || x.DType() != n.Tensor.DType() || !reflect.DeepEqual(x.Shape(), n.Tensor.Shape()) || !reflect.DeepEqual(a, b) {
+		if err != nil || x.DType() != n.Tensor.DType() || !reflect.DeepEqual(x.Shape(), n.Tensor.Shape()) ||
+			!reflect.DeepEqual(a, b) {
 			t.Errorf("%s: %v became %v, %v", n.Name, n.Tensor, x, err)
 		}
 	}
@@ -394,7 +410,8 @@ func TestSavePyTorch(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := all.(map[any]any)
-	if !reflect.DeepEqual(m["epoch"], int64(3)) || !reflect.DeepEqual(m["rates"], []any{0.5, nil, true, "x", []byte("y")}) {
+	if !reflect.DeepEqual(m["epoch"], int64(3)) ||
+		!reflect.DeepEqual(m["rates"], []any{0.5, nil, true, "x", []byte("y")}) {
 		t.Errorf("values %v", m)
 	}
 	// The result of Value can be written again.
@@ -403,7 +420,8 @@ func TestSavePyTorch(t *testing.T) {
 	if err := checkpoint.SavePyTorch(again, all); err != nil {
 		t.Fatal(err)
 	}
-	if v, err := openCheckpoint(t, again).Value("optimizer", "step"); err != nil || v.(*checkpoint.StoredTensor).Spec().Shape[0] != 1000 {
+	if v, err := openCheckpoint(t, again).Value("optimizer", "step"); err != nil ||
+		v.(*checkpoint.StoredTensor).Spec().Shape[0] != 1000 {
 		t.Errorf("got %v, %v, want 1000 rows, nil", v, err)
 	}
 }
@@ -428,9 +446,12 @@ func TestFailedSavePyTorchLeavesTheOldFile(t *testing.T) {
 	loop[0] = loop
 	one := nn.Parameters(net)[0]
 	for name, value := range map[string]any{
-		"closed": []torch.Named{{Name: "a", Tensor: closed}}, "failed": torch.Fail("x", errors.ErrUnsupported), "nil": []torch.Named{{Name: "a"}},
-		"twice": []torch.Named{{Name: "a", Tensor: one}, {Name: "a", Tensor: one}}, "not UTF-8": []torch.Named{{Name: "\xff", Tensor: one}},
-		"float32": []any{float32(1)}, "key": map[any]any{1.5: 1}, "loop": loop, "nil tensor": (*checkpoint.StoredTensor)(nil), "type": []any{struct{}{}},
+		"closed": []torch.Named{{Name: "a", Tensor: closed}},
+		"failed": torch.Fail("x", errors.ErrUnsupported), "nil": []torch.Named{{Name: "a"}},
+		"twice":     []torch.Named{{Name: "a", Tensor: one}, {Name: "a", Tensor: one}},
+		"not UTF-8": []torch.Named{{Name: "\xff", Tensor: one}},
+		"float32":   []any{float32(1)}, "key": map[any]any{1.5: 1}, "loop": loop,
+		"nil tensor": (*checkpoint.StoredTensor)(nil), "type": []any{struct{}{}},
 	} {
 		if err := checkpoint.SavePyTorch(path, value); err == nil || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v, want an error with %q", name, err, path)
@@ -476,7 +497,8 @@ func TestPyTorchLoadsCheckpoints(t *testing.T) {
 	if err := nn.Save(filepath.Join(dir, "net.pt"), net, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := checkpoint.SavePyTorch(filepath.Join(dir, "checkpoint.pt"), map[string]any{"state_dict": nn.State(net), "epoch": 3, "classes": []any{"cat", "é"}}); err != nil {
+	if err := checkpoint.SavePyTorch(filepath.Join(dir, "checkpoint.pt"),
+		map[string]any{"state_dict": nn.State(net), "epoch": 3, "classes": []any{"cat", "é"}}); err != nil {
 		t.Fatal(err)
 	}
 	const script = `

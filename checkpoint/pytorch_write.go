@@ -99,7 +99,8 @@ func (p *pytorchConverter) value(v any, depth int) (any, error) {
 			return v.entry.stored, nil
 		}
 		if v != nil { // nil in a PyTorch file
-			return ptfile.NewTensor(v.entry.dtype, v.entry.shape, func(b []byte) error { return v.from.readBytes(b, v.entry, 0) })
+			return ptfile.NewTensor(v.entry.dtype, v.entry.shape,
+				func(b []byte) error { return v.from.readBytes(b, v.entry, 0) })
 		}
 	case *UnreadError:
 		return nil, v

@@ -117,9 +117,11 @@ func (s *rankFiles) present() error {
 		info, err := os.Stat(filepath.Join(s.dir, s.name(rank)))
 		switch {
 		case err != nil:
-			return fmt.Errorf("the file of rank %d is missing: a checkpoint has files beside it, which move with it: %v", rank, err)
+			return fmt.Errorf("the file of rank %d is missing: a checkpoint has files beside it, which "+
+				"move with it: %v", rank, err)
 		case info.Size() != s.files[rank].bytes:
-			return fmt.Errorf("%s, the file of rank %d, has %d bytes, and had %d when the checkpoint was written: copy it again", s.name(rank), rank, info.Size(), s.files[rank].bytes)
+			return fmt.Errorf("%s, the file of rank %d, has %d bytes, and had %d when the checkpoint was "+
+				"written: copy it again", s.name(rank), rank, info.Size(), s.files[rank].bytes)
 		}
 	}
 	return nil
@@ -139,13 +141,15 @@ func (s *rankFiles) open(rank int) (*openRankFile, error) {
 	}
 	if m := c.metadata; c.IsPyTorch() || m[checkpointKey] != s.id || m[rankKey] != strconv.Itoa(rank) {
 		c.Close()
-		return nil, fmt.Errorf("%s is not the file of rank %d of this checkpoint: it says checkpoint %q and rank %q", s.name(rank), rank, m[checkpointKey], m[rankKey])
+		return nil, fmt.Errorf("%s is not the file of rank %d of this checkpoint: it says checkpoint %q "+
+			"and rank %q", s.name(rank), rank, m[checkpointKey], m[rankKey])
 	}
 	opened := &openRankFile{File: c}
 	if s.seals != nil {
 		opened.sums, err = c.readChecksums()
 		if err == nil && int64(opened.sums.seal) != s.seals[rank] {
-			err = errors.New("its names, shapes or checksums are not those that were written: copy the file again, or go on from an older checkpoint")
+			err = errors.New("its names, shapes or checksums are not those that were written: copy the " +
+				"file again, or go on from an older checkpoint")
 		}
 		if err != nil {
 			c.Close()
@@ -178,7 +182,8 @@ func (s *rankFiles) find(p dividedPart, name string, dtype torch.DType) (*openRa
 	case !ok:
 		return nil, e, fmt.Errorf("%s, the file of rank %d, does not have it", s.name(p.rank), p.rank)
 	case e.dtype != dtype || !slices.Equal(e.shape, []int64{p.n}):
-		return nil, e, fmt.Errorf("%s, the file of rank %d, has %v%v of it, and should have %v[%d]", s.name(p.rank), p.rank, e.dtype, e.shape, dtype, p.n)
+		return nil, e, fmt.Errorf("%s, the file of rank %d, has %v%v of it, and should have %v[%d]",
+			s.name(p.rank), p.rank, e.dtype, e.shape, dtype, p.n)
 	}
 	return c, e, nil
 }
@@ -274,12 +279,14 @@ func (s *rankFiles) tensor(d *ptfile.Dict) (*ptfile.Tensor, error) {
 			return nil, fmt.Errorf("%d elements from %d of rank %d follow %d elements", p.n, p.first, numbers[i], at)
 		}
 		if bytes := s.files[p.rank].bytes; p.n > bytes/size { // before any allocation
-			return nil, fmt.Errorf("%s, the file of rank %d, has %d bytes, and cannot have %d elements of it", s.name(p.rank), p.rank, bytes, p.n)
+			return nil, fmt.Errorf("%s, the file of rank %d, has %d bytes, and cannot have %d elements of it", s.name(p.rank), p.rank,
+				bytes, p.n)
 		}
 		at += p.n
 		parts = append(parts, p)
 	}
-	t, err := ptfile.NewView(dtype, shape, strides, func(b []byte, offset int64) error { return s.read(b, offset, name, dtype, parts) })
+	t, err := ptfile.NewView(dtype, shape, strides,
+		func(b []byte, offset int64) error { return s.read(b, offset, name, dtype, parts) })
 	if err != nil {
 		return nil, err
 	}
@@ -292,7 +299,8 @@ func (s *rankFiles) tensor(d *ptfile.Dict) (*ptfile.Tensor, error) {
 // read reads bytes at an offset of a tensor from the rank files.
 func (s *rankFiles) read(b []byte, offset int64, name string, dtype torch.DType, parts []dividedPart) error {
 	size := int64(dtype.Size())
-	i, found := slices.BinarySearchFunc(parts, offset, func(p dividedPart, at int64) int { return cmp.Compare(p.first*size, at) })
+	i, found := slices.BinarySearchFunc(parts, offset,
+		func(p dividedPart, at int64) int { return cmp.Compare(p.first*size, at) })
 	if !found {
 		i-- // the last part that starts at or before the offset
 	}

@@ -96,8 +96,10 @@ func dividedValue(t testing.TB, rank, ranks int, value byte) (map[string]any, ch
 		divided[part] = checkpoint.Division{Shape: w.shape, Strides: w.strides, First: at}
 		state = append(state, torch.Named{Name: w.name, Tensor: part})
 	}
-	state = append(state, torch.Named{Name: "tied", Tensor: state[0].Tensor}, torch.Named{Name: "buffer", Tensor: row(t, torch.Uint8, []byte{value, byte(rank)})})
-	return map[string]any{"state_dict": state, "optimizer": map[any]any{int64(0): map[string]any{"exp_avg": state[1].Tensor}}, "value": int(value)}, divided
+	state = append(state, torch.Named{Name: "tied", Tensor: state[0].Tensor},
+		torch.Named{Name: "buffer", Tensor: row(t, torch.Uint8, []byte{value, byte(rank)})})
+	return map[string]any{"state_dict": state,
+		"optimizer": map[any]any{int64(0): map[string]any{"exp_avg": state[1].Tensor}}, "value": int(value)}, divided
 }
 
 // saveDivided writes a checkpoint as the ranks of a job.
@@ -145,7 +147,8 @@ func requireDivided(t testing.TB, path string, value byte) {
 		whole := row(t, w.dtype, want)
 		logical := whole.AsStrided(w.shape, w.strides, torch.AsStridedOptions{})
 		got, wanted := make([]byte, len(want)), make([]byte, len(want))
-		if err := errors.Join(x.ReadBytes(got), logical.ReadBytes(wanted), x.Close(), logical.Close()); err != nil || !bytes.Equal(got, wanted) {
+		if err := errors.Join(x.ReadBytes(got), logical.ReadBytes(wanted), x.Close(),
+			logical.Close()); err != nil || !bytes.Equal(got, wanted) {
 			t.Errorf("%s: %v, %v, want %v, nil", w.name, got, err, wanted)
 		}
 		stored, err := c.Tensor(w.name)
@@ -161,7 +164,8 @@ func requireDivided(t testing.TB, path string, value byte) {
 					t.Fatal(err)
 				}
 				got := make([]byte, (at[r+1]-at[r])*size)
-				if err := errors.Join(part.ReadBytes(got), part.Close()); err != nil || !bytes.Equal(got, want[at[r]*size:at[r+1]*size]) {
+				if err := errors.Join(part.ReadBytes(got), part.Close()); err != nil ||
+					!bytes.Equal(got, want[at[r]*size:at[r+1]*size]) {
 					t.Errorf("%s of rank %d of %d: %v, %v", w.name, r, ranks, got, err)
 				}
 			}
@@ -170,7 +174,8 @@ func requireDivided(t testing.TB, path string, value byte) {
 	if v, err := c.Value("value"); err != nil || v != int64(value) {
 		t.Errorf("the value %v, want %d: %v", v, value, err)
 	}
-	if v, err := c.Value("optimizer", 0, "exp_avg"); err != nil || !slices.Equal(v.(*checkpoint.StoredTensor).Spec().Shape, wholeTensors[1].shape) {
+	if v, err := c.Value("optimizer", 0, "exp_avg"); err != nil ||
+		!slices.Equal(v.(*checkpoint.StoredTensor).Spec().Shape, wholeTensors[1].shape) {
 		t.Errorf("got %v, %v, want the shape %v, nil", v, err, wholeTensors[1].shape)
 	}
 }
@@ -283,7 +288,8 @@ func TestReadPartInAnotherOrder(t *testing.T) {
 			strides []int64
 			first   int64
 			want    []int64
-		}{{[]int64{3, 1}, 1, []int64{1, 2, 3, 4}}, {[]int64{1, 2}, 1, []int64{3, 1, 4, 2}}, {[]int64{1, 2}, 0, []int64{0, 3, 1, 4, 2, 5}}} {
+		}{{[]int64{3, 1}, 1, []int64{1, 2, 3, 4}}, {[]int64{1, 2}, 1, []int64{3, 1, 4, 2}},
+			{[]int64{1, 2}, 0, []int64{0, 3, 1, 4, 2, 5}}} {
 			part, err := stored.ReadPart(of.strides, of.first, int64(len(of.want)))
 			if err != nil {
 				t.Fatal(err)
@@ -296,7 +302,8 @@ func TestReadPartInAnotherOrder(t *testing.T) {
 		for _, bad := range []struct {
 			strides  []int64
 			first, n int64
-		}{{[]int64{3, 1}, 5, 2}, {[]int64{3, 1}, -1, 2}, {[]int64{3, 1}, 0, -1}, {[]int64{4, 1}, 0, 1}, {[]int64{1}, 0, 1}, {[]int64{3, 1}, 1, 1<<63 - 1}} {
+		}{{[]int64{3, 1}, 5, 2}, {[]int64{3, 1}, -1, 2}, {[]int64{3, 1}, 0, -1}, {[]int64{4, 1}, 0, 1},
+			{[]int64{1}, 0, 1}, {[]int64{3, 1}, 1, 1<<63 - 1}} {
 			if part, err := stored.ReadPart(bad.strides, bad.first, bad.n); !errors.Is(err, cuda.ErrInvalidArgument) {
 				t.Errorf("%s, %+v: %v, %v, want cuda.ErrInvalidArgument", name, bad, part, err)
 			}
@@ -357,7 +364,8 @@ func TestUnfinishedDividedCheckpointLeavesTheOldOne(t *testing.T) {
 		write(s, 1, 3, 9, nil)
 		last(s)
 		v, d := dividedValue(t, 0, 3, 9)
-		if err := s.Commit(v, d); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), path) || errors.Is(err, fs.ErrNotExist) {
+		if err := s.Commit(v, d); err == nil || !strings.Contains(err.Error(), says) ||
+			!strings.Contains(err.Error(), path) || errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%v: want %q", err, says)
 		}
 		requireDivided(t, path, 1)
@@ -368,8 +376,10 @@ func TestUnfinishedDividedCheckpointLeavesTheOldOne(t *testing.T) {
 
 	// The ranks die: nobody abandons the checkpoint, and rank 0's lock is released.
 	left := filepath.Join(dir, "last.pt.tmp-0123456789ab")
-	others := []string{"last.pt-0123456789ac-rank00000-of-00002.safetensors", "other.pt-0123456789ab-rank00000-of-00002.safetensors"}
-	for _, name := range append([]string{left, path + "-0123456789ab-rank00000-of-00002.safetensors", path + "-0123456789ab-rank00001-of-00002.safetensors.tmp-0123456789ab"},
+	others := []string{"last.pt-0123456789ac-rank00000-of-00002.safetensors",
+		"other.pt-0123456789ab-rank00000-of-00002.safetensors"}
+	for _, name := range append([]string{left, path + "-0123456789ab-rank00000-of-00002.safetensors",
+		path + "-0123456789ab-rank00001-of-00002.safetensors.tmp-0123456789ab"},
 		filepath.Join(dir, others[0]), filepath.Join(dir, others[1])) {
 		if err := os.WriteFile(name, []byte("x"), 0o644); err != nil {
 			t.Fatal(err)
@@ -379,7 +389,8 @@ func TestUnfinishedDividedCheckpointLeavesTheOldOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	requireDivided(t, path, 3)
-	if names := files(t, dir); len(names) != 4 || !slices.Contains(names, others[0]) || !slices.Contains(names, others[1]) {
+	if names := files(t, dir); len(names) != 4 || !slices.Contains(names, others[0]) ||
+		!slices.Contains(names, others[1]) {
 		t.Errorf("%v", names)
 	}
 }
@@ -397,9 +408,12 @@ func saveLone(t testing.TB, path string, value byte) error {
 	t.Helper()
 	var state []torch.Named
 	for _, w := range wholeTensors {
-		state = append(state, torch.Named{Name: w.name, Tensor: row(t, w.dtype, elements(w, value)).AsStrided(w.shape, w.strides, torch.AsStridedOptions{})})
+		state = append(state, torch.Named{Name: w.name,
+			Tensor: row(t, w.dtype, elements(w, value)).AsStrided(w.shape, w.strides, torch.AsStridedOptions{})})
 	}
-	return checkpoint.SavePyTorch(path, map[string]any{"state_dict": state, "optimizer": map[any]any{int64(0): map[string]any{"exp_avg": state[1].Tensor}}, "value": int(value)})
+	return checkpoint.SavePyTorch(path,
+		map[string]any{"state_dict": state,
+			"optimizer": map[any]any{int64(0): map[string]any{"exp_avg": state[1].Tensor}}, "value": int(value)})
 }
 
 // If a process dies between the rename and the removal of the old files, the next checkpoint
@@ -562,7 +576,9 @@ func TestFilesOfACheckpointHaveOneMode(t *testing.T) {
 	if err := os.WriteFile(index, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := checkpoint.SaveSharded(index, []torch.Named{{Name: "a", Tensor: row(t, torch.Uint8, []byte{1})}, {Name: "b", Tensor: row(t, torch.Uint8, []byte{2})}}, nil, 1); err != nil {
+	if err := checkpoint.SaveSharded(index,
+		[]torch.Named{{Name: "a", Tensor: row(t, torch.Uint8, []byte{1})},
+			{Name: "b", Tensor: row(t, torch.Uint8, []byte{2})}}, nil, 1); err != nil {
 		t.Fatal(err)
 	}
 	if got := modes(t, dir); !slices.Equal(got, slices.Repeat([]fs.FileMode{0o600}, 3)) {
@@ -584,7 +600,8 @@ func TestLateRankLeavesNoFile(t *testing.T) {
 	}
 	s.Abandon()
 	v, d := dividedValue(t, 1, 2, 7)
-	if err := late.Write(1, d.Parts(v)); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "rank 0 has given the checkpoint up") {
+	if err := late.Write(1, d.Parts(v)); err == nil || !strings.Contains(err.Error(), path) ||
+		!strings.Contains(err.Error(), "rank 0 has given the checkpoint up") {
 		t.Error(err)
 	}
 	if names := files(t, dir); len(names) != 0 {
@@ -604,7 +621,10 @@ func TestCommitRefusesUnreadableFiles(t *testing.T) {
 		"a part that nobody has": func(v map[string]any, d *checkpoint.Division) {
 			d.Shape, d.Strides = []int64{6, 7}, []int64{7, 1}
 		},
-		"no first element":   func(v map[string]any, d *checkpoint.Division) { d.Shape, d.Strides = []int64{4, 7}, []int64{7, 1} },
+		"no first element": func(v map[string]any, d *checkpoint.Division) {
+			d.Shape,
+				d.Strides = []int64{4, 7}, []int64{7, 1}
+		},
 		"strides":            func(v map[string]any, d *checkpoint.Division) { d.Strides = []int64{1} },
 		"a negative shape":   func(v map[string]any, d *checkpoint.Division) { d.Shape = []int64{-5, -7} },
 		"a part before zero": func(v map[string]any, d *checkpoint.Division) { d.First = []int64{-1, 17, 34} },
@@ -677,12 +697,15 @@ func TestLinkToADividedCheckpoint(t *testing.T) {
 // A file that names a large tensor is refused before any memory is allocated for it.
 func TestMemoryOfDividedFilesIsBounded(t *testing.T) {
 	dir := t.TempDir()
-	shard := safetensors(`{"__metadata__":{"checkpoint":"0123456789ab","rank":"0"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  `, 8)
-	if err := os.WriteFile(filepath.Join(dir, "m.pt-0123456789ab-rank00000-of-00001.safetensors"), shard, 0o644); err != nil {
+	shard := safetensors(`{"__metadata__":{"checkpoint":"0123456789ab","rank":"0"},`+
+		`"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  `, 8)
+	if err := os.WriteFile(filepath.Join(dir, "m.pt-0123456789ab-rank00000-of-00001.safetensors"), shard,
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "m.pt")
-	text := strings.ReplaceAll(strings.Replace(strings.Replace(goodDivided, "[2,1]", "[8589934592,1]", 1), "[0,0,2]", "[0,0,8589934592]", 1), "SIZE", strconv.Itoa(len(shard)))
+	text := strings.ReplaceAll(strings.Replace(strings.Replace(goodDivided, "[2,1]", "[8589934592,1]", 1),
+		"[0,0,2]", "[0,0,8589934592]", 1), "SIZE", strconv.Itoa(len(shard)))
 	var v map[string]any
 	if err := json.Unmarshal([]byte(text), &v); err != nil {
 		t.Fatal(err)
@@ -703,7 +726,8 @@ func TestJoinRankWriterNeedsASharedFolder(t *testing.T) {
 	}
 	defer s.Abandon()
 	path := filepath.Join(t.TempDir(), "last.pt")
-	if _, err := checkpoint.JoinRankWriter(path, s.ID(), 2); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "a folder that all hosts share") {
+	if _, err := checkpoint.JoinRankWriter(path, s.ID(), 2); err == nil ||
+		!strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "a folder that all hosts share") {
 		t.Error(err)
 	}
 	if _, err := checkpoint.JoinRankWriter(path, "../a", 2); !errors.Is(err, cuda.ErrInvalidArgument) {
@@ -743,7 +767,8 @@ func TestDamagedDividedCheckpoint(t *testing.T) {
 			}
 		}
 		_, err := readAll(path)
-		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), path) || errors.Is(err, fs.ErrNotExist) {
+		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), path) ||
+			errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%v: want %q", err, says)
 		}
 		if err := os.WriteFile(shards[0], data, 0o644); err != nil {
@@ -799,7 +824,8 @@ func hostileDivided(t *testing.T, text string) error {
 
 // rankOfTwo returns a rank file with a "w" of two elements and the given checksums.
 func rankOfTwo(sums string) []byte {
-	shard := safetensors(`{"__metadata__":{"checkpoint":"0123456789ab","rank":"0"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"checksums":`+sums+`}  `, 8)
+	shard := safetensors(`{"__metadata__":{"checkpoint":"0123456789ab","rank":"0"},`+
+		`"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"checksums":`+sums+`}  `, 8)
 	return binary.LittleEndian.AppendUint32(shard, crc32.ChecksumIEEE(shard[len(shard)-8:]))
 }
 
@@ -808,7 +834,8 @@ func rankOfTwo(sums string) []byte {
 func divided(t *testing.T, text string, shard []byte) error {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "m.pt-0123456789ab-rank00000-of-00001.safetensors"), shard, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "m.pt-0123456789ab-rank00000-of-00001.safetensors"), shard,
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	header := 8 + binary.LittleEndian.Uint64(shard)
@@ -874,9 +901,11 @@ func TestHostileDivided(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, sums := range []string{`{"dtype":"I8","shape":[4],"data_offsets":[8,12]}`, `{"dtype":"U8","shape":[2,2],"data_offsets":[8,12]}`,
+	for _, sums := range []string{`{"dtype":"I8","shape":[4],"data_offsets":[8,12]}`,
+		`{"dtype":"U8","shape":[2,2],"data_offsets":[8,12]}`,
 		`{"dtype":"U8","shape":[0],"data_offsets":[8,8]},"v":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}`} {
-		if err := divided(t, sealed, rankOfTwo(sums)); err == nil || !strings.Contains(err.Error(), "bytes of checksums") {
+		if err := divided(t, sealed, rankOfTwo(sums)); err == nil ||
+			!strings.Contains(err.Error(), "bytes of checksums") {
 			t.Errorf("checksums as %s: %v, want an error with \"bytes of checksums\"", sums, err)
 		}
 	}
@@ -940,8 +969,10 @@ func TestDividedCheckpointSurvivesKills(t *testing.T) {
 		saved := 0
 		for range 3 {
 			command := exec.Command(os.Args[0], "-test.run=^TestDividedProcess$", "-test.count=1")
-			command.Env = append(os.Environ(), dividedPath+"="+path, dividedRanks+"="+strconv.Itoa(ranks), dividedFirst+"="+strconv.Itoa(saved+1))
-			output := killedAfter(t, command, fmt.Sprintf("saved %d\n", saved+1+random.IntN(4)), time.Duration(random.IntN(int(20*time.Millisecond))))
+			command.Env = append(os.Environ(), dividedPath+"="+path, dividedRanks+"="+strconv.Itoa(ranks),
+				dividedFirst+"="+strconv.Itoa(saved+1))
+			output := killedAfter(t, command, fmt.Sprintf("saved %d\n", saved+1+random.IntN(4)),
+				time.Duration(random.IntN(int(20*time.Millisecond))))
 			last := saved
 			for line := range strings.Lines(output) {
 				if n, ok := strings.CutPrefix(strings.TrimSpace(line), "saved "); ok {

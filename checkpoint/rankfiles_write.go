@@ -51,7 +51,8 @@ func NewRankWriter(path string, ranks int) (*RankWriter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: save %s: %w", path, err)
 	}
-	return &RankWriter{path: path, id: strings.TrimPrefix(f.file.Name(), path+unfinishedInfix), ranks: ranks, file: f}, nil
+	return &RankWriter{path: path, id: strings.TrimPrefix(f.file.Name(), path+unfinishedInfix),
+		ranks: ranks, file: f}, nil
 }
 
 // JoinRankWriter joins the checkpoint that rank 0 started with this id. It returns an error if this
@@ -61,12 +62,14 @@ func JoinRankWriter(path, id string, ranks int) (*RankWriter, error) {
 		return nil, err
 	}
 	if !unfinishedNumber.MatchString(id) {
-		return nil, fmt.Errorf("checkpoint: save %s: rank 0 names the checkpoint %q: %w", path, id, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("checkpoint: save %s: rank 0 names the checkpoint %q: %w", path, id,
+			cuda.ErrInvalidArgument)
 	}
 	w := &RankWriter{path: path, id: id, ranks: ranks}
 	if _, err := os.Lstat(w.unfinished()); err != nil {
 		host, _ := os.Hostname()
-		return nil, fmt.Errorf("checkpoint: save %s: the host %s does not see the file that rank 0 has made there: give a path in a folder that all hosts share: %v", path, host, err)
+		return nil, fmt.Errorf("checkpoint: save %s: the host %s does not see the file that rank 0 has "+
+			"made there: give a path in a folder that all hosts share: %v", path, host, err)
 	}
 	return w, nil
 }
@@ -74,7 +77,8 @@ func JoinRankWriter(path, id string, ranks int) (*RankWriter, error) {
 // checkRanks returns an error for a number of ranks that no reader accepts.
 func checkRanks(path string, ranks int) error {
 	if ranks < 1 || ranks > maxRanks {
-		return fmt.Errorf("checkpoint: save %s: %d ranks, want 1 to %d: %w", path, ranks, maxRanks, cuda.ErrInvalidArgument)
+		return fmt.Errorf("checkpoint: save %s: %d ranks, want 1 to %d: %w", path, ranks, maxRanks,
+			cuda.ErrInvalidArgument)
 	}
 	return nil
 }
@@ -86,7 +90,8 @@ func (w *RankWriter) ID() string { return w.id }
 // the file is on the disk. If rank 0 has abandoned the checkpoint in the meantime, Write returns an
 // error and removes the file.
 func (w *RankWriter) Write(rank int, parts []torch.Named) error {
-	own := slices.DeleteFunc(slices.Clone(parts), func(n torch.Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
+	own := slices.DeleteFunc(slices.Clone(parts),
+		func(n torch.Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
 	metadata := map[string]string{checkpointKey: w.id, rankKey: strconv.Itoa(rank)}
 	err := writeAtomically(w.fileOf(rank), w.unfinished(), safefile.Safetensors, func(out io.Writer) error {
 		_, _, err := encode(out, own, metadata, true)
@@ -98,7 +103,8 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 	// Rank 0 does not wait forever. Nobody would remove a file written after Abandon.
 	if _, err := os.Lstat(w.unfinished()); errors.Is(err, fs.ErrNotExist) {
 		os.Remove(w.fileOf(rank))
-		return fmt.Errorf("checkpoint: save %s: rank 0 has given the checkpoint up before rank %d had written its file", w.path, rank)
+		return fmt.Errorf("checkpoint: save %s: rank 0 has given the checkpoint up before rank %d had "+
+			"written its file", w.path, rank)
 	}
 	return nil
 }
@@ -108,7 +114,8 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 // must accept the value, and it must not have the key "shards".
 func (w *RankWriter) Commit(value map[string]any, d Divided) error {
 	if w.file == nil {
-		return fmt.Errorf("checkpoint: save %s: only the RankWriter of NewRankWriter commits, once and not after Abandon: %w", w.path, cuda.ErrInvalidArgument)
+		return fmt.Errorf("checkpoint: save %s: only the RankWriter of NewRankWriter commits, once and "+
+			"not after Abandon: %w", w.path, cuda.ErrInvalidArgument)
 	}
 	err := w.commit(value, d)
 	if err != nil {
@@ -133,10 +140,12 @@ func (w *RankWriter) Abandon() {
 
 func (w *RankWriter) commit(value map[string]any, d Divided) error {
 	if value[shardsKey] != nil {
-		return fmt.Errorf("the value has the key %q, which is that of the ranks' files: %w", shardsKey, cuda.ErrInvalidArgument)
+		return fmt.Errorf("the value has the key %q, which is that of the ranks' files: %w", shardsKey,
+			cuda.ErrInvalidArgument)
 	}
 	parts := d.Parts(value)
-	set := &rankFiles{dir: filepath.Dir(w.path), base: filepath.Base(w.path), id: w.id, files: make([]rankFile, w.ranks)}
+	set := &rankFiles{dir: filepath.Dir(w.path), base: filepath.Base(w.path), id: w.id,
+		files: make([]rankFile, w.ranks)}
 	defer set.close()
 	sizes, seals := make([]any, w.ranks), make([]any, w.ranks)
 	for rank := range w.ranks {
@@ -179,8 +188,10 @@ func (s *rankFiles) describe(part torch.Named, d Division) (*ptfile.Dict, error)
 	dtype := part.Tensor.DType()
 	// A checkpoint that no reader accepts must not replace a good one.
 	view, err := ptfile.NewView(dtype, d.Shape, d.Strides, nil)
-	if err != nil || len(d.First) != len(s.files)+1 || !slices.IsSorted(d.First) || d.First[0] != 0 || d.First[len(s.files)] != view.Bytes()/int64(dtype.Size()) {
-		return nil, fmt.Errorf("the division %v of the shape %v and the strides %v among %d ranks: %w", d.First, d.Shape, d.Strides, len(s.files), cuda.ErrInvalidArgument)
+	if err != nil || len(d.First) != len(s.files)+1 || !slices.IsSorted(d.First) || d.First[0] != 0 ||
+		d.First[len(s.files)] != view.Bytes()/int64(dtype.Size()) {
+		return nil, fmt.Errorf("the division %v of the shape %v and the strides %v among %d ranks: %w",
+			d.First, d.Shape, d.Strides, len(s.files), cuda.ErrInvalidArgument)
 	}
 	name, ok := fileTypes[dtype]
 	if !ok {
@@ -201,7 +212,8 @@ func (s *rankFiles) describe(part torch.Named, d Division) (*ptfile.Dict, error)
 	for _, kv := range []struct {
 		key   string
 		value any
-	}{{dividedKey, part.Name}, {dtypeKey, name}, {shapeKey, integerList(d.Shape)}, {stridesKey, integerList(d.Strides)}, {partsKey, parts}} {
+	}{{dividedKey, part.Name}, {dtypeKey, name}, {shapeKey, integerList(d.Shape)},
+		{stridesKey, integerList(d.Strides)}, {partsKey, parts}} {
 		record.Set(kv.key, kv.value)
 	}
 	return record, nil

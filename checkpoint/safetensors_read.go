@@ -32,13 +32,16 @@ var foreignTypes = map[string]struct {
 	dtype torch.DType
 	bits  int64
 }{
-	"U16": {27, 16}, "U32": {28, 32}, "U64": {29, 64}, "F8_E5M2FNUZ": {25, 8}, "F8_E4M3FNUZ": {26, 8}, "F8_E8M0": {44, 8},
-	"F4": {-1, 4}, "F6_E2M3": {-1, 6}, "F6_E3M2": {-1, 6},
+	"U16": {27, 16}, "U32": {28, 32}, "U64": {29, 64}, "F8_E5M2FNUZ": {25, 8}, "F8_E4M3FNUZ": {26, 8},
+	"F8_E8M0": {44, 8},
+	"F4":      {-1, 4}, "F6_E2M3": {-1, 6}, "F6_E3M2": {-1, 6},
 }
 
 var fileTypes = map[torch.DType]string{
-	torch.Bool: "BOOL", torch.Uint8: "U8", torch.Int8: "I8", torch.Int16: "I16", torch.Int32: "I32", torch.Int64: "I64", torch.Float16: "F16", torch.BFloat16: "BF16",
-	torch.Float32: "F32", torch.Float64: "F64", torch.Complex64: "C64", torch.Float8E5M2: "F8_E5M2", torch.Float8E4M3FN: "F8_E4M3",
+	torch.Bool: "BOOL", torch.Uint8: "U8", torch.Int8: "I8", torch.Int16: "I16", torch.Int32: "I32",
+	torch.Int64: "I64", torch.Float16: "F16", torch.BFloat16: "BF16",
+	torch.Float32: "F32", torch.Float64: "F64", torch.Complex64: "C64", torch.Float8E5M2: "F8_E5M2",
+	torch.Float8E4M3FN: "F8_E4M3",
 }
 
 func dtypeOf(name string) (torch.DType, bool) {
@@ -58,11 +61,13 @@ func (f *File) readSafetensors(head []byte, size int64) error {
 		}
 	}
 	if len(head) < 8 {
-		return fmt.Errorf("not a safetensors file, nor .pt or .pth: %d bytes long: copy or save it again, or name another file", size)
+		return fmt.Errorf("not a safetensors file, nor .pt or .pth: %d bytes long: copy or save it "+
+			"again, or name another file", size)
 	}
 	n := binary.LittleEndian.Uint64(head)
 	if n > maxHeader || int64(n) > size-8 {
-		return fmt.Errorf("not a safetensors file, nor .pt or .pth, or cut short: the header should have %d bytes and the file has %d: "+
+		return fmt.Errorf("not a safetensors file, nor .pt or .pth, or cut short: the header should have "+
+			"%d bytes and the file has %d: "+
 			"copy or save it again, or name another file", n, size)
 	}
 	header := make([]byte, n)
@@ -79,7 +84,8 @@ func (f *File) parse(header []byte, size int64) error {
 		return errors.New("header: not UTF-8")
 	}
 	if start := bytes.TrimLeft(header, jsonSpace); len(start) == 0 || start[0] != '{' {
-		return errors.New("header: does not start with {, so this is not a safetensors file, nor .pt or .pth: name another file")
+		return errors.New("header: does not start with {, so this is not a safetensors file, nor .pt or " +
+			".pth: name another file")
 	}
 	f.tensors.entries, f.tensors.names = map[string]entry{}, nil
 	d := json.NewDecoder(bytes.NewReader(header))
@@ -118,7 +124,8 @@ func (f *File) parse(header []byte, size int64) error {
 		return err
 	}
 	if at != size {
-		return fmt.Errorf("cut short, or too long: the tensors need %d bytes and the file has %d for them: copy or save it again", at, size)
+		return fmt.Errorf("cut short, or too long: the tensors need %d bytes and the file has %d for "+
+			"them: copy or save it again", at, size)
 	}
 	return nil
 }
@@ -253,7 +260,8 @@ func (e *entry) setType(name string) error {
 		return fmt.Errorf("shape %v of dtype %s has %d bits, which fill no bytes", shape, name, bits)
 	}
 	if e.end-e.begin != bits/8 {
-		return fmt.Errorf("offsets [%d %d] are %d bytes, %s%v needs %d", e.begin, e.end, e.end-e.begin, name, shape, bits/8)
+		return fmt.Errorf("offsets [%d %d] are %d bytes, %s%v needs %d", e.begin, e.end, e.end-e.begin,
+			name, shape, bits/8)
 	}
 	return nil
 }

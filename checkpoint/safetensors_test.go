@@ -48,7 +48,8 @@ func TestOpensWhatSafetensorsOpens(t *testing.T) {
 
 // unreadTypes are the files of a tensor "a" that package torch has no dtype for, and the dtypes.
 var unreadTypes = map[string]string{
-	"uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+	"uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e8m0fnu": "F8_E8M0",
+	"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 	"float4_e2m1fn_x2": "F4", "F4": "F4", "F6_E2M3": "F6_E2M3", "F6_E3M2": "F6_E3M2",
 }
 
@@ -106,15 +107,18 @@ func TestUnknownDTypeRefusesItsTensorAlone(t *testing.T) {
 func TestForeignFilesAreNamed(t *testing.T) {
 	const pickle = "a pickle that torch.save did not write: save its tensors with torch.save, or as safetensors"
 	for file, want := range map[string]string{
-		"named.onnx":    "a model of ONNX: save the state_dict() of the PyTorch model",
-		"unnamed.onnx":  "a model of ONNX: save the state_dict() of the PyTorch model",
-		"program.pt2":   "a program of torch.export (.pt2), which holds code: in Python, torch.save(torch.export.load(path).state_dict",
+		"named.onnx":   "a model of ONNX: save the state_dict() of the PyTorch model",
+		"unnamed.onnx": "a model of ONNX: save the state_dict() of the PyTorch model",
+		"program.pt2": "a program of torch.export (.pt2), which holds code: in Python, " +
+			"torch.save(torch.export.load(path).state_dict",
 		"arrays.npz":    "arrays of NumPy (.npz): in Python, safetensors.numpy.save_file(dict(numpy.load(path))",
 		"array.npy":     "a NumPy file (.npy): save its arrays as safetensors",
 		"weights.h5":    "an HDF5 file (.h5, of Keras and others): save its tensors as safetensors",
 		"model.gguf":    "a GGUF file, of llama.cpp: take the safetensors of the same model",
-		"protocol0.pkl": pickle, "protocol1.pkl": pickle, "protocol2.pkl": pickle, "protocol3.pkl": pickle, "protocol4.pkl": pickle, "protocol5.pkl": pickle,
-		"../../" + fixtures + "/script.pt": "a TorchScript archive, which holds code: in Python, torch.save(torch.jit.load(path).state_dict()",
+		"protocol0.pkl": pickle, "protocol1.pkl": pickle, "protocol2.pkl": pickle, "protocol3.pkl": pickle,
+		"protocol4.pkl": pickle, "protocol5.pkl": pickle,
+		"../../" + fixtures + "/script.pt": "a TorchScript archive, which holds code: in Python, " +
+			"torch.save(torch.jit.load(path).state_dict()",
 	} {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			c, err := checkpoint.Open(filepath.Join("testdata/foreign", file))
@@ -133,11 +137,15 @@ func TestForeignFilesAreNamed(t *testing.T) {
 // supports, are refused like a known but unsupported dtype.
 func TestTensorThatCannotBeReadLeavesTheOthers(t *testing.T) {
 	for want, a := range map[string]string{
-		"tensor a: dtype X9 is not handled":                          `"dtype":"X9","shape":[3]`,
-		"tensor a: 1000 dimensions are more than LibTorch's 64":      `"dtype":"U8","shape":[2` + strings.Repeat(",1", 999) + `]`,
-		"tensor a: dtype " + strings.Repeat("x", 100) + "... is not": `"dtype":"` + strings.Repeat("x", 10_000) + `","shape":[3]`,
+		"tensor a: dtype X9 is not handled": `"dtype":"X9","shape":[3]`,
+		"tensor a: 1000 dimensions are more than LibTorch's 64": `"dtype":"U8","shape":[2` +
+			strings.Repeat(",1", 999) + `]`,
+		"tensor a: dtype " + strings.Repeat("x", 100) + "... is not": `"dtype":"` + strings.Repeat("x",
+			10_000) + `","shape":[3]`,
 	} {
-		file := openCheckpoint(t, write(t, safetensors(`{"a":{`+a+`,"data_offsets":[0,2]},"z":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}`, 3)))
+		file := openCheckpoint(t,
+			write(t, safetensors(`{"a":{`+a+
+				`,"data_offsets":[0,2]},"z":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}`, 3)))
 		if _, err := file.Read("a"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

@@ -53,7 +53,8 @@ func writeChecked(path, modeOf string, tensors []torch.Named, metadata map[strin
 
 // encode writes a safetensors file. A rank's file stores its checksums as a tensor; the header of
 // any other file has room for them. encode returns the header and the checksums.
-func encode(w io.Writer, tensors []torch.Named, metadata map[string]string, ofRank bool) (text, sums []byte, err error) {
+func encode(w io.Writer, tensors []torch.Named, metadata map[string]string, ofRank bool) (text, sums []byte,
+	err error) {
 	// The tensors are sorted by decreasing element size, so that every tensor is aligned, and then
 	// by name, so that the same state gives the same file.
 	sorted := slices.Clone(tensors)
@@ -98,7 +99,8 @@ func encode(w io.Writer, tensors []torch.Named, metadata map[string]string, ofRa
 
 // fileHeader returns the header of a file with the tensors in this order, and the size of the
 // largest tensor.
-func fileHeader(sorted []torch.Named, metadata map[string]string, ofRank bool) (header map[string]any, largest int64, err error) {
+func fileHeader(sorted []torch.Named, metadata map[string]string, ofRank bool) (header map[string]any,
+	largest int64, err error) {
 	header = map[string]any{}
 	for k, v := range metadata {
 		if !utf8.ValidString(k) || !utf8.ValidString(v) {
@@ -123,7 +125,8 @@ func fileHeader(sorted []torch.Named, metadata map[string]string, ofRank bool) (
 		}
 		name, known := fileTypes[dtype]
 		if !known {
-			return nil, 0, fmt.Errorf("tensor %s: safetensors has no dtype %v: save to a path that ends in .pt, or convert the tensor", n.Name, dtype)
+			return nil, 0, fmt.Errorf(
+				"tensor %s: safetensors has no dtype %v: save to a path that ends in .pt, or convert the tensor", n.Name, dtype)
 		}
 		bytes := torch.Spec{DType: dtype, Shape: shape}.Bytes()
 		header[n.Name] = describe(name, shape, at, bytes)

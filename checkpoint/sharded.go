@@ -167,7 +167,8 @@ func saveSharded(path string, tensors []torch.Named, metadata map[string]string,
 		return err
 	}
 	if len(shards) > maxShards { // too many for any reader
-		return fmt.Errorf("%d files of at most %d bytes, and the maximum is %d files: raise maxBytes: %w", len(shards), maxBytes, maxShards, cuda.ErrInvalidArgument)
+		return fmt.Errorf("%d files of at most %d bytes, and the maximum is %d files: raise maxBytes: %w",
+			len(shards), maxBytes, maxShards, cuda.ErrInvalidArgument)
 	}
 	base := strings.TrimSuffix(filepath.Base(path), indexSuffix)
 	var number [4]byte
@@ -180,7 +181,8 @@ func saveSharded(path string, tensors []torch.Named, metadata map[string]string,
 	}
 	names := make([]string, len(shards))
 	for i, shard := range shards {
-		names[i] = fmt.Sprintf("%s-%s-%05d-of-%05d%s", base, hex.EncodeToString(number[:]), i+1, len(shards), shardSuffix)
+		names[i] = fmt.Sprintf("%s-%s-%05d-of-%05d%s", base, hex.EncodeToString(number[:]), i+1,
+			len(shards), shardSuffix)
 		for _, n := range shard {
 			if _, twice := index.WeightMap[n.Name]; twice {
 				return fmt.Errorf("tensor %q: a name that comes twice", n.Name)

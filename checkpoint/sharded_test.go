@@ -55,7 +55,8 @@ func TestSaveSharded(t *testing.T) {
 		bytes int64
 		files int
 	}{{1, 10}, {600, 3}, {1 << 20, 1}} {
-		if err := checkpoint.SaveSharded(path, nn.State(net), map[string]string{"made": "here", "total_size": "0"}, c.bytes); err != nil {
+		if err := checkpoint.SaveSharded(path, nn.State(net),
+			map[string]string{"made": "here", "total_size": "0"}, c.bytes); err != nil {
 			t.Fatal(err)
 		}
 		names := files(t, dir)
@@ -130,7 +131,8 @@ func TestSaveShardedRefusesTooManyFiles(t *testing.T) {
 	for i := range many {
 		many[i] = torch.Named{Name: strconv.Itoa(i), Tensor: w}
 	}
-	if err := checkpoint.SaveSharded(path, many, nil, 1); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "1025 files") {
+	if err := checkpoint.SaveSharded(path, many, nil, 1); !errors.Is(err, cuda.ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "1025 files") {
 		t.Error(err)
 	}
 	if after := files(t, dir); !slices.Equal(after, before) {
@@ -159,7 +161,8 @@ func TestSaveRefusesOtherDTypes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Close()
-	if err := checkpoint.Save(path, []torch.Named{{Name: "z", Tensor: x}}, nil); err == nil || !strings.Contains(err.Error(), "complex128") {
+	if err := checkpoint.Save(path, []torch.Named{{Name: "z", Tensor: x}}, nil); err == nil ||
+		!strings.Contains(err.Error(), "complex128") {
 		t.Errorf("saving complex128: %v, want an error with \"complex128\"", err)
 	}
 	if after, err := os.ReadFile(path); err != nil || !slices.Equal(after, before) {
@@ -190,7 +193,8 @@ func TestSaveShardedRefuses(t *testing.T) {
 		}
 	}
 	for _, path := range []string{good, taken} {
-		left := slices.DeleteFunc(files(t, filepath.Dir(path)), func(name string) bool { return path == taken && name == filepath.Base(taken) })
+		left := slices.DeleteFunc(files(t, filepath.Dir(path)),
+			func(name string) bool { return path == taken && name == filepath.Base(taken) })
 		if len(left) != 0 {
 			t.Errorf("files are left: %v, want none", left)
 		}
@@ -248,7 +252,8 @@ func TestMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	tensors := []torch.Named{
-		{Name: "w", Tensor: nn.NewParameter(nn.Constant(2.5), 3, 2)}, {Name: "flags", Tensor: flags}, {Name: "empty", Tensor: empty},
+		{Name: "w", Tensor: nn.NewParameter(nn.Constant(2.5), 3, 2)}, {Name: "flags", Tensor: flags},
+		{Name: "empty", Tensor: empty},
 		{Name: "steps", Tensor: nn.NewParameter(nn.Constant(9), 1).ToDType(torch.Int64)},
 	}
 	if err := checkpoint.Save(path, tensors, nil); err != nil {
@@ -284,7 +289,8 @@ func TestMap(t *testing.T) {
 		m := mapped[n.Name]
 		want, err1 := n.Tensor.NoGrad().ToDType(torch.Float64).Float64s()
 		got, err2 := m.ToDType(torch.Float64).Float64s()
-		if err := errors.Join(err1, err2); err != nil || !slices.Equal(got, want) || !slices.Equal(m.Shape(), n.Tensor.Shape()) || m.DType() != n.Tensor.DType() {
+		if err := errors.Join(err1, err2); err != nil || !slices.Equal(got, want) ||
+			!slices.Equal(m.Shape(), n.Tensor.Shape()) || m.DType() != n.Tensor.DType() {
 			t.Errorf("%s: %v, want %v, %v", n.Name, m, n.Tensor, err)
 		}
 	}

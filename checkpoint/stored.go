@@ -195,7 +195,8 @@ func (f *File) readPart(e entry, strides []int64, first, n int64) (*torch.Tensor
 	}
 	total := torch.Spec{DType: e.dtype, Shape: e.shape}.Elements()
 	if len(strides) != len(e.shape) || !tensor.Dense(e.shape, strides) || first < 0 || n < 0 || first > total-n {
-		return nil, fmt.Errorf("%d elements from %d of the shape %v in the order of the strides %v: %w", n, first, e.shape, strides, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("%d elements from %d of the shape %v in the order of the strides %v: %w", n,
+			first, e.shape, strides, cuda.ErrInvalidArgument)
 	}
 	t, err := torch.Empty(cuda.CPU, e.dtype, n)
 	if err != nil || n == 0 {
@@ -251,7 +252,8 @@ func (f *File) cut(t *torch.Tensor, e entry, strides []int64, first int64) error
 		return err
 	}
 	row = scope.Own(row)
-	if err := row.AsStrided(e.shape, strides, torch.AsStridedOptions{}).CopyFrom(whole, torch.CopyOptions{}); err != nil {
+	if err := row.AsStrided(e.shape, strides, torch.AsStridedOptions{}).CopyFrom(whole,
+		torch.CopyOptions{}); err != nil {
 		return err
 	}
 	return t.CopyFrom(row.Narrow(0, first, t.Elements()), torch.CopyOptions{})

@@ -158,7 +158,8 @@ func removeUnfinished(path string) {
 		if syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil && names(name, file) {
 			if isIndexPath(path) {
 				live := ownShards(path, path)
-				removeShards(path, slices.DeleteFunc(ownShards(path, name), func(shard string) bool { return slices.Contains(live, shard) }))
+				removeShards(path, slices.DeleteFunc(ownShards(path, name),
+					func(shard string) bool { return slices.Contains(live, shard) }))
 			}
 			removeID(path, number) // on rank 0
 			os.Remove(name)

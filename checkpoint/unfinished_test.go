@@ -56,7 +56,8 @@ func TestSaveRemovesUnfinishedFiles(t *testing.T) {
 			left := file(name+".tmp-0123456789ab", `{"weight_map":{`+names+`}}`)
 			leftShard := file(shard, "x")
 			others := []string{
-				file(name+".tmp-0123456789a", ""), file(name+".tmp-0123456789AB", ""), file("n"+name+".tmp-0123456789ab", ""), file("m-89abcdef.safetensors", "x"),
+				file(name+".tmp-0123456789a", ""), file(name+".tmp-0123456789AB", ""),
+				file("n"+name+".tmp-0123456789ab", ""), file("m-89abcdef.safetensors", "x"),
 			}
 			written, err := os.Open(file(name+".tmp-ba9876543210", ""))
 			if err != nil {

@@ -73,7 +73,8 @@ func TestFilesOfEarlierVersionsAreRead(t *testing.T) {
 			}
 		}
 		f := openCheckpoint(t, filepath.Join(written, version, "ranks.pt"))
-		requireTensors(t, f, []torch.Named{{Name: "weight", Tensor: ascending(t, 100, 10, torch.Float32, 2, 5)}, writtenTensors(t)[1]})
+		requireTensors(t, f, []torch.Named{{Name: "weight",
+			Tensor: ascending(t, 100, 10, torch.Float32, 2, 5)}, writtenTensors(t)[1]})
 		if epoch, err := f.Value("epoch"); err != nil || !reflect.DeepEqual(epoch, int64(3)) {
 			t.Errorf("%s has the epoch %v, want 3, %v", f.Path(), epoch, err)
 		}
@@ -106,7 +107,8 @@ func TestRankFilesEqualTheLastVersions(t *testing.T) {
 	parts := []*torch.Tensor{ascending(t, 100, 6, torch.Float32, 6), ascending(t, 106, 4, torch.Float32, 4)}
 	division := checkpoint.Division{Shape: []int64{2, 5}, Strides: []int64{5, 1}, First: []int64{0, 6, 10}}
 	value := func(rank int) map[string]any {
-		return map[string]any{"state_dict": []torch.Named{{Name: "weight", Tensor: parts[rank]}, writtenTensors(t)[1]}, "epoch": 3}
+		return map[string]any{"state_dict": []torch.Named{{Name: "weight", Tensor: parts[rank]},
+			writtenTensors(t)[1]}, "epoch": 3}
 	}
 	for rank, part := range parts {
 		if err := lead.Write(rank, checkpoint.Divided{part: division}.Parts(value(rank))); err != nil {

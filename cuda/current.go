@@ -89,7 +89,8 @@ func WithStream(s Stream, fn func() error) (err error) {
 	}
 	defer func() {
 		if left := guard.Exit(); left != nil {
-			err = errors.Join(err, fmt.Errorf("WithStream(%v) could not restore the earlier stream, and its goroutine stays locked to its OS thread; call "+
+			err = errors.Join(err, fmt.Errorf("WithStream(%v) could not restore the earlier stream, and "+
+				"its goroutine stays locked to its OS thread; call "+
 				"the restore function of SetCUDAStream before fn ends: %w", s, left))
 			return
 		}
@@ -109,7 +110,8 @@ func WithStreams(streams []Stream, fn func() error) error {
 	for i, s := range streams[:last] {
 		for _, other := range streams[i+1:] {
 			if s.Device() == other.Device() {
-				return invalid("WithStreams", "two streams of %v: only one stream of a device can be current", s.Device())
+				return invalid("WithStreams",
+					"two streams of %v: only one stream of a device can be current", s.Device())
 			}
 		}
 	}

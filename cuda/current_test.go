@@ -167,7 +167,8 @@ func TestUnlockedGoroutinesLoseTheirStream(t *testing.T) {
 		})
 	}
 	all.Wait()
-	t.Logf("unlocked: wrong stream in %.1f %% of %d rounds", 100*float64(wrong.Load())/(goroutines*rounds), goroutines*rounds)
+	t.Logf("unlocked: wrong stream in %.1f %% of %d rounds", 100*float64(wrong.Load())/(goroutines*rounds),
+		goroutines*rounds)
 	if wrong.Load() == 0 {
 		t.Error("got no round with a wrong stream, want at least one: the locked test proves nothing")
 	}
@@ -282,7 +283,8 @@ func TestForgottenRestore(t *testing.T) {
 		requireCurrent(t, streams[0])
 	}()
 	thread := "/proc/self/task/" + strconv.FormatInt(<-done, 10)
-	until(t, "the end of the thread with the left-over stream", func() bool { _, err := os.Stat(thread); return errors.Is(err, os.ErrNotExist) })
+	until(t, "the end of the thread with the left-over stream",
+		func() bool { _, err := os.Stat(thread); return errors.Is(err, os.ErrNotExist) })
 	requireDefaultStreams(t, &sync.Map{})
 }
 

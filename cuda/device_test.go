@@ -39,15 +39,18 @@ func calls(d Device) map[string]func() error {
 		"GetCurrentCUDAStream": func() error { _, err := GetCurrentCUDAStream(d); return err },
 		"SetCUDAStream":        func() error { _, err := SetCUDAStream(stream); return err },
 		"WaitCUDAStream":       func() error { return WaitCUDAStream(stream, stream) },
-		"WithStream":           func() error { return WithStream(stream, func() error { return errors.New("fn was called") }) },
-		"Stream.Wait":          func() error { return stream.Wait(stream) },
-		"Stream.Query":         func() error { _, err := stream.Query(); return err },
-		"Stream.Synchronize":   stream.Synchronize,
-		"Stream.Notify":        func() error { _, err := stream.Notify(); return err },
-		"Stream.Forget":        stream.Forget,
-		"Stream.SameQueue":     func() error { _, err := stream.SameQueue(stream); return err },
-		"Stream.Handle":        func() error { _, err := stream.Handle(); return err },
-		"Stream.Priority":      func() error { _, err := stream.Priority(); return err },
+		"WithStream": func() error {
+			return WithStream(stream,
+				func() error { return errors.New("fn was called") })
+		},
+		"Stream.Wait":        func() error { return stream.Wait(stream) },
+		"Stream.Query":       func() error { _, err := stream.Query(); return err },
+		"Stream.Synchronize": stream.Synchronize,
+		"Stream.Notify":      func() error { _, err := stream.Notify(); return err },
+		"Stream.Forget":      stream.Forget,
+		"Stream.SameQueue":   func() error { _, err := stream.SameQueue(stream); return err },
+		"Stream.Handle":      func() error { _, err := stream.Handle(); return err },
+		"Stream.Priority":    func() error { _, err := stream.Priority(); return err },
 	}
 }
 
@@ -115,7 +118,8 @@ func TestDeviceReportsItsMemory(t *testing.T) {
 	during := must[MemoryStats](t)(Device(0).Memory())
 	capi.FreeTensor(x)
 	after := must[MemoryStats](t)(Device(0).Memory())
-	if during.Allocated != before.Allocated+1<<20 || after.Allocated != before.Allocated || after.PeakAllocated < during.Allocated {
+	if during.Allocated != before.Allocated+1<<20 || after.Allocated != before.Allocated ||
+		after.PeakAllocated < during.Allocated {
 		t.Errorf("1 MiB was allocated and freed: before %+v, during %+v, after %+v", before, during, after)
 	}
 	if after.Free <= 0 || after.Free > after.Total || after.Reserved < after.Allocated {

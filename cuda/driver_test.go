@@ -45,7 +45,8 @@ func TestErrorsNameTheDriver(t *testing.T) {
 		return string(text)
 	}
 	if capi.CUDAVersion() == "" {
-		if text := said(t); !strings.Contains(text, "built for a LibTorch without CUDA") || strings.Contains(text, "nvidia-smi") {
+		if text := said(t); !strings.Contains(text, "built for a LibTorch without CUDA") ||
+			strings.Contains(text, "nvidia-smi") {
 			t.Errorf("it says %s", text)
 		}
 		return
@@ -56,13 +57,15 @@ func TestErrorsNameTheDriver(t *testing.T) {
 			t.Skip("needs a C compiler: ", err)
 		}
 		folder := t.TempDir()
-		c := exec.Command(cc, "-shared", "-fPIC", "-DVERSION=12040", "-x", "c", "-", "-o", filepath.Join(folder, "libcuda.so.1"))
+		c := exec.Command(cc, "-shared", "-fPIC", "-DVERSION=12040", "-x", "c", "-", "-o",
+			filepath.Join(folder, "libcuda.so.1"))
 		c.Stdin = strings.NewReader(fakeDriver)
 		if text, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("%v, want no error\n%s", err, text)
 		}
 		path := strings.TrimSuffix(folder+":"+os.Getenv("LD_LIBRARY_PATH"), ":")
-		if text := said(t, "LD_LIBRARY_PATH="+path); !strings.Contains(text, "too old: it is for CUDA 12.4, and CUDA 13.") || !strings.Contains(text, "driver 580 or newer") {
+		if text := said(t, "LD_LIBRARY_PATH="+path); !strings.Contains(text,
+			"too old: it is for CUDA 12.4, and CUDA 13.") || !strings.Contains(text, "driver 580 or newer") {
 			t.Errorf("it says %s,"+
 				" want it to contain \"too old: it is for CUDA 12.4, and CUDA 13.\", \"driver 580 or newer\"", text)
 		}
@@ -71,14 +74,16 @@ func TestErrorsNameTheDriver(t *testing.T) {
 		if _, err := os.Stat("/proc/driver/nvidia"); err == nil || DeviceCount() > 0 {
 			t.Skip("this machine has an NVIDIA driver")
 		}
-		if text := said(t); !strings.Contains(text, "no NVIDIA driver, and CUDA 13.") || !strings.Contains(text, "torchstream doctor") {
+		if text := said(t); !strings.Contains(text, "no NVIDIA driver, and CUDA 13.") ||
+			!strings.Contains(text, "torchstream doctor") {
 			t.Errorf("it says %s,"+
 				" want it to contain \"no NVIDIA driver, and CUDA 13.\", \"torchstream doctor\"", text)
 		}
 	})
 	t.Run("hidden GPUs", func(t *testing.T) {
 		onGPU(t, 1)
-		if text := said(t, "CUDA_VISIBLE_DEVICES="); !strings.Contains(text, "lists no GPU") || !strings.Contains(text, "CUDA_VISIBLE_DEVICES") {
+		if text := said(t, "CUDA_VISIBLE_DEVICES="); !strings.Contains(text, "lists no GPU") ||
+			!strings.Contains(text, "CUDA_VISIBLE_DEVICES") {
 			t.Errorf("it says %s, want it to contain \"lists no GPU\", \"CUDA_VISIBLE_DEVICES\"", text)
 		}
 	})

@@ -61,7 +61,8 @@ func advised(err error) error {
 	if !errors.Is(err, ErrNoDevice) || DeviceCount() > 0 {
 		return err
 	}
-	advice := "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide the GPU (torchstream doctor says more)"
+	advice := "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide the GPU " +
+		"(torchstream doctor says more)"
 	if capi.CUDAVersion() == "" {
 		advice = "torchstream doctor says more"
 	}

@@ -9,7 +9,8 @@ import (
 )
 
 func TestSentinelsMatchOnlyThemselves(t *testing.T) {
-	sentinels := []error{ErrInvalidArgument, ErrOutOfMemory, ErrNoDevice, ErrCUDA, ErrWrongThread, ErrOutOfOrder, ErrNotRecorded, ErrInternal, ErrCapture, ErrStale, ErrClosed}
+	sentinels := []error{ErrInvalidArgument, ErrOutOfMemory, ErrNoDevice, ErrCUDA, ErrWrongThread,
+		ErrOutOfOrder, ErrNotRecorded, ErrInternal, ErrCapture, ErrStale, ErrClosed}
 	for i, a := range sentinels {
 		for j, b := range sentinels {
 			if got := errors.Is(fmt.Errorf("batch 3: %w", a), b); got != (i == j) {
@@ -19,7 +20,8 @@ func TestSentinelsMatchOnlyThemselves(t *testing.T) {
 	}
 	err := invalid("NewPinned", "%d bytes", 0)
 	var e *Error
-	if !errors.As(err, &e) || e.Origin != "cuda.NewPinned" || e.Message != "0 bytes" || !errors.Is(err, ErrInvalidArgument) {
+	if !errors.As(err, &e) || e.Origin != "cuda.NewPinned" || e.Message != "0 bytes" ||
+		!errors.Is(err, ErrInvalidArgument) {
 		t.Errorf("got %#v", err)
 	}
 }
@@ -27,7 +29,8 @@ func TestSentinelsMatchOnlyThemselves(t *testing.T) {
 // saysGo fails unless an error starts with a call and has no name of the C headers.
 func saysGo(t *testing.T, err error, call string) {
 	t.Helper()
-	if err == nil || !strings.HasPrefix(err.Error(), call+": ") || regexp.MustCompile(`\b(?i:ts)_\w`).MatchString(err.Error()) {
+	if err == nil || !strings.HasPrefix(err.Error(), call+": ") ||
+		regexp.MustCompile(`\b(?i:ts)_\w`).MatchString(err.Error()) {
 		t.Errorf("the error is %v, want one that begins with %q and names nothing of C", err, call+": ")
 	}
 }

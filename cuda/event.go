@@ -73,7 +73,8 @@ func NewEvent(o EventOptions) (*Event, error) {
 		flags |= capi.EventExternal
 	}
 	if o.Timing && o.Interprocess {
-		return nil, invalid("NewEvent", "Timing and Interprocess exclude each other: an event between processes records no time")
+		return nil, invalid("NewEvent",
+			"Timing and Interprocess exclude each other: an event between processes records no time")
 	}
 	c, err := capi.NewEvent(flags)
 	if err != nil {

@@ -182,7 +182,8 @@ func TestQueryAndElapsed(t *testing.T) {
 	if elapsed <= time.Millisecond || elapsed > wall {
 		t.Errorf("elapsed %v on the device, %v on the host", elapsed, wall)
 	}
-	if _, err := Elapsed(start, plain); !errors.Is(err, ErrInvalidArgument) || !strings.Contains(err.Error(), "without timing") {
+	if _, err := Elapsed(start, plain); !errors.Is(err, ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "without timing") {
 		t.Errorf("Elapsed without Timing: got %v, want ErrInvalidArgument", err)
 	}
 }
@@ -215,7 +216,8 @@ func TestEventFromManyGoroutines(t *testing.T) {
 			all.Go(func() {
 				for range 50 {
 					_, queried := event.Query()
-					for _, err := range []error{event.Record(Stream{}), queried, Stream{}.WaitEvent(event), event.Synchronize()} {
+					for _, err := range []error{event.Record(Stream{}), queried, Stream{}.WaitEvent(event),
+						event.Synchronize()} {
 						if err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrNotRecorded) {
 							t.Error(err)
 						}
@@ -273,7 +275,8 @@ func TestEventBetweenProcesses(t *testing.T) {
 	self := must[string](t)(os.Executable())
 	child := exec.Command(self, "-test.run", "^TestEventBetweenProcesses$", "-test.v")
 	child.Env = append(os.Environ(), eventOfParent+"="+hex.EncodeToString(h[:]))
-	if out, err := child.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS: TestEventBetweenProcesses")) {
+	if out, err := child.CombinedOutput(); err != nil ||
+		!bytes.Contains(out, []byte("--- PASS: TestEventBetweenProcesses")) {
 		t.Errorf("the child process: %v\n%s", err, out)
 	}
 	check(t, stream.Synchronize())

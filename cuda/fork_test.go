@@ -11,7 +11,8 @@ import (
 func TestForkAndJoinErrors(t *testing.T) {
 	good, none := DefaultStream(0), DefaultStream(1000)
 	for name, err := range map[string]error{
-		"fork from": Fork(none, good), "fork to": Fork(good, good, none), "join into": Join(none, good), "join from": Join(good, good, none), "fork from alone": Fork(none),
+		"fork from": Fork(none, good), "fork to": Fork(good, good, none), "join into": Join(none, good),
+		"join from": Join(good, good, none), "fork from alone": Fork(none),
 		"join into alone": Join(none), "not a GPU": Fork(Stream{capi.Stream{Device: -1}}),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -90,11 +91,14 @@ func TestForkTwoDevices(t *testing.T) {
 		from, to Stream
 		order    func(from, to Stream) error
 	}{
-		"fork":                      {here, there, func(from, to Stream) error { return Fork(from, to, here) }},
-		"fork of default streams":   {DefaultStream(0), DefaultStream(1), func(from, to Stream) error { return Fork(from, to) }},
-		"join":                      {here, there, func(from, to Stream) error { return Join(to, to, from) }},
-		"join of default streams":   {DefaultStream(0), DefaultStream(1), func(from, to Stream) error { return Join(to, from) }},
-		"fork onto a default queue": {here, DefaultStream(1), func(from, to Stream) error { return Fork(from, here, to) }},
+		"fork": {here, there, func(from, to Stream) error { return Fork(from, to, here) }},
+		"fork of default streams": {DefaultStream(0), DefaultStream(1),
+			func(from, to Stream) error { return Fork(from, to) }},
+		"join": {here, there, func(from, to Stream) error { return Join(to, to, from) }},
+		"join of default streams": {DefaultStream(0), DefaultStream(1),
+			func(from, to Stream) error { return Join(to, from) }},
+		"fork onto a default queue": {here, DefaultStream(1),
+			func(from, to Stream) error { return Fork(from, here, to) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			check(t, WithStream(order.from, load.queue))
@@ -119,7 +123,8 @@ func TestForkDoesNotAllocate(t *testing.T) {
 	}
 	s := newStreams(t, 4)
 	check(t, Fork(s[0], s[1:]...))
-	if n := testing.AllocsPerRun(100, func() { check(t, Fork(s[0], s[1:]...)); check(t, Join(s[0], s[1:]...)) }); n != 0 {
+	if n := testing.AllocsPerRun(100,
+		func() { check(t, Fork(s[0], s[1:]...)); check(t, Join(s[0], s[1:]...)) }); n != 0 {
 		t.Errorf("%v allocations a fork and join, want 0", n)
 	}
 }

@@ -28,7 +28,8 @@ func TestNodesHandlesAndDOTOfAGraph(t *testing.T) {
 		t.Errorf("Capturing: %v of the captured stream, %v of the default stream", inside, outside)
 	}
 	n := must[NodeKinds](t)(g.NodeKinds())
-	if sum := n.Kernels + n.Copies + n.Fills + n.HostFunctions + n.EventRecords + n.EventWaits + n.Empty + n.Others; sum != g.Nodes() || n.Kernels < 2 {
+	if sum := n.Kernels + n.Copies + n.Fills + n.HostFunctions + n.EventRecords + n.EventWaits +
+		n.Empty + n.Others; sum != g.Nodes() || n.Kernels < 2 {
 		t.Errorf("%+v, %d nodes", n, g.Nodes())
 	}
 	dot := must[[]byte](t)(g.DOT(false))

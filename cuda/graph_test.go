@@ -16,7 +16,8 @@ func TestNilGraphIsRefused(t *testing.T) {
 		if err := g.Replay(Stream{}); !errors.Is(err, ErrInvalidArgument) {
 			t.Errorf("Replay: %v, want ErrInvalidArgument", err)
 		}
-		if _, err := Capture(CaptureOptions{SharePool: g}, func() error { return nil }); g != nil && DeviceCount() > 0 && !errors.Is(err, ErrInvalidArgument) {
+		if _, err := Capture(CaptureOptions{SharePool: g}, func() error { return nil }); g != nil &&
+			DeviceCount() > 0 && !errors.Is(err, ErrInvalidArgument) {
 			t.Errorf("SharePool: %v", err)
 		}
 		if nodes, device, err := g.Nodes(), g.Device(), g.Close(); nodes != 0 || device != 0 || err != nil {
@@ -273,10 +274,15 @@ func TestCaptureRefusesBreakingCalls(t *testing.T) {
 		call func() error
 		text string
 	}{
-		"Float64":            {func() error { _, err := capi.TensorItem(c.x); return err }, "reading values"},
-		"Float32s":           {func() error { return capi.ReadTensor(c.x, make([]byte, 4)) }, "reading values"},
-		"a blocking copy":    {func() error { return capi.CopyTensor(c.x, host, false) }, "a copy between host and device"},
-		"To":                 {func() error { _, err := capi.TensorTo(c.x, capi.DeviceCPU, capi.Float32, false); return err }, "a copy between"},
+		"Float64":  {func() error { _, err := capi.TensorItem(c.x); return err }, "reading values"},
+		"Float32s": {func() error { return capi.ReadTensor(c.x, make([]byte, 4)) }, "reading values"},
+		"a blocking copy": {func() error { return capi.CopyTensor(c.x, host, false) },
+			"a copy between host and device"},
+		"To": {func() error {
+			_,
+				err := capi.TensorTo(c.x, capi.DeviceCPU, capi.Float32, false)
+			return err
+		}, "a copy between"},
 		"Stream.Synchronize": {other.Synchronize, "waiting for a stream"},
 		"Stream.Query":       {func() error { _, err := other.Query(); return err }, "asking for a stream"},
 		"Event.Query":        {func() error { _, err := recorded.Query(); return err }, "asking for an event"},
@@ -295,8 +301,12 @@ func TestCaptureRefusesBreakingCalls(t *testing.T) {
 		}, "outside of the capture"},
 		"Event.Export":   {func() error { _, err := shared.Export(0); return err }, "exporting"},
 		"MemoryPool.Use": {func() error { return pool.Use(c.increase) }, "entering a memory pool"},
-		"Capture":        {func() error { _, err := Capture(CaptureOptions{}, func() error { return nil }); return err }, "do not nest"},
-		"nonzero":        {func() error { return operate(c.x, "aten::nonzero") }, "aten::nonzero is not possible"},
+		"Capture": {func() error {
+			_,
+				err := Capture(CaptureOptions{}, func() error { return nil })
+			return err
+		}, "do not nest"},
+		"nonzero": {func() error { return operate(c.x, "aten::nonzero") }, "aten::nonzero is not possible"},
 	}
 	captured := 0
 	for name, r := range refused {
@@ -476,8 +486,12 @@ func TestFailedCapture(t *testing.T) {
 	}{
 		{"the function's error", func() error { return errors.Join(c.increase(), boom) }, boom, "boom"},
 		{"nothing was queued", func() error { return nil }, ErrCapture, "nothing was enqueued"},
-		{"not joined", func() error { return errors.Join(c.increase(), side.Wait(stream), WithStream(side, c.increase)) }, ErrCapture, "not joined"},
-		{"waits for a stream outside", func() error { return errors.Join(c.increase(), stream.Wait(side)) }, ErrCapture, "fork that one"},
+		{"not joined", func() error {
+			return errors.Join(c.increase(), side.Wait(stream),
+				WithStream(side, c.increase))
+		}, ErrCapture, "not joined"},
+		{"waits for a stream outside", func() error { return errors.Join(c.increase(), stream.Wait(side)) },
+			ErrCapture, "fork that one"},
 		{"an operator that is not capturable", func() error {
 			c.increase()
 			operate(c.x, "aten::_local_scalar_dense") // refused, which breaks nothing; the result is ignored
@@ -531,7 +545,8 @@ func TestFailedCapture(t *testing.T) {
 		t.Errorf("the counter is %v, want %v", got, 2*replayed)
 	}
 	check(t, EmptyCache())
-	if after := must[MemoryStats](t)(Device(0).Memory()); after.Allocated > before.Allocated+1<<20 || after.Reserved > before.Reserved+40<<20 {
+	if after := must[MemoryStats](t)(Device(0).Memory()); after.Allocated > before.Allocated+1<<20 ||
+		after.Reserved > before.Reserved+40<<20 {
 		t.Errorf("memory before %+v, after %+v", before, after)
 	}
 	// The driver may report errors late: none may be left.

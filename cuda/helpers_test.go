@@ -61,7 +61,8 @@ func onGPU(t *testing.T, count int) {
 	if n := DeviceCount(); n < count {
 		// As cudatest.RequireGPUs, which is above this package.
 		if promised, err := strconv.Atoi(os.Getenv("TORCHSTREAM_REQUIRE_GPUS")); err == nil && promised >= count {
-			t.Fatalf("needs %d GPU(s), this machine has %d of the %d that TORCHSTREAM_REQUIRE_GPUS promises", count, n, promised)
+			t.Fatalf("needs %d GPU(s), this machine has %d of the %d that TORCHSTREAM_REQUIRE_GPUS "+
+				"promises", count, n, promised)
 		}
 		t.Skipf("needs %d GPU(s), this machine has %d", count, n)
 	}
@@ -187,7 +188,8 @@ func newCounter(t *testing.T) *counter {
 
 func (c *counter) increase() error {
 	c.expected++
-	err := capi.CallOperator(c.add, []capi.Arg{{Kind: capi.ArgTensor}, {Kind: capi.ArgTensor, Value: 1}}, []*capi.Tensor{c.x, c.one}, nil, capi.CallNoGrad, nil)
+	err := capi.CallOperator(c.add, []capi.Arg{{Kind: capi.ArgTensor}, {Kind: capi.ArgTensor, Value: 1}},
+		[]*capi.Tensor{c.x, c.one}, nil, capi.CallNoGrad, nil)
 	return err
 }
 
@@ -207,7 +209,9 @@ func fill(x *capi.Tensor, value float32) error {
 	if err != nil {
 		return err
 	}
-	err = capi.CallOperator(op, []capi.Arg{{Kind: capi.ArgTensor}, {Kind: capi.ArgInt, Value: int64(value)}}, []*capi.Tensor{x}, nil, capi.CallNoGrad, nil)
+	err = capi.CallOperator(op,
+		[]capi.Arg{{Kind: capi.ArgTensor}, {Kind: capi.ArgInt, Value: int64(value)}}, []*capi.Tensor{x},
+		nil, capi.CallNoGrad, nil)
 	return err
 }
 
@@ -238,7 +242,8 @@ func (w work) queue() error {
 func firstAndLast(t *testing.T, x *capi.Tensor, n int) (ends [2]float32) {
 	t.Helper()
 	memory := make([]byte, 4*n)
-	check(t, WithStream(must[Stream](t)(NewStream(0, StreamOptions{})), func() error { return capi.ReadTensor(x, memory) }))
+	check(t, WithStream(must[Stream](t)(NewStream(0, StreamOptions{})),
+		func() error { return capi.ReadTensor(x, memory) }))
 	values := unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(memory))), n)
 	return [2]float32{values[0], values[n-1]}
 }

@@ -20,7 +20,8 @@ func TestLeaksAreCounted(t *testing.T) {
 		return after.Events > before.Events && after.Pinned > before.Pinned && after.Streams > before.Streams
 	})
 	after := Leaks()
-	if after.Events != before.Events+1 || after.Streams != before.Streams+1 || after.Pinned != before.Pinned+1 || after.PinnedBytes != before.PinnedBytes+100 {
+	if after.Events != before.Events+1 || after.Streams != before.Streams+1 ||
+		after.Pinned != before.Pinned+1 || after.PinnedBytes != before.PinnedBytes+100 {
 		t.Errorf("got %+v after %+v", after, before)
 	}
 	until(t, "the release of the event", func() bool { return inner.refs.Load() == 0 })

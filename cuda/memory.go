@@ -76,7 +76,8 @@ func PinnedAllocator() (PinnedStats, error) {
 	}
 	return PinnedStats{
 		ActiveBytes: s.ActiveBytes, ReservedBytes: s.ReservedBytes, PeakBytes: s.PeakBytes, Allocations: s.Allocations,
-		DriverAllocations: s.DriverAllocations, DriverFrees: s.DriverFrees, DriverTime: time.Duration(s.DriverNanoseconds),
+		DriverAllocations: s.DriverAllocations, DriverFrees: s.DriverFrees,
+		DriverTime: time.Duration(s.DriverNanoseconds),
 	}, nil
 }
 
@@ -236,7 +237,8 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 	defer func() {
 		p.user.Store(0)
 		if left := capi.ExitMemoryPool(p.c); left != nil {
-			err = errors.Join(err, fmt.Errorf("leaving the memory pool failed, and its goroutine stays locked to its OS thread: %w", left))
+			err = errors.Join(err, fmt.Errorf(
+				"leaving the memory pool failed, and its goroutine stays locked to its OS thread: %w", left))
 			return
 		}
 		runtime.UnlockOSThread()

@@ -40,7 +40,8 @@ func TestFreedMemoryAndOtherStreams(t *testing.T) {
 			}
 			x, was := create(first)
 			check(t, side[0].Synchronize())
-			check(t, WithStream(side[1], func() error { return errors.Join(load.queue(), capi.CopyTensor(read, x, true)) }))
+			check(t, WithStream(side[1],
+				func() error { return errors.Join(load.queue(), capi.CopyTensor(read, x, true)) }))
 			check(t, c.protect(x))
 			capi.FreeTensor(x)
 			y, is := create(next)
@@ -97,7 +98,8 @@ func TestRefusedMemoryPoolCloseMayBeRepeated(t *testing.T) {
 	until(t, "the collector's Close", func() bool { runtime.GC(); return tries.Load() == 2 })
 
 	failed := errors.New("failed")
-	p = newMemoryPool((*capi.MemoryPool)(unsafe.Pointer(&memory[0])), 0, func(*capi.MemoryPool) error { tries.Add(1); return failed })
+	p = newMemoryPool((*capi.MemoryPool)(unsafe.Pointer(&memory[0])), 0,
+		func(*capi.MemoryPool) error { tries.Add(1); return failed })
 	tries.Store(0)
 	for range 2 { // the C side takes a pool only when it succeeds
 		if err := p.Close(); err != failed {
@@ -137,11 +139,13 @@ func TestAllocatorStats(t *testing.T) {
 	during := must[AllocatorStats](t)(Device(0).Allocator())
 	capi.FreeTensor(x)
 	after := must[AllocatorStats](t)(Device(0).Allocator())
-	if during.RequestedBytes != before.RequestedBytes+1000 || during.Allocations != before.Allocations+1 || during.TotalAllocations != before.TotalAllocations+1 {
+	if during.RequestedBytes != before.RequestedBytes+1000 || during.Allocations != before.Allocations+1 ||
+		during.TotalAllocations != before.TotalAllocations+1 {
 		t.Errorf("1000 bytes were allocated: before %+v, during %+v,"+
 			" want 1000 bytes and one allocation more", before, during)
 	}
-	if after.RequestedBytes != before.RequestedBytes || after.Allocations != before.Allocations || after.Segments < 1 || after.DriverAllocations < after.Segments {
+	if after.RequestedBytes != before.RequestedBytes || after.Allocations != before.Allocations ||
+		after.Segments < 1 || after.DriverAllocations < after.Segments {
 		t.Errorf("and freed: before %+v, after %+v, want the bytes and allocations as before",
 			before, after)
 	}

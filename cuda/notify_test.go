@@ -53,7 +53,8 @@ func TestNoticesArrive(t *testing.T) {
 		wait(t, done)
 	}
 	// The goroutine ends with the last notice, and another starts with the next.
-	until(t, "the end of the goroutine", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return !b.running && len(b.waiting) == 0 })
+	until(t, "the end of the goroutine",
+		func() bool { b.mu.Lock(); defer b.mu.Unlock(); return !b.running && len(b.waiting) == 0 })
 	wait(t, must[<-chan struct{}](t)(b.add(Stream{}, post)))
 }
 
@@ -79,7 +80,8 @@ func TestNoticesFromManyGoroutines(t *testing.T) {
 func TestFailedNoticeLeavesNothingPending(t *testing.T) {
 	var b dispatcher
 	problem := errors.New("problem")
-	if done, err := b.add(Stream{}, func(*capi.Notifier, uint64) error { return problem }); done != nil || !errors.Is(err, problem) {
+	if done, err := b.add(Stream{}, func(*capi.Notifier, uint64) error { return problem }); done != nil ||
+		!errors.Is(err, problem) {
 		t.Errorf("got %v, %v, want nil, %v", done, err, problem)
 	}
 	if b.running || len(b.waiting) != 0 {

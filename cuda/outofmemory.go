@@ -88,7 +88,8 @@ func ObserveOutOfMemory(fn func(OutOfMemory), o OutOfMemoryOptions) (*OutOfMemor
 		return nil, invalid("ObserveOutOfMemory", "fn is nil: pass the function to call")
 	}
 	if o.MaxSnapshots < 0 {
-		return nil, invalid("ObserveOutOfMemory", "OutOfMemoryOptions.MaxSnapshots is %d: must be 0 or more", o.MaxSnapshots)
+		return nil, invalid("ObserveOutOfMemory",
+			"OutOfMemoryOptions.MaxSnapshots is %d: must be 0 or more", o.MaxSnapshots)
 	}
 	if o.MaxSnapshots == 0 {
 		o.MaxSnapshots = 3
@@ -112,7 +113,8 @@ func ObserveOutOfMemory(fn func(OutOfMemory), o OutOfMemoryOptions) (*OutOfMemor
 	take := func() (all []OutOfMemory) {
 		for _, e := range capi.TakeOutOfMemory(c) {
 			failed := OutOfMemory{
-				Number: e.Number, Device: Device(e.Device), Wanted: e.Wanted, Free: e.Free, Limit: e.Limit, Allocated: e.Allocated, Reserved: e.Reserved,
+				Number: e.Number, Device: Device(e.Device), Wanted: e.Wanted, Free: e.Free, Limit: e.Limit,
+				Allocated: e.Allocated, Reserved: e.Reserved,
 			}
 			if e.Snapshot {
 				failed.Snapshot = fmt.Sprintf("%s%d.pickle", prefix, e.Number)
@@ -126,7 +128,8 @@ func ObserveOutOfMemory(fn func(OutOfMemory), o OutOfMemoryOptions) (*OutOfMemor
 
 // observe starts the goroutine that calls fn.
 func observe(fn func(OutOfMemory), take func() []OutOfMemory, free func(), wake *os.File) *OutOfMemoryObserver {
-	inner := &outOfMemoryObserver{made: origin.New("out-of-memory observer"), take: take, free: free, wake: wake, ended: make(chan struct{})}
+	inner := &outOfMemoryObserver{made: origin.New("out-of-memory observer"), take: take, free: free,
+		wake: wake, ended: make(chan struct{})}
 	o := &OutOfMemoryObserver{outOfMemoryObserver: inner}
 	o.cleanup = runtime.AddCleanup(o, func(inner *outOfMemoryObserver) {
 		inner.made.Leaked()

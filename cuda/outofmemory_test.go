@@ -39,7 +39,8 @@ func TestOutOfMemoryObserverDelivers(t *testing.T) {
 		return taken
 	}
 	called := make(chan struct{}, 10)
-	o := observe(func(failed OutOfMemory) { got = append(got, failed.Number); called <- struct{}{} }, take, func() { freed = true }, os.NewFile(fd, "test"))
+	o := observe(func(failed OutOfMemory) { got = append(got, failed.Number); called <- struct{}{} }, take,
+		func() { freed = true }, os.NewFile(fd, "test"))
 	fail(1)
 	<-called
 	fail(2)
@@ -56,7 +57,8 @@ func TestObserveOutOfMemoryChecksItsArguments(t *testing.T) {
 	if _, err := ObserveOutOfMemory(nil, OutOfMemoryOptions{}); !errors.Is(err, ErrInvalidArgument) {
 		t.Errorf("got %v, want ErrInvalidArgument", err)
 	}
-	if _, err := ObserveOutOfMemory(func(OutOfMemory) {}, OutOfMemoryOptions{MaxSnapshots: -1}); !errors.Is(err, ErrInvalidArgument) {
+	if _, err := ObserveOutOfMemory(func(OutOfMemory) {},
+		OutOfMemoryOptions{MaxSnapshots: -1}); !errors.Is(err, ErrInvalidArgument) {
 		t.Errorf("got %v, want ErrInvalidArgument", err)
 	}
 	if DeviceCount() > 0 {
@@ -113,7 +115,8 @@ func TestObserveOutOfMemoryOnAGPU(t *testing.T) {
 		t.Fatalf("%d failures were observed, want 2", len(got))
 	}
 	for i, failed := range got {
-		if failed.Number != int64(i)+1 || failed.Device != 0 || failed.Wanted < wanted || failed.Wanted > wanted+32<<20 ||
+		if failed.Number != int64(i)+1 || failed.Device != 0 || failed.Wanted < wanted ||
+			failed.Wanted > wanted+32<<20 ||
 			failed.Limit >= m.Total || failed.Free <= 0 || failed.Reserved < failed.Allocated {
 			t.Errorf("got %+v", failed)
 		}
@@ -152,7 +155,8 @@ func TestPoolStats(t *testing.T) {
 		return err
 	}))
 	s := must[PoolStats](t)(p.Stats())
-	if s.Allocations != 1 || s.Requested != 3<<20 || s.Allocated < 3<<20 || s.Active != s.Allocated || s.Reserved < s.Allocated || s.Segments != 1 ||
+	if s.Allocations != 1 || s.Requested != 3<<20 || s.Allocated < 3<<20 || s.Active != s.Allocated ||
+		s.Reserved < s.Allocated || s.Segments != 1 ||
 		s.MaxFree > s.Reserved-s.Allocated || s.ID != empty.ID {
 		t.Errorf("got %+v", s)
 	}

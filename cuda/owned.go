@@ -85,7 +85,8 @@ func (l lostStream) report() {
 	leakedStreams.Add(1)
 	l.made.Leaked()
 	l.made.Closed()
-	slog.Debug("cuda: an OwnedStream became unreachable before Close; it is not used again", "stream", l.stream.String())
+	slog.Debug("cuda: an OwnedStream became unreachable before Close; it is not used again", "stream",
+		l.stream.String())
 }
 
 // Close returns the stream to the package. It does not wait: queued work continues, and the stream

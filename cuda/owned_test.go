@@ -96,7 +96,8 @@ func TestBoundedStreams(t *testing.T) {
 		t.Errorf("%v, want %v, which was given back", again, bounded)
 	}
 	for _, refused := range []int{1, -5, math.MinInt} {
-		if s, err := NewOwnedStream(0, StreamOptions{MaxMultiprocessors: refused}); !errors.Is(err, ErrInvalidArgument) {
+		if s, err := NewOwnedStream(0, StreamOptions{MaxMultiprocessors: refused}); !errors.Is(err,
+			ErrInvalidArgument) {
 			t.Errorf("a bound of %d: %v, %v, want ErrInvalidArgument", refused, s, err)
 		}
 	}

@@ -95,7 +95,8 @@ func TestPinnedStaysOpenWhenTheDriverFails(t *testing.T) {
 }
 
 func TestRegisterPinnedRefusesGoMemory(t *testing.T) {
-	for name, memory := range map[string][]byte{"nothing": nil, "small Go memory": make([]byte, 100), "large Go memory": make([]byte, 1<<22)} {
+	for name, memory := range map[string][]byte{"nothing": nil, "small Go memory": make([]byte, 100),
+		"large Go memory": make([]byte, 1<<22)} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := RegisterPinned(memory); !errors.Is(err, ErrInvalidArgument) {
 				t.Errorf("got %v, want ErrInvalidArgument", err)

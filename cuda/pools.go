@@ -83,7 +83,8 @@ func (d Device) Pools() ([]PoolStats, error) {
 
 func poolStats(s capi.PoolStats) PoolStats {
 	return PoolStats{
-		ID: s.ID, Kind: PoolKind(s.Kind), Device: Device(s.Device), Reserved: s.Reserved, Allocated: s.Allocated, Requested: s.Requested,
+		ID: s.ID, Kind: PoolKind(s.Kind), Device: Device(s.Device), Reserved: s.Reserved,
+		Allocated: s.Allocated, Requested: s.Requested,
 		Active: s.Active, MaxFree: s.MaxFree, Allocations: s.Allocations, Segments: s.Segments,
 	}
 }

@@ -37,16 +37,20 @@ func (m MemoryStats) String() string {
 // String returns the state in one line: "12 allocations of 1.5 GiB, 1.6 GiB active, 20 MiB split, 9
 // segments, 14 driver allocations, 5 driver frees, 0 retries, 0 out of memory".
 func (s AllocatorStats) String() string {
-	return fmt.Sprintf("%d allocations of %s, %s active, %s split, %d segments, %d driver allocations, %d driver frees, %d retries, %d out of memory",
-		s.Allocations, size(s.RequestedBytes), size(s.ActiveBytes), size(s.SplitBytes), s.Segments, s.DriverAllocations, s.DriverFrees,
+	return fmt.Sprintf("%d allocations of %s, %s active, %s split, %d segments, %d driver allocations, "+
+		"%d driver frees, %d retries, %d out of memory",
+		s.Allocations, size(s.RequestedBytes), size(s.ActiveBytes), size(s.SplitBytes), s.Segments,
+		s.DriverAllocations, s.DriverFrees,
 		s.Retries, s.OutOfMemory)
 }
 
 // String returns the state in one line: "3 allocations of 96 MiB, 128 MiB reserved (peak 128 MiB),
 // 4 driver allocations, 0 driver frees, 31ms in the driver".
 func (s PinnedStats) String() string {
-	return fmt.Sprintf("%d allocations of %s, %s reserved (peak %s), %d driver allocations, %d driver frees, %v in the driver",
-		s.Allocations, size(s.ActiveBytes), size(s.ReservedBytes), size(s.PeakBytes), s.DriverAllocations, s.DriverFrees, s.DriverTime)
+	return fmt.Sprintf("%d allocations of %s, %s reserved (peak %s), %d driver allocations, %d driver "+
+		"frees, %v in the driver",
+		s.Allocations, size(s.ActiveBytes), size(s.ReservedBytes), size(s.PeakBytes), s.DriverAllocations,
+		s.DriverFrees, s.DriverTime)
 }
 
 // String returns a name for messages: "memory pool on cuda:0", "closed memory pool". It does not
@@ -87,14 +91,16 @@ func (o *OwnedStream) String() string {
 
 // String returns the kinds that there are: "12 kernels, 2 copies"; "no nodes" if there are none.
 func (n NodeKinds) String() string {
-	return counts("no nodes", "kernels", n.Kernels, "copies", n.Copies, "fills", n.Fills, "host functions", n.HostFunctions,
+	return counts("no nodes", "kernels", n.Kernels, "copies", n.Copies, "fills", n.Fills, "host functions",
+		n.HostFunctions,
 		"event records", n.EventRecords, "event waits", n.EventWaits, "empty nodes", n.Empty, "other nodes", n.Others)
 }
 
 // String returns the counts that are not 0: "2 events, 1 pinned buffers of 1.5 MiB"; "no leaks" if
 // all are.
 func (l LeakCounts) String() string {
-	s := counts("no leaks", "events", int(l.Events), "graphs", int(l.Graphs), "streams", int(l.Streams), "pinned buffers", int(l.Pinned))
+	s := counts("no leaks", "events", int(l.Events), "graphs", int(l.Graphs), "streams", int(l.Streams),
+		"pinned buffers", int(l.Pinned))
 	if l.Pinned > 0 {
 		s += " of " + size(l.PinnedBytes)
 	}

@@ -126,7 +126,8 @@ func readings(r capi.Readings) Readings {
 		throttle = ThrottleReasons(r.ThrottleReasons)
 	}
 	return Readings{
-		Power: thousandth(r.PowerMilliwatts), PowerLimit: thousandth(r.PowerLimitMilliwatts), Energy: thousandth(r.EnergyMillijoules),
+		Power: thousandth(r.PowerMilliwatts), PowerLimit: thousandth(r.PowerLimitMilliwatts),
+		Energy:      thousandth(r.EnergyMillijoules),
 		Temperature: int(r.Temperature), SMClock: int(r.SMClock), MemoryClock: int(r.MemoryClock),
 		MaxSMClock: int(r.MaxSMClock), MaxMemoryClock: int(r.MaxMemoryClock),
 		Utilization: int(r.Busy), MemoryUtilization: int(r.MemoryBusy), Throttle: throttle,

@@ -38,7 +38,8 @@ func TestReadingsOfEveryGPU(t *testing.T) {
 		}
 		check(t, err)
 		t.Logf("%v: %v", Device(i), r)
-		if r.Temperature != -1 && (r.Temperature < 5 || r.Temperature > 120) || r.Power != -1 && (r.Power < 1 || r.Power > 5000) ||
+		if r.Temperature != -1 && (r.Temperature < 5 || r.Temperature > 120) || r.Power != -1 &&
+			(r.Power < 1 || r.Power > 5000) ||
 			r.Utilization < -1 || r.Utilization > 100 || r.SMClock > 10000 {
 			t.Errorf("%v: got %+v", Device(i), r)
 		}

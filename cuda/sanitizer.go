@@ -77,7 +77,8 @@ func StartSanitizer(o SanitizerOptions) (*Sanitizer, error) {
 			return nil, err
 		}
 	}
-	running, check, err := capi.StartSanitizer(racecheck.Options{Report: out.Write, MaxFindings: o.MaxFindings, Ignore: o.Ignore})
+	running, check, err := capi.StartSanitizer(racecheck.Options{Report: out.Write,
+		MaxFindings: o.MaxFindings, Ignore: o.Ignore})
 	if err != nil {
 		return nil, checked(err)
 	}

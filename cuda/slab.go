@@ -41,7 +41,8 @@ type flight struct {
 // least one. Slots start at multiples of 256 bytes. NewSlab blocks as [NewPinned] does.
 func NewSlab(slots, bytes int) (*Slab, error) {
 	if slots < 1 || bytes < 1 || bytes > (1<<62)/slots-slotAlign {
-		return nil, invalid("NewSlab", "%d slots of %d bytes: both must be at least one, and their product must fit into memory", slots, bytes)
+		return nil, invalid("NewSlab",
+			"%d slots of %d bytes: both must be at least one, and their product must fit into memory", slots, bytes)
 	}
 	stride := (bytes + slotAlign - 1) / slotAlign * slotAlign
 	pinned, err := NewPinned(stride * slots)

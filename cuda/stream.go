@@ -49,7 +49,9 @@ func NewStream(d Device, o StreamOptions) (Stream, error) {
 		return Stream{}, err
 	}
 	if o.MaxMultiprocessors != 0 {
-		return Stream{}, fmt.Errorf("%w: cuda: NewStream: the pool's streams have no StreamOptions.MaxMultiprocessors: use NewOwnedStream", ErrInvalidArgument)
+		return Stream{}, fmt.Errorf(
+			"%w: cuda: NewStream: the pool's streams have no StreamOptions.MaxMultiprocessors: use "+
+				"NewOwnedStream", ErrInvalidArgument)
 	}
 	s, err := capi.StreamFromPool(int32(d), int32(max(math.MinInt32, min(o.Priority, math.MaxInt32))))
 	return Stream{s}, checked(err)

@@ -53,7 +53,10 @@ func TestOrdering(t *testing.T) {
 		{"event recorded again elsewhere after the wait", func(from, to Stream) error {
 			return errors.Join(event.Record(from), to.WaitEvent(event), event.Record(side[1]))
 		}, fresh},
-		{"Event.Synchronize", func(from, to Stream) error { return errors.Join(event.Record(from), event.Synchronize()) }, fresh},
+		{"Event.Synchronize", func(from,
+			to Stream) error {
+			return errors.Join(event.Record(from), event.Synchronize())
+		}, fresh},
 		{"Stream.Synchronize", func(from, to Stream) error { return from.Synchronize() }, fresh},
 		{"Device.Synchronize", func(from, to Stream) error { return Device(0).Synchronize() }, fresh},
 	} {

@@ -142,8 +142,10 @@ func differ[T int64 | float64](got, want *torch.Tensor, o Tolerance, read func(*
 		return nil
 	}
 	d := distance(a[worst], b[worst])
-	return fmt.Errorf("%d of %d elements differ by more than %g + %g*|want|; worst is element %v: got %v, want %v, difference %g (relative %.3g)",
-		count, len(b), absolute, relative, position(worst, want.Shape()), a[worst], b[worst], d, d/math.Abs(float64(b[worst])))
+	return fmt.Errorf("%d of %d elements differ by more than %g + %g*|want|; worst is element %v: got "+
+		"%v, want %v, difference %g (relative %.3g)",
+		count, len(b), absolute, relative, position(worst, want.Shape()), a[worst], b[worst], d,
+		d/math.Abs(float64(b[worst])))
 }
 
 // position returns the index of the i-th element of a tensor of this shape, in row-major order.

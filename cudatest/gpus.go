@@ -32,7 +32,8 @@ func requireGPUs(t testing.TB, n, have int, promised string) []cuda.Device {
 		if promised != "" {
 			switch must, err := strconv.Atoi(promised); {
 			case err != nil || must < 0:
-				t.Fatalf("%s is %q: set it to the number of GPUs that this machine must have", RequireVariable, promised)
+				t.Fatalf("%s is %q: set it to the number of GPUs that this machine must have",
+					RequireVariable, promised)
 			case must >= n:
 				t.Fatalf("needs %d GPU(s), this machine has %d usable, and %s=%d promises more: see torchstream doctor",
 					n, have, RequireVariable, must)

@@ -13,7 +13,8 @@ import (
 func TestPoisonIsNeverExpected(t *testing.T) {
 	for d, want := range map[torch.DType]float64{
 		torch.Float32: math.NaN(), torch.Float64: math.NaN(), torch.Float16: math.NaN(), torch.BFloat16: math.NaN(),
-		torch.Uint8: 165, torch.Int8: -91, torch.Int16: -23131, torch.Int32: -1515870811, torch.Int64: -1515870811, torch.Bool: 1,
+		torch.Uint8: 165, torch.Int8: -91, torch.Int16: -23131, torch.Int32: -1515870811,
+		torch.Int64: -1515870811, torch.Bool: 1,
 	} {
 		x, err := torch.Zeros(cuda.CPU, d, 2, 2)
 		if err != nil {

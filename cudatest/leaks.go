@@ -139,7 +139,8 @@ func (s state) minus(before state) (left []string, mayEnd bool) {
 		count(now, before.memory[i], "%d bytes of memory on %v", cuda.Device(i))
 	}
 	if extra := len(s.threads) - len(before.threads); extra > 2*runtime.NumCPU()+16 {
-		left = append(left, fmt.Sprintf("  %d OS threads, now %d: %s", extra, len(s.threads), names(s.threads, before.threads)))
+		left = append(left, fmt.Sprintf("  %d OS threads, now %d: %s", extra, len(s.threads),
+			names(s.threads, before.threads)))
 	}
 	left = append(left, more(s.open, before.open, "")...)
 	for _, number := range slices.Sorted(maps.Keys(s.goroutines)) {
@@ -208,7 +209,8 @@ func goroutines() map[string]string {
 	_, others, _ := bytes.Cut(text, []byte("\n\n")) // the caller's stack is the first
 	for stack := range bytes.SplitSeq(others, []byte("\n\n")) {
 		match := header.FindSubmatch(stack)
-		if match == nil || bytes.Contains(stack, []byte("\ncreated by testing.")) || bytes.Contains(stack, []byte("\ncreated by runtime")) {
+		if match == nil || bytes.Contains(stack, []byte("\ncreated by testing.")) ||
+			bytes.Contains(stack, []byte("\ncreated by runtime")) {
 			continue
 		}
 		out[string(match[1])] = string(stack)

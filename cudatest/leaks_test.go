@@ -49,7 +49,8 @@ func TestNoLeaksFindsWhatIsLeft(t *testing.T) {
 		})
 		r.mustFail(t, "1 tensor(s) that the garbage collector had to free")
 		if leaks.Enabled {
-			r.mustFail(t, "1 x tensor that the garbage collector had to free, made by", "cudatest.ones", "leaks_test.go:")
+			r.mustFail(t, "1 x tensor that the garbage collector had to free, made by", "cudatest.ones",
+				"leaks_test.go:")
 		}
 		// It does not wait for objects that cannot end. A slow collector may take a part of the
 		// time.

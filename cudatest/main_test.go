@@ -29,7 +29,8 @@ func TestMainFailsAfterAFinding(t *testing.T) {
 	if mode == "" {
 		for mode, want := range map[string]int{"race": 66, "ordered": 0} {
 			c := exec.Command(os.Args[0], "-test.run=^TestMainFailsAfterAFinding$", "-test.count=1", "-test.v")
-			c.Env = append(os.Environ(), mainVariable+"="+mode, "TORCHSTREAM_SANITIZE=1", "TORCHSTREAM_SANITIZE_IGNORE=",
+			c.Env = append(os.Environ(), mainVariable+"="+mode, "TORCHSTREAM_SANITIZE=1",
+				"TORCHSTREAM_SANITIZE_IGNORE=",
 				"TORCHSTREAM_SANITIZE_DIR="+t.TempDir())
 			text, err := c.CombinedOutput()
 			var exit *exec.ExitError

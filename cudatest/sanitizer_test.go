@@ -50,7 +50,8 @@ func TestNoFindingsReportsARace(t *testing.T) {
 			if wait {
 				err = errors.Join(err, reads.Wait(writes))
 			}
-			err = errors.Join(err, cuda.WithStream(reads, func() error { return x.AddScalar_(1).Err() }), gpu.Synchronize())
+			err = errors.Join(err, cuda.WithStream(reads, func() error { return x.AddScalar_(1).Err() }),
+				gpu.Synchronize())
 			if err != nil {
 				t.Fatal(err)
 			}

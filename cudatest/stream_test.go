@@ -21,7 +21,8 @@ func TestStreamFailsATestWhoseWorkFailed(t *testing.T) {
 		c := exec.Command(os.Args[0], "-test.run=^TestStreamFailsATestWhoseWorkFailed$", "-test.count=1", "-test.v")
 		c.Env = append(os.Environ(), brokenVariable+"=1")
 		text, err := c.CombinedOutput()
-		if err == nil || !strings.Contains(string(text), "every call succeeded") || !strings.Contains(string(text), "work on the test's stream") {
+		if err == nil || !strings.Contains(string(text), "every call succeeded") ||
+			!strings.Contains(string(text), "work on the test's stream") {
 			t.Errorf("%v: the output does not say that the work failed:\n%s", err, text)
 		}
 		return

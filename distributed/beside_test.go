@@ -97,7 +97,8 @@ func TestBarrierBesideNamesTheLateRank(t *testing.T) {
 		return g.BarrierBeside("files")
 	})
 	var e *Error
-	if !errors.As(errs[0], &e) || e.Culprit != 1 || !errors.Is(e, ErrTimeout) || !strings.Contains(e.Error(), "BarrierBeside(files) #1 at beside_test.go") {
+	if !errors.As(errs[0], &e) || e.Culprit != 1 || !errors.Is(e, ErrTimeout) ||
+		!strings.Contains(e.Error(), "BarrierBeside(files) #1 at beside_test.go") {
 		t.Error(errs[0])
 	}
 }
@@ -123,7 +124,8 @@ func TestBarrierBesideNamesTheLostRank(t *testing.T) {
 	all[0].expect(t, "running")
 	all[1].Process.Kill()
 	all[0].wait(t)
-	if text := all[0].output.String(); !strings.Contains(text, "culprit 1 lost=true") || !strings.Contains(text, "BarrierBeside(files) #") {
+	if text := all[0].output.String(); !strings.Contains(text, "culprit 1 lost=true") ||
+		!strings.Contains(text, "BarrierBeside(files) #") {
 		t.Error(text)
 	}
 }

@@ -18,7 +18,8 @@ func TestClockOffset(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if offset.Abs() > uncertainty || g.Rank() == 0 && offset != 0 || g.Rank() > 0 && uncertainty <= 0 || uncertainty > time.Minute {
+		if offset.Abs() > uncertainty || g.Rank() == 0 && offset != 0 || g.Rank() > 0 && uncertainty <= 0 ||
+			uncertainty > time.Minute {
 			return fmt.Errorf("offset %v, uncertainty %v", offset, uncertainty)
 		}
 		return nil

@@ -77,13 +77,15 @@ func (g *Group) beginPair(name string, from, to int, t *torch.Tensor) (*call, er
 		return nil, err
 	}
 	if from == to || min(from, to) < 0 || max(from, to) >= len(g.ranks) {
-		return nil, fmt.Errorf("distributed: %s from rank %d to rank %d of a group of %d: they must be two ranks of it: %w", name, from, to, len(g.ranks), cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("distributed: %s from rank %d to rank %d of a group of %d: they must be "+
+			"two ranks of it: %w", name, from, to, len(g.ranks), cuda.ErrInvalidArgument)
 	}
 	if err := g.lock(); err != nil {
 		return nil, err
 	}
 	key := fmt.Sprintf("%s from %d to %d", g.name, from, to)
-	c := &call{g: g, key: key, of: []int{g.ranks[from], g.ranks[to]}, call: control.Call{Seq: g.calls.nextOf(key), Name: name, Line: caller()}}
+	c := &call{g: g, key: key, of: []int{g.ranks[from], g.ranks[to]},
+		call: control.Call{Seq: g.calls.nextOf(key), Name: name, Line: caller()}}
 	c.enter()
 	return c, nil
 }
@@ -101,7 +103,8 @@ func (g *Group) check(name string, tensors []*torch.Tensor) error {
 			return fmt.Errorf("distributed: %s: %w", name, err)
 		}
 		if d := t.Device(); d != cuda.CPU && d != g.job.device {
-			return fmt.Errorf("distributed: %s: a tensor is on %v, and this rank's tensors on %v or the CPU: %w", name, d, g.job.device, cuda.ErrInvalidArgument)
+			return fmt.Errorf("distributed: %s: a tensor is on %v, and this rank's tensors on %v or the "+
+				"CPU: %w", name, d, g.job.device, cuda.ErrInvalidArgument)
 		}
 	}
 	return nil
@@ -337,7 +340,8 @@ func broadcast(root int) launch {
 
 func (g *Group) root(name string, root int) error {
 	if root < 0 || root >= len(g.ranks) {
-		return fmt.Errorf("distributed: %s from rank %d of a group of %d: ranks are 0 to %d: %w", name, root, len(g.ranks), len(g.ranks)-1, cuda.ErrInvalidArgument)
+		return fmt.Errorf("distributed: %s from rank %d of a group of %d: ranks are 0 to %d: %w", name,
+			root, len(g.ranks), len(g.ranks)-1, cuda.ErrInvalidArgument)
 	}
 	return nil
 }
@@ -467,7 +471,8 @@ type AllToAllRows struct {
 
 func (g *Group) rows(r AllToAllRows) error {
 	if (r.Out == nil) != (r.In == nil) || r.Out != nil && (len(r.Out) != len(g.ranks) || len(r.In) != len(g.ranks)) {
-		return fmt.Errorf("distributed: AllToAll: %d rows out and %d in for %d ranks: give a number for each rank in both, or in neither: %w",
+		return fmt.Errorf("distributed: AllToAll: %d rows out and %d in for %d ranks: give a number for "+
+			"each rank in both, or in neither: %w",
 			len(r.Out), len(r.In), len(g.ranks), cuda.ErrInvalidArgument)
 	}
 	return nil
@@ -584,7 +589,8 @@ func (g *Group) BarrierBeside(name string) error { return g.ReserveBeside(name)(
 // barriers in the same order.
 func (g *Group) ReserveBeside(name string) (barrier func() error) {
 	before, own := g.besides.reserve(name)
-	c := &call{g: g, key: g.name + ", beside: " + name, of: g.ranks, call: control.Call{Seq: own.seq, Name: "BarrierBeside(" + name + ")", Line: caller()}}
+	c := &call{g: g, key: g.name + ", beside: " + name, of: g.ranks,
+		call: control.Call{Seq: own.seq, Name: "BarrierBeside(" + name + ")", Line: caller()}}
 	return func() error {
 		defer close(own.done)
 		if err := g.check("BarrierBeside", nil); err != nil {

@@ -214,12 +214,14 @@ func TestRefusedCalls(t *testing.T) {
 			"a gather of other sizes": {g.AllGather(short, x), "size times the elements"},
 			"a scatter of others":     {g.ReduceScatter(short, x, Sum), "size times the elements"},
 			"an unequal exchange":     {g.AllToAll(short, short, AllToAllRows{}), "cannot share equally"},
-			"rows without their sum":  {g.AllToAll(short, short, AllToAllRows{[]int64{1, 1}, []int64{4, 1}}), "its parts 2"},
-			"rows for other ranks":    {g.AllToAll(short, short, AllToAllRows{[]int64{5}, []int64{5}}), "a number for each rank"},
-			"a send to itself":        {g.Send(x, g.Rank()), "two ranks"},
-			"a failed tensor":         {g.AllReduce(broken, Sum), "is broken"},
-			"nil":                     {g.AllReduce(nil, Sum), "nil"},
-			"an average of integers":  {g.AllReduce(full(cuda.CPU, torch.Int64, 1, 1), Average), "floating point"},
+			"rows without their sum": {g.AllToAll(short, short,
+				AllToAllRows{[]int64{1, 1}, []int64{4, 1}}), "its parts 2"},
+			"rows for other ranks": {g.AllToAll(short, short, AllToAllRows{[]int64{5}, []int64{5}}),
+				"a number for each rank"},
+			"a send to itself":       {g.Send(x, g.Rank()), "two ranks"},
+			"a failed tensor":        {g.AllReduce(broken, Sum), "is broken"},
+			"nil":                    {g.AllReduce(nil, Sum), "nil"},
+			"an average of integers": {g.AllReduce(full(cuda.CPU, torch.Int64, 1, 1), Average), "floating point"},
 		} {
 			if refused.err == nil || !strings.Contains(refused.err.Error(), refused.says) {
 				return fmt.Errorf("%s: %v, want %q", name, refused.err, refused.says)

@@ -56,22 +56,27 @@ func ReadEnvironment(getenv func(string) string) (Environment, error) {
 	var e Environment
 	switch {
 	case getenv("RANK") != "" || getenv("WORLD_SIZE") != "":
-		e = Environment{Launcher: "torchrun", Rank: r.number("RANK", -1), Size: r.number("WORLD_SIZE", -1), LocalRank: r.number("LOCAL_RANK", 0),
+		e = Environment{Launcher: "torchrun", Rank: r.number("RANK", -1), Size: r.number("WORLD_SIZE", -1),
+			LocalRank: r.number("LOCAL_RANK", 0),
 			LocalSize: r.number("LOCAL_WORLD_SIZE", 0), AgentStore: getenv("TORCHELASTIC_USE_AGENT_STORE") == "True",
 			Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 0)}
 	// Before SLURM, because mpirun starts its daemons with srun in an allocation.
 	case getenv("OMPI_COMM_WORLD_SIZE") != "":
-		e = Environment{Launcher: "openmpi", Rank: r.number("OMPI_COMM_WORLD_RANK", -1), Size: r.number("OMPI_COMM_WORLD_SIZE", -1),
+		e = Environment{Launcher: "openmpi", Rank: r.number("OMPI_COMM_WORLD_RANK", -1),
+			Size:      r.number("OMPI_COMM_WORLD_SIZE", -1),
 			LocalRank: r.number("OMPI_COMM_WORLD_LOCAL_RANK", -1), LocalSize: r.number("OMPI_COMM_WORLD_LOCAL_SIZE", 0),
 			Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 29500)}
 		if e.Address == "" && e.LocalSize == e.Size {
 			e.Address = "127.0.0.1"
 		}
-	case getenv("SLURM_STEP_NUM_TASKS") != "" && getenv("SLURM_PROCID") != "", r.number("SLURM_STEP_NUM_TASKS", 0) > 1, r.number("SLURM_PROCID", 0) > 0:
-		e = Environment{Launcher: "slurm", Rank: r.number("SLURM_PROCID", -1), Size: r.number("SLURM_STEP_NUM_TASKS", -1),
-			LocalRank: r.number("SLURM_LOCALID", -1), LocalSize: tasksOf(getenv("SLURM_STEP_TASKS_PER_NODE"), r.number("SLURM_NODEID", 0)),
-			Address: getenv("MASTER_ADDR"),
-			Port:    r.number("MASTER_PORT", 20000+r.number("SLURM_JOB_ID", 0)%20000)}
+	case getenv("SLURM_STEP_NUM_TASKS") != "" && getenv("SLURM_PROCID") != "",
+		r.number("SLURM_STEP_NUM_TASKS", 0) > 1, r.number("SLURM_PROCID", 0) > 0:
+		e = Environment{Launcher: "slurm", Rank: r.number("SLURM_PROCID", -1),
+			Size:      r.number("SLURM_STEP_NUM_TASKS", -1),
+			LocalRank: r.number("SLURM_LOCALID", -1),
+			LocalSize: tasksOf(getenv("SLURM_STEP_TASKS_PER_NODE"), r.number("SLURM_NODEID", 0)),
+			Address:   getenv("MASTER_ADDR"),
+			Port:      r.number("MASTER_PORT", 20000+r.number("SLURM_JOB_ID", 0)%20000)}
 		switch {
 		case e.Address != "":
 		case e.LocalSize == e.Size:
@@ -82,7 +87,8 @@ func ReadEnvironment(getenv func(string) string) (Environment, error) {
 	default:
 		e = Environment{Launcher: "none", Size: 1, LocalSize: 1}
 		if tasks := r.number("SLURM_NTASKS", 0); tasks > 1 {
-			e.Warning = fmt.Sprintf("SLURM_NTASKS is %d, but without srun's SLURM_PROCID and SLURM_STEP_NUM_TASKS this process is a job of one rank: "+
+			e.Warning = fmt.Sprintf("SLURM_NTASKS is %d, but without srun's SLURM_PROCID and "+
+				"SLURM_STEP_NUM_TASKS this process is a job of one rank: "+
 				"start the ranks with srun, or unset SLURM_NTASKS", tasks)
 		}
 		return e, r.err
@@ -118,7 +124,8 @@ func jobName(getenv func(string) string, launcher string) string {
 
 func (e Environment) check() error {
 	bad := func(format string, args ...any) error {
-		return fmt.Errorf("distributed: the environment of %s: %s: %w", e.Launcher, fmt.Sprintf(format, args...), cuda.ErrInvalidArgument)
+		return fmt.Errorf("distributed: the environment of %s: %s: %w", e.Launcher,
+			fmt.Sprintf(format, args...), cuda.ErrInvalidArgument)
 	}
 	switch {
 	case e.Size < 1 || e.Rank < 0 || e.Rank >= e.Size:
@@ -159,9 +166,11 @@ func (r *variables) number(name string, without int) int {
 	case text == "" && without >= 0:
 		return without
 	case text == "":
-		err = fmt.Errorf("distributed: %s is not set, though the other variables of its launcher are: set it: %w", name, cuda.ErrInvalidArgument)
+		err = fmt.Errorf("distributed: %s is not set, though the other variables of its launcher are: "+
+			"set it: %w", name, cuda.ErrInvalidArgument)
 	case err != nil || n < 0:
-		err = fmt.Errorf("distributed: %s is %q, and must be a whole number from 0 on: %w", name, text, cuda.ErrInvalidArgument)
+		err = fmt.Errorf("distributed: %s is %q, and must be a whole number from 0 on: %w", name, text,
+			cuda.ErrInvalidArgument)
 	default:
 		return n
 	}

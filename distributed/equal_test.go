@@ -79,7 +79,8 @@ func stayEqual(g *Group, bucketBytes int64, flagged bool) (err error) {
 }
 
 // equalStep trains on the rank's samples of a step.
-func equalStep(g *Group, net nn.Module, parallel *DataParallel, opt *optim.SGD, step int, keep func(string, *torch.Tensor)) error {
+func equalStep(g *Group, net nn.Module, parallel *DataParallel, opt *optim.SGD, step int,
+	keep func(string, *torch.Tensor)) error {
 	scope := torch.NewScope("step")
 	defer scope.Close()
 	const images, channels, side = 4, 3, 16
@@ -129,7 +130,8 @@ func convNet(seed uint64) (nn.Module, error) {
 		return nn.NewSequential(nn.NewConv2d(in, out, 3, nn.Conv2dOptions{Stride: 2, Padding: 1, NoBias: true}),
 			nn.NewGroupNorm(4, out, nn.GroupNormOptions{}), nn.NewReLU())
 	}
-	return nn.NewSequential(block(3, 16), block(16, 32), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(), nn.NewLinear(32, 3, nn.LinearOptions{})), nil
+	return nn.NewSequential(block(3, 16), block(16, 32), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
+		nn.NewLinear(32, 3, nn.LinearOptions{})), nil
 }
 
 // requireEqualTensors names the first tensor whose bits differ between ranks. It requires that all

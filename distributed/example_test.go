@@ -29,7 +29,8 @@ func trainSharded() error {
 	defer world.Close()
 	var blocks []nn.Module
 	for range 4 {
-		blocks = append(blocks, distributed.NewShardedBlock(nn.NewSequential(nn.NewLinear(16, 16, nn.LinearOptions{}), nn.NewTanh())))
+		blocks = append(blocks, distributed.NewShardedBlock(nn.NewSequential(nn.NewLinear(16, 16,
+			nn.LinearOptions{}), nn.NewTanh())))
 	}
 	net := nn.NewSequential(blocks...)
 	sharded, err := distributed.NewFullyShardedDataParallel(world, net, distributed.FullyShardedOptions{})

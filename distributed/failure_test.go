@@ -69,12 +69,15 @@ func TestTakenPortIsNamed(t *testing.T) {
 	defer l.Close()
 	o := quick
 	o.CPU = true
-	o.Environment = &Environment{Launcher: "environment", Size: 2, Address: "127.0.0.1", Port: l.Addr().(*net.TCPAddr).Port, LocalSize: 2}
+	o.Environment = &Environment{Launcher: "environment", Size: 2, Address: "127.0.0.1",
+		Port: l.Addr().(*net.TCPAddr).Port, LocalSize: 2}
 	g, err := Init(t.Context(), o)
 	if err == nil {
 		g.Close()
 	}
-	if !errors.Is(err, syscall.EADDRINUSE) || !strings.HasSuffix(err.Error(), "another process uses this port: set MASTER_PORT to a free port: address already in use") {
+	if !errors.Is(err, syscall.EADDRINUSE) ||
+		!strings.HasSuffix(err.Error(),
+			"another process uses this port: set MASTER_PORT to a free port: address already in use") {
 		t.Error(err)
 	}
 }
@@ -84,7 +87,8 @@ func TestTakenPortIsNamed(t *testing.T) {
 func TestAnotherJobAtThePortIsNamed(t *testing.T) {
 	var port int
 	environment := func(rank int, job string) *Environment {
-		return &Environment{Launcher: "test", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2, Address: "127.0.0.1", Port: port, Job: job}
+		return &Environment{Launcher: "test", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2,
+			Address: "127.0.0.1", Port: port, Job: job}
 	}
 	for _, c := range []struct{ job, stranger, says string }{
 		{"first", "second", `is of the job "first", and this process is of the job "second": set MASTER_PORT`},
@@ -128,14 +132,16 @@ func failedWith(g *Group, err error) error {
 	if !errors.As(err, &e) {
 		return fmt.Errorf("not an Error: %w", err)
 	}
-	fmt.Printf("culprit %d lost=%v timeout=%v left=%v: %v\n", e.Culprit, errors.Is(err, ErrRankLost), errors.Is(err, ErrTimeout), errors.Is(err, ErrLeft), err)
+	fmt.Printf("culprit %d lost=%v timeout=%v left=%v: %v\n", e.Culprit, errors.Is(err, ErrRankLost),
+		errors.Is(err, ErrTimeout), errors.Is(err, ErrLeft), err)
 	begun := time.Now()
 	closed := g.Close()
 	if closed == nil {
 		return errors.New("Close returns nil after a failure")
 	}
 	// The collective has returned the reason, so Close must not repeat it.
-	if e.Culprit >= 0 && (!strings.HasSuffix(closed.Error(), ": the job had failed before") || errors.Is(closed, ErrRankLost) != errors.Is(err, ErrRankLost)) {
+	if e.Culprit >= 0 && (!strings.HasSuffix(closed.Error(), ": the job had failed before") ||
+		errors.Is(closed, ErrRankLost) != errors.Is(err, ErrRankLost)) {
 		return fmt.Errorf("Close repeats the failure, or is of another kind: %w", closed)
 	}
 	if took := time.Since(begun); took > 20*time.Second { // less than the job's timeouts
@@ -173,7 +179,8 @@ func TestKilledRankIsNamed(t *testing.T) {
 				p.expect(t, "running")
 			}
 			all[culprit].Process.Kill()
-			requireErrors(t, all, culprit, false, "lost=true", fmt.Sprintf("rank %d", culprit), "is lost: ", "AllReduce #", "failure_test.go:")
+			requireErrors(t, all, culprit, false, "lost=true", fmt.Sprintf("rank %d", culprit), "is lost: ",
+				"AllReduce #", "failure_test.go:")
 		})
 	}
 }
@@ -369,7 +376,8 @@ func TestMissingRankZeroIsNamed(t *testing.T) {
 	all := launchJob(t, 2, "nobody serves")
 	requireSuccess(t, all)
 	text := all[1].output.String()
-	if !strings.Contains(text, "rank 0 did not serve it within 1s") || !strings.Contains(text, "connection refused") || strings.Count(text, "\n") != 1 {
+	if !strings.Contains(text, "rank 0 did not serve it within 1s") ||
+		!strings.Contains(text, "connection refused") || strings.Count(text, "\n") != 1 {
 		t.Error(text)
 	}
 }
@@ -377,9 +385,12 @@ func TestMissingRankZeroIsNamed(t *testing.T) {
 func TestAddressThatDoesNotResolveIsNamed(t *testing.T) {
 	o := quick
 	o.CPU, o.Timeout = true, time.Second
-	o.Environment = &Environment{Launcher: "test", Rank: 1, Size: 2, LocalRank: 0, Address: "rank0.invalid", Port: freePort(t)} // RFC 2606
+	// RFC 2606
+	o.Environment = &Environment{Launcher: "test", Rank: 1, Size: 2, LocalRank: 0, Address: "rank0.invalid",
+		Port: freePort(t)}
 	_, err := Init(t.Context(), o)
-	if !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "set MASTER_ADDR") || !strings.Contains(err.Error(), "rank0.invalid") {
+	if !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "set MASTER_ADDR") ||
+		!strings.Contains(err.Error(), "rank0.invalid") {
 		t.Error(err)
 	}
 }
@@ -427,7 +438,8 @@ func TestUnequalOptionsAreRefused(t *testing.T) {
 	for rank := range 2 {
 		o := quick
 		o.CPU, o.Debug = true, rank == 1
-		o.Environment = &Environment{Launcher: "test", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2, Address: "127.0.0.1", Port: port}
+		o.Environment = &Environment{Launcher: "test", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2,
+			Address: "127.0.0.1", Port: port}
 		go func() {
 			_, err := Init(context.Background(), o)
 			errs <- err

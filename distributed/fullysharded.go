@@ -86,7 +86,8 @@ type FullyShardedDataParallel struct {
 	o      FullyShardedOptions
 	stream *cuda.OwnedStream             // for the collectives; nil on the CPU
 	empty  map[torch.DType]*torch.Tensor // placeholders that modules hold while their blocks are not gathered
-	link   *torch.Tensor                 // a leaf without elements, whose only use is to make the blocks' outputs require gradients
+	// a leaf without elements, whose only use is to make the blocks' outputs require gradients
+	link   *torch.Tensor
 	stats  FullyShardedStats
 	closed bool
 
@@ -202,7 +203,8 @@ func (w *wholeTensors) dropAverages() {
 // Close it before the group. The network cannot be used afterwards. After an error, too, the
 // parameters may be lost.
 func NewFullyShardedDataParallel(g *Group, net nn.Module, o FullyShardedOptions) (*FullyShardedDataParallel, error) {
-	d := &FullyShardedDataParallel{shardedNet: shardedNet{net: net}, g: g, o: o, version: parameterVersion{stepped: true}, empty: map[torch.DType]*torch.Tensor{}}
+	d := &FullyShardedDataParallel{shardedNet: shardedNet{net: net}, g: g, o: o,
+		version: parameterVersion{stepped: true}, empty: map[torch.DType]*torch.Tensor{}}
 	err := d.agree()
 	if err == nil {
 		if err = d.construct(); err != nil {
@@ -237,12 +239,17 @@ func (d *FullyShardedDataParallel) agree() error {
 			case t.Err() != nil:
 				mine.Err = fmt.Sprintf("%s: %v", full, t.Err())
 			case owner[t] != "":
-				mine.Err = fmt.Sprintf("%s and %s are one parameter in two blocks, or in one and outside of blocks, which are not gathered at the same time: put both modules into one ShardedBlock, or both outside of blocks", owner[t], full)
+				mine.Err = fmt.Sprintf("%s and %s are one parameter in two blocks, or in one and outside "+
+					"of blocks, which are not gathered at the same time: put both modules into one "+
+					"ShardedBlock, or both outside of blocks", owner[t], full)
 			case !tensor.Dense(p.shape, p.strides):
-				mine.Err = fmt.Sprintf("%s has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy", full, p.shape, p.strides)
+				mine.Err = fmt.Sprintf("%s has the shape %v and the strides %v, with gaps in memory or "+
+					"elements that share it: use a Contiguous copy", full, p.shape, p.strides)
 			}
 			owner[t] = full
-			mine.Tensors = append(mine.Tensors, fmt.Sprintf("%s %v%v of strides %v, trained: %v, in the block %s", full, t.DType(), p.shape, p.strides, t.RequiresGrad(), b.name))
+			mine.Tensors = append(mine.Tensors,
+				fmt.Sprintf("%s %v%v of strides %v, trained: %v, in the block %s", full, t.DType(), p.shape,
+					p.strides, t.RequiresGrad(), b.name))
 		}
 	}
 	if mine.Err == "" && len(owner) == 0 {
@@ -265,7 +272,8 @@ func (d *FullyShardedDataParallel) find(prefix string, m nn.Module) error {
 	case nil:
 		return nil
 	case *nn.Graphed:
-		return fmt.Errorf("%s is an nn.Graphed, whose graphs need parameters that stay where they are: leave it out", blockName(prefix))
+		return fmt.Errorf("%s is an nn.Graphed, whose graphs need parameters that stay where they are: "+
+			"leave it out", blockName(prefix))
 	case *ShardedBlock:
 		return d.add(prefix, m)
 	}
@@ -334,7 +342,8 @@ func plain(prefix string, m nn.Module) error {
 	case *ShardedBlock:
 		return fmt.Errorf("%s is a block inside of another block: take one of them out", blockName(prefix))
 	case *nn.Graphed:
-		return fmt.Errorf("%s is an nn.Graphed, whose graphs need parameters that stay where they are: leave it out", blockName(prefix))
+		return fmt.Errorf("%s is an nn.Graphed, whose graphs need parameters that stay where they are: "+
+			"leave it out", blockName(prefix))
 	}
 	for _, c := range m.Parts().Modules {
 		if err := plain(prefix+c.Name+".", c.Module); err != nil {
@@ -538,7 +547,8 @@ func hasParameters(m nn.Module) bool {
 		return false
 	}
 	parts := m.Parts()
-	return len(parts.Parameters) > 0 || slices.ContainsFunc(parts.Modules, func(c nn.Child) bool { return hasParameters(c.Module) })
+	return len(parts.Parameters) > 0 ||
+		slices.ContainsFunc(parts.Modules, func(c nn.Child) bool { return hasParameters(c.Module) })
 }
 
 // dividedModule is a module that lists pieces instead of its parameters.
@@ -619,7 +629,8 @@ func (d *FullyShardedDataParallel) ready(call string) error {
 	case d.closed:
 		return errClosedModel
 	case d.passes.inForward || d.passes.backward:
-		return fmt.Errorf("distributed: FullyShardedDataParallel.%s inside of another pass: %w", call, cuda.ErrInvalidArgument)
+		return fmt.Errorf("distributed: FullyShardedDataParallel.%s inside of another pass: %w", call,
+			cuda.ErrInvalidArgument)
 	}
 	return d.g.check("FullyShardedDataParallel."+call, nil)
 }
@@ -635,13 +646,16 @@ func (d *FullyShardedDataParallel) begin() error {
 	}
 	if d.stream != nil && slices.ContainsFunc(d.blocks, func(b *ShardedBlock) bool { return b.whole }) {
 		if capturing, err := d.passes.on.Capturing(); err != nil || capturing {
-			return errors.Join(err, fmt.Errorf("distributed: FullyShardedDataParallel.Forward: a graph cannot free the parameters that an earlier pass has gathered: call Backward after Forward, or compute under NoGrad: %w", cuda.ErrCapture))
+			return errors.Join(err, fmt.Errorf("distributed: FullyShardedDataParallel.Forward: a graph "+
+				"cannot free the parameters that an earlier pass has gathered: call Backward after "+
+				"Forward, or compute under NoGrad: %w", cuda.ErrCapture))
 		}
 	}
 	if d.root != nil {
 		for _, p := range d.root.params {
 			if g := p.marked.Grad(); g != nil {
-				return errors.Join(fmt.Errorf("distributed: FullyShardedDataParallel.Forward: %s has a gradient that is not of FullyShardedDataParallel.Backward, or of Around: %w",
+				return errors.Join(fmt.Errorf("distributed: FullyShardedDataParallel.Forward: %s has a "+
+					"gradient that is not of FullyShardedDataParallel.Backward, or of Around: %w",
 					p.names[0], cuda.ErrInvalidArgument), g.Close(), torch.ClearGrads(p.param))
 			}
 		}
@@ -676,11 +690,13 @@ func (d *FullyShardedDataParallel) freeAll(stays func(*ShardedBlock) bool) error
 // enter prepares a block for its forward pass and starts to gather the block that is expected next.
 func (d *FullyShardedDataParallel) enter(b *ShardedBlock) error {
 	if !d.passes.inForward {
-		return fmt.Errorf("the block computes outside of FullyShardedDataParallel.Forward, or again in backward: call that, and make checkpoints inside of blocks: %w", cuda.ErrInvalidArgument)
+		return fmt.Errorf("the block computes outside of FullyShardedDataParallel.Forward, or again in "+
+			"backward: call that, and make checkpoints inside of blocks: %w", cuda.ErrInvalidArgument)
 	}
 	on, err := d.current()
 	if err == nil && on != d.passes.on {
-		err = fmt.Errorf("the block computes on %v, and Forward was called on %v: an nn.Parallel belongs inside of a block: %w", on, d.passes.on, cuda.ErrInvalidArgument)
+		err = fmt.Errorf("the block computes on %v, and Forward was called on %v: an nn.Parallel belongs "+
+			"inside of a block: %w", on, d.passes.on, cuda.ErrInvalidArgument)
 	}
 	if err == nil {
 		// Free a block that was gathered ahead and not used.
@@ -713,7 +729,8 @@ func (d *FullyShardedDataParallel) leave(b *ShardedBlock, recorded bool) error {
 // next.
 func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
 	if !d.passes.backward {
-		return fmt.Errorf("distributed: %s: its backward pass is not one of FullyShardedDataParallel.Backward, or of Around: %w", b.name, cuda.ErrInvalidArgument)
+		return fmt.Errorf("distributed: %s: its backward pass is not one of "+
+			"FullyShardedDataParallel.Backward, or of Around: %w", b.name, cuda.ErrInvalidArgument)
 	}
 	err := d.freeAll(func(other *ShardedBlock) bool { return other == b || other == d.root || d.stays(other) })
 	if err == nil {
@@ -758,7 +775,8 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	// ranks.
 	on, err := d.current()
 	if err == nil && on != d.passes.on {
-		return fmt.Errorf("distributed: FullyShardedDataParallel.Backward: the current stream is %v, and was %v in Forward: %w", on, d.passes.on, cuda.ErrInvalidArgument)
+		return fmt.Errorf("distributed: FullyShardedDataParallel.Backward: the current stream is %v, and "+
+			"was %v in Forward: %w", on, d.passes.on, cuda.ErrInvalidArgument)
 	}
 	returned := false
 	defer func() {
@@ -787,7 +805,8 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	}
 	if v := d.g.job.member.Verdict(); v != nil {
 		if known := new(Error); !errors.As(err, &known) {
-			err = &Error{Call: "FullyShardedDataParallel.Backward", Group: d.g.name, Rank: d.g.job.env.Rank, Culprit: culprit(verdict{v}), Err: verdict{v}}
+			err = &Error{Call: "FullyShardedDataParallel.Backward", Group: d.g.name, Rank: d.g.job.env.Rank,
+				Culprit: culprit(verdict{v}), Err: verdict{v}}
 		}
 		return err
 	}
@@ -818,7 +837,8 @@ func (d *FullyShardedDataParallel) complete() error {
 		missing = append(missing, b.missing()...)
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("distributed: backward made no gradient for %s on rank %d: freeze the parameters before NewFullyShardedDataParallel: %w",
+		return fmt.Errorf("distributed: backward made no gradient for %s on rank %d: freeze the "+
+			"parameters before NewFullyShardedDataParallel: %w",
 			abbreviated(missing), d.g.rank, cuda.ErrInvalidArgument)
 	}
 	for _, b := range d.blocks {

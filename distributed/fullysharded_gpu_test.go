@@ -47,7 +47,8 @@ func TestSanitizerOfShardedBlocks(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
 	for name, options := range map[string]FullyShardedOptions{
-		"stage 3": {}, "stage 2": {KeepAfterForward: true}, "stage 3, gathered in bfloat16": {GatherDType: torch.BFloat16},
+		"stage 3": {}, "stage 2": {KeepAfterForward: true},
+		"stage 3, gathered in bfloat16": {GatherDType: torch.BFloat16},
 	} {
 		for _, graph := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, graph: %v", name, graph), func(t *testing.T) {
@@ -156,8 +157,10 @@ func readGradients(g *Group, on cuda.Stream, wrap func(nn.Module) nn.Module) err
 	err = errors.Join(err, d.Backward(first))
 	grad := d.Parameters()[0].Grad()
 	with := allocated()
-	err = errors.Join(err, capi.DelayStream(on.CAPI(), delay), scope.Own(grad.Mul(grad)).Err(), grad.Close(), opt.ZeroGrad())
-	if freed := with - allocated() + 4*elements; err == nil && freed < 4*elements { // includes the product, which is new
+	err = errors.Join(err, capi.DelayStream(on.CAPI(), delay), scope.Own(grad.Mul(grad)).Err(),
+		grad.Close(), opt.ZeroGrad())
+	// includes the product, which is new
+	if freed := with - allocated() + 4*elements; err == nil && freed < 4*elements {
 		err = fmt.Errorf("%d bytes of gradients are free after ZeroGrad, of %d", freed, 4*elements)
 	}
 	err = errors.Join(err, d.Backward(second), opt.Step(), scope.Close())

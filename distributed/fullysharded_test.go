@@ -25,9 +25,10 @@ import (
 // and after the last one.
 type blockNet struct {
 	ends, first, tied, twice, half, frozen, unused, last nn.Module
-	after                                                func(y *torch.Tensor) // called with the first block's output, if not nil
-	mix                                                  nn.Module
-	gain, shift                                          *torch.Tensor
+	// called with the first block's output, if not nil
+	after       func(y *torch.Tensor)
+	mix         nn.Module
+	gain, shift *torch.Tensor
 }
 
 func (b *blockNet) Forward(x *torch.Tensor) *torch.Tensor {
@@ -41,8 +42,12 @@ func (b *blockNet) Forward(x *torch.Tensor) *torch.Tensor {
 }
 
 func (b *blockNet) Parts() nn.Parts {
-	return nn.Parts{Parameters: []torch.Named{{Name: "gain", Tensor: b.gain}, {Name: "again", Tensor: b.gain}, {Name: "shift", Tensor: b.shift}}, Modules: []nn.Child{{Name: "first", Module: b.first}, {Name: "mix", Module: b.mix}, {Name: "tied", Module: b.tied}, {Name: "twice", Module: b.twice},
-		{Name: "half", Module: b.half}, {Name: "frozen", Module: b.frozen}, {Name: "unused", Module: b.unused}, {Name: "last", Module: b.last}, {Name: "ends", Module: b.ends}}}
+	return nn.Parts{Parameters: []torch.Named{{Name: "gain", Tensor: b.gain},
+		{Name: "again", Tensor: b.gain}, {Name: "shift", Tensor: b.shift}},
+		Modules: []nn.Child{{Name: "first", Module: b.first}, {Name: "mix", Module: b.mix},
+			{Name: "tied", Module: b.tied}, {Name: "twice", Module: b.twice},
+			{Name: "half", Module: b.half}, {Name: "frozen", Module: b.frozen},
+			{Name: "unused", Module: b.unused}, {Name: "last", Module: b.last}, {Name: "ends", Module: b.ends}}}
 }
 
 // bothEnds is used as the first and the last module of a network.
@@ -95,8 +100,10 @@ func newBlockNet(seed uint64, d cuda.Device, wrap func(nn.Module) nn.Module) (*b
 	nn.Train(frozen, false)
 	both := nn.NewLinear(1, 1, nn.LinearOptions{NoBias: true})
 	ends := bothEnds{nn.Parameters(both)[0], linear(6, 6), nn.NewLinear(3, 3, nn.LinearOptions{})}
-	net := &blockNet{first: wrap(linear(6, 7)), tied: wrap(tiedLinear{nn.Parameters(tied)[0]}), twice: wrap(linear(7, 7)), half: wrap(half),
-		frozen: wrap(frozen), unused: wrap(linear(9, 4)), last: wrap(nn.NewLinear(7, 3, nn.LinearOptions{})), ends: wrap(ends)}
+	net := &blockNet{first: wrap(linear(6, 7)), tied: wrap(tiedLinear{nn.Parameters(tied)[0]}),
+		twice: wrap(linear(7, 7)), half: wrap(half),
+		frozen: wrap(frozen), unused: wrap(linear(9, 4)),
+		last: wrap(nn.NewLinear(7, 3, nn.LinearOptions{})), ends: wrap(ends)}
 	outside := nn.NewLinear(6, 1, nn.LinearOptions{NoBias: true})
 	shift := nn.NewLinear(3, 1, nn.LinearOptions{NoBias: true})
 	if err := nn.Freeze(shift); err != nil {
@@ -363,7 +370,8 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 		return nil
 	}
 	must := func(errs ...error) error { return errors.Join(errs...) }
-	if err := must(same("before training"), alone.train(d, c, shardedSizes(c)), ranks.train(d, c, shardedSizes(c))); err != nil {
+	if err := must(same("before training"), alone.train(d, c, shardedSizes(c)),
+		ranks.train(d, c, shardedSizes(c))); err != nil {
 		return err
 	}
 	if err := must(same("after training"), memoryIsDivided(g, ranks, c)); err != nil {
@@ -379,11 +387,13 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 	if err != nil {
 		return err
 	}
-	if err := must(again.sharded.LoadState(nn.State(alone.net)), again.opt.LoadState(state), again.sharded.LoadEMAState(again.ema, alone.ema.State()), ranks.end()); err != nil {
+	if err := must(again.sharded.LoadState(nn.State(alone.net)), again.opt.LoadState(state),
+		again.sharded.LoadEMAState(again.ema, alone.ema.State()), ranks.end()); err != nil {
 		return err
 	}
 	ranks = again
-	if err := must(same("after loading"), alone.train(d, c, batchSizes[3:]), ranks.train(d, c, batchSizes[3:]), same("after training on")); err != nil {
+	if err := must(same("after loading"), alone.train(d, c, batchSizes[3:]),
+		ranks.train(d, c, batchSizes[3:]), same("after training on")); err != nil {
 		return err
 	}
 	return must(alone.end(), ranks.end())
@@ -474,7 +484,8 @@ func init() {
 	})
 	workers["sharded graph on GPUs"] = onOwnGPU(shardedGraph)
 	workers["gathered on GPUs"] = onOwnGPU(func(g *Group) error {
-		return errors.Join(gatheredTrainsAsOne(g, g.Device(), gatheredInFloat32), gatheredTrainsAsOne(g, g.Device(), gatheredInBFloat16))
+		return errors.Join(gatheredTrainsAsOne(g, g.Device(), gatheredInFloat32),
+			gatheredTrainsAsOne(g, g.Device(), gatheredInBFloat16))
 	})
 	workers["sharded on GPUs"] = onOwnGPU(func(g *Group) error { return allShardedCases(g, g.Device()) })
 }
@@ -513,7 +524,8 @@ func gatheredNet(seed uint64, d cuda.Device, dtype torch.DType, wrap func(nn.Mod
 	if err := nn.Freeze(frozen); err != nil {
 		return nil, err
 	}
-	net := nn.NewSequential(wrap(nn.NewSequential(linear(6, 7), nn.NewTanh())), wrap(tiedLinear{nn.Parameters(tied)[0]}),
+	net := nn.NewSequential(wrap(nn.NewSequential(linear(6, 7), nn.NewTanh())),
+		wrap(tiedLinear{nn.Parameters(tied)[0]}),
 		wrap(nn.NewSequential(frozen, nn.NewTanh(), linear(7, 11))), wrap(linear(11, 3)))
 	return net, errors.Join(nn.ToDType(net, dtype), nn.To(net, d))
 }
@@ -546,7 +558,8 @@ func gatheredTrainsAsOne(g *Group, d cuda.Device, c gatheredCase) error {
 	if err != nil {
 		return err
 	}
-	net, err := gatheredNet(uint64(1+g.Rank()), cuda.CPU, c.of, func(m nn.Module) nn.Module { return NewShardedBlock(m) })
+	net, err := gatheredNet(uint64(1+g.Rank()), cuda.CPU, c.of,
+		func(m nn.Module) nn.Module { return NewShardedBlock(m) })
 	if err != nil {
 		return err
 	}
@@ -599,7 +612,8 @@ func gatheredTrainsAsOne(g *Group, d cuda.Device, c gatheredCase) error {
 			return err
 		}
 		loss := sharded.Weigh(sharded.Forward(x).MSELoss(y), samples)
-		if err := errors.Join(loss.Err(), sharded.Backward(loss), divided.Step(), opt.Step(), opt.ZeroGrad(), scope.Close()); err != nil {
+		if err := errors.Join(loss.Err(), sharded.Backward(loss), divided.Step(), opt.Step(),
+			opt.ZeroGrad(), scope.Close()); err != nil {
 			return err
 		}
 		first += size
@@ -626,7 +640,8 @@ func gatheredTrainsAsOne(g *Group, d cuda.Device, c gatheredCase) error {
 	if two := blocks[len(blocks)-1] + blocks[len(blocks)-2]; sharded.Stats().MaxGatheredBytes > two {
 		return fmt.Errorf("%d bytes were gathered, and two blocks have %d", sharded.Stats().MaxGatheredBytes, two)
 	}
-	return errors.Join(sharded.LoadState(nn.State(masters)), divided.Close(), sharded.Close(), opt.Close(), nn.Close(masters), nn.Close(low))
+	return errors.Join(sharded.LoadState(nn.State(masters)), divided.Close(), sharded.Close(), opt.Close(),
+		nn.Close(masters), nn.Close(low))
 }
 
 // addGradients adds the gradients of from, times a factor, to the gradients of to, in the dtype of
@@ -652,9 +667,11 @@ func addGradients(scope *torch.Scope, to, from []*torch.Tensor, factor float64) 
 func TestFullyShardedGathersInAnotherDType(t *testing.T) {
 	for _, n := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			requireNone(t, inProcess(t, n, quick, func(g *Group) error { return gatheredTrainsAsOne(g, cuda.CPU, gatheredInFloat32) }))
+			requireNone(t, inProcess(t, n, quick,
+				func(g *Group) error { return gatheredTrainsAsOne(g, cuda.CPU, gatheredInFloat32) }))
 			if n < 3 {
-				requireNone(t, inProcess(t, n, quick, func(g *Group) error { return gatheredTrainsAsOne(g, cuda.CPU, gatheredInBFloat16) }))
+				requireNone(t, inProcess(t, n, quick,
+					func(g *Group) error { return gatheredTrainsAsOne(g, cuda.CPU, gatheredInBFloat16) }))
 			}
 		})
 	}
@@ -714,7 +731,8 @@ func TestFullyShardedFreesReducedGradients(t *testing.T) {
 					}
 					for _, p := range b.params {
 						if g := p.marked.Grad(); g != nil || b.whole {
-							return nil, fmt.Errorf("%s: %s has a gradient: %v, gathered: %v", b.name, p.names[0], g != nil, b.whole)
+							return nil, fmt.Errorf("%s: %s has a gradient: %v, gathered: %v", b.name,
+								p.names[0], g != nil, b.whole)
 						}
 					}
 				}
@@ -739,7 +757,10 @@ func TestFullyShardedRefuses(t *testing.T) {
 		"no parameter": {func(int) nn.Module { return nn.NewTanh() }, "the network has no parameter"},
 		"tied outside": {func(int) nn.Module { return nn.NewSequential(shared, NewShardedBlock(shared)) },
 			"1.weight and 0.weight are one parameter in two blocks, or in one and outside of blocks"},
-		"a block in a block": {func(int) nn.Module { return NewShardedBlock(nn.NewSequential(NewShardedBlock(linear()))) }, "0 is a block inside of another block"},
+		"a block in a block": {func(
+			int) nn.Module {
+			return NewShardedBlock(nn.NewSequential(NewShardedBlock(linear())))
+		}, "0 is a block inside of another block"},
 		"tied over blocks": {func(int) nn.Module {
 			return nn.NewSequential(NewShardedBlock(shared), NewShardedBlock(nn.NewSequential(shared)))
 		},
@@ -776,7 +797,8 @@ func TestFullyShardedNamesALostRank(t *testing.T) {
 			all := launchJob(t, 2, "sharded until a rank ends", "WHERE="+where)
 			all[1].wait(t)
 			all[0].wait(t)
-			if text := all[0].output.String(); !strings.Contains(text, "rank 1 is lost: true") || !strings.Contains(text, "culprit 1") {
+			if text := all[0].output.String(); !strings.Contains(text, "rank 1 is lost: true") ||
+				!strings.Contains(text, "culprit 1") {
 				t.Errorf("rank 0:\n%s\nwant text with %q and %q", text, "rank 1 is lost: true", "culprit 1")
 			}
 		})
@@ -842,14 +864,16 @@ func TestFullyShardedMisuse(t *testing.T) {
 		// A pass under NoGrad leaves nothing gathered, and its output requires no gradient.
 		y := r.sharded.Forward(x.NoGrad())
 		if y.Err() != nil || y.RequiresGrad() || r.sharded.Stats().GatheredBytes != 0 {
-			errs = append(errs, fmt.Errorf("a pass under NoGrad: %v, %v, %+v", y.Err(), y.RequiresGrad(), r.sharded.Stats()))
+			errs = append(errs, fmt.Errorf("a pass under NoGrad: %v, %v, %+v", y.Err(), y.RequiresGrad(),
+				r.sharded.Stats()))
 		}
 		y.Close()
 		if errors.Join(errs...) != nil {
 			return errors.Join(errs...)
 		}
 		loss := r.sharded.Forward(x).Sum()
-		return errors.Join(says(loss.Backward(), "its backward pass is not one of FullyShardedDataParallel.Backward"), loss.Close(), r.end(),
+		return errors.Join(says(loss.Backward(),
+			"its backward pass is not one of FullyShardedDataParallel.Backward"), loss.Close(), r.end(),
 			says(r.sharded.Forward(x).Err(), torch.ErrClosed.Error()))
 	}))
 }
@@ -858,7 +882,8 @@ func TestFullyShardedMisuse(t *testing.T) {
 // counted.
 func TestFullyShardedCountsGatheredBytes(t *testing.T) {
 	requireNone(t, inProcess(t, 1, quick, func(g *Group) error {
-		block := NewShardedBlock(nn.NewSequential(table{full(cuda.CPU, torch.Float64, 3, 4, 5)}, table{full(cuda.CPU, torch.Float32, 3, 7)}))
+		block := NewShardedBlock(nn.NewSequential(table{full(cuda.CPU, torch.Float64, 3, 4, 5)},
+			table{full(cuda.CPU, torch.Float32, 3, 7)}))
 		d, err := NewFullyShardedDataParallel(g, block, FullyShardedOptions{})
 		if err != nil {
 			return err
@@ -1006,7 +1031,8 @@ func TestFullyShardedConvertsFloatingPointNumbers(t *testing.T) {
 	wrong := slices.Clone(whole)
 	wrong[0].Tensor = integers
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
-		net := nn.NewSequential(NewShardedBlock(nn.NewLinear(3, 5, nn.LinearOptions{})), nn.NewBatchNorm1d(5, nn.BatchNorm1dOptions{}))
+		net := nn.NewSequential(NewShardedBlock(nn.NewLinear(3, 5, nn.LinearOptions{})),
+			nn.NewBatchNorm1d(5, nn.BatchNorm1dOptions{}))
 		d, err := NewFullyShardedDataParallel(g, net, FullyShardedOptions{})
 		if err != nil {
 			return err

@@ -28,7 +28,8 @@ type FullyShardedOptimizer struct {
 // [FullyShardedDataParallel.Parameters], and wraps the optimizer that build returns. The optimizer
 // must update each element independently: LAMB and Muon are refused. All ranks call NewOptimizer,
 // and an error on one rank is an error on all. Close the optimizer before d.
-func (d *FullyShardedDataParallel) NewOptimizer(build func(shard []*torch.Tensor) (optim.Optimizer, error)) (*FullyShardedOptimizer, error) {
+func (d *FullyShardedDataParallel) NewOptimizer(build func(shard []*torch.Tensor) (optim.Optimizer,
+	error)) (*FullyShardedOptimizer, error) {
 	if err := d.ready("NewOptimizer"); err != nil {
 		return nil, err
 	}
@@ -254,7 +255,8 @@ func (p *blockParameter) read(scope *torch.Scope, stored *checkpoint.StoredTenso
 
 // load checks specs against the network and then replaces the parameters and buffers. read returns
 // this rank's shard of a parameter, or a whole buffer if p is nil.
-func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(scope *torch.Scope, name string, p *blockParameter) (*torch.Tensor, error)) error {
+func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec,
+	read func(scope *torch.Scope, name string, p *blockParameter) (*torch.Tensor, error)) error {
 	state, parts := nn.State(d), d.byName()
 	names := map[string]bool{}
 	for _, n := range state {
@@ -267,9 +269,11 @@ func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(s
 		case !ok:
 			return fmt.Errorf("there is no tensor %s: %w", n.Name, cuda.ErrInvalidArgument)
 		case !slices.Equal(s.Shape, shape):
-			return fmt.Errorf("%s is %v%v there, and %v%v in the network: %w", n.Name, s.DType, s.Shape, dtype, shape, cuda.ErrInvalidArgument)
+			return fmt.Errorf("%s is %v%v there, and %v%v in the network: %w", n.Name, s.DType, s.Shape,
+				dtype, shape, cuda.ErrInvalidArgument)
 		case s.DType != dtype && !(floating(s.DType) && floating(dtype)):
-			return fmt.Errorf("%s is %v there, and %v in the network: convert it before, or load the file with nn.Load before the network is sharded: %w",
+			return fmt.Errorf("%s is %v there, and %v in the network: convert it before, or load the "+
+				"file with nn.Load before the network is sharded: %w",
 				n.Name, s.DType, dtype, cuda.ErrInvalidArgument)
 		}
 		names[n.Name] = true
@@ -289,7 +293,8 @@ func (d *FullyShardedDataParallel) load(specs map[string]torch.Spec, read func(s
 }
 
 // loadOne replaces this rank's shard of a parameter, or a buffer.
-func (d *FullyShardedDataParallel) loadOne(n torch.Named, p *blockParameter, read func(*torch.Scope, string, *blockParameter) (*torch.Tensor, error)) error {
+func (d *FullyShardedDataParallel) loadOne(n torch.Named, p *blockParameter,
+	read func(*torch.Scope, string, *blockParameter) (*torch.Tensor, error)) error {
 	to := n.Tensor
 	if p != nil {
 		if p.lo == p.hi {
@@ -369,7 +374,9 @@ func (d *FullyShardedDataParallel) agreeOnAverages(state []torch.Named, parts ma
 		mine.Tensors = append(mine.Tensors, fmt.Sprintf("an average of %v of %s", n.Tensor.DType(), n.Name))
 		if p := parts[n.Name]; p != nil {
 			if shape := n.Tensor.Shape(); !slices.Equal(shape, []int64{p.hi - p.lo}) {
-				mine.Err = fmt.Sprintf("the average of %s has the shape %v, and this rank's part of the parameter %d elements: make the EMA of nn.State of the FullyShardedDataParallel", n.Name, shape, p.hi-p.lo)
+				mine.Err = fmt.Sprintf("the average of %s has the shape %v, and this rank's part of the "+
+					"parameter %d elements: make the EMA of nn.State of the FullyShardedDataParallel",
+					n.Name, shape, p.hi-p.lo)
 			}
 		}
 	}
@@ -378,7 +385,8 @@ func (d *FullyShardedDataParallel) agreeOnAverages(state []torch.Named, parts ma
 
 // gatherWhole gathers parameters of a flat tensor, given this rank's shards in own, and adds the
 // whole tensors, on the CPU, to whole and to kept.
-func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []partOf, kept *[]*torch.Tensor, whole map[*shardedParameter]*torch.Tensor) error {
+func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []partOf,
+	kept *[]*torch.Tensor, whole map[*shardedParameter]*torch.Tensor) error {
 	if len(own) == 0 {
 		return nil
 	}
@@ -418,7 +426,8 @@ func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []torch.Name
 			continue
 		}
 		if shape := n.Tensor.Shape(); !slices.Equal(shape, p.shape) {
-			return fmt.Errorf("distributed: FullyShardedDataParallel.LoadEMAState: %s has the shape %v, and its parameter %v: %w", n.Name, shape, p.shape, cuda.ErrInvalidArgument)
+			return fmt.Errorf("distributed: FullyShardedDataParallel.LoadEMAState: %s has the shape %v, "+
+				"and its parameter %v: %w", n.Name, shape, p.shape, cuda.ErrInvalidArgument)
 		}
 		var err error
 		if part[i].Tensor, err = p.partOf(scope, n.Tensor); err != nil {
@@ -440,7 +449,8 @@ func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*
 	for name, s := range stored {
 		p := parts[name]
 		if shape := s.Spec().Shape; p != nil && !slices.Equal(shape, p.shape) {
-			return fmt.Errorf("distributed: FullyShardedDataParallel.LoadEMAFrom: %s has the shape %v, and its parameter %v: %w", name, shape, p.shape, cuda.ErrInvalidArgument)
+			return fmt.Errorf("distributed: FullyShardedDataParallel.LoadEMAFrom: %s has the shape %v, "+
+				"and its parameter %v: %w", name, shape, p.shape, cuda.ErrInvalidArgument)
 		}
 		t, err := p.read(scope, s)
 		if err != nil {

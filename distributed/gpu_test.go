@@ -88,13 +88,16 @@ func orderOnGPUs(g *Group) error {
 			// streams.
 			x := full(d, torch.Float32, 0, 2)
 			y := full(d, torch.Float32, 0, 2)
-			if err := errors.Join(x.Err(), y.Err(), d.Synchronize(), capi.DelayStream(side.Stream.CAPI(), delay)); err != nil {
+			if err := errors.Join(x.Err(), y.Err(), d.Synchronize(),
+				capi.DelayStream(side.Stream.CAPI(), delay)); err != nil {
 				return err
 			}
-			if err := errors.Join(x.Fill_(float64(g.Rank()+1)).Err(), g.AllReduce(x, Sum), expectValues("AllReduce", x, want...)); err != nil {
+			if err := errors.Join(x.Fill_(float64(g.Rank()+1)).Err(), g.AllReduce(x, Sum),
+				expectValues("AllReduce", x, want...)); err != nil {
 				return err
 			}
-			if err := errors.Join(d.Synchronize(), capi.DelayStream(side.Stream.CAPI(), delay), y.Fill_(float64(g.Rank()+1)).Err()); err != nil {
+			if err := errors.Join(d.Synchronize(), capi.DelayStream(side.Stream.CAPI(), delay),
+				y.Fill_(float64(g.Rank()+1)).Err()); err != nil {
 				return err
 			}
 			w, err := g.AllReduceAsync(y, Sum)
@@ -105,7 +108,8 @@ func orderOnGPUs(g *Group) error {
 				return err
 			}
 			// Here the delay is on the stream of the collectives.
-			if err := errors.Join(y.Fill_(float64(g.Rank()+1)).Err(), d.Synchronize(), capi.DelayStream(g.comms.stream.Stream.CAPI(), delay)); err != nil {
+			if err := errors.Join(y.Fill_(float64(g.Rank()+1)).Err(), d.Synchronize(),
+				capi.DelayStream(g.comms.stream.Stream.CAPI(), delay)); err != nil {
 				return err
 			}
 			if w, err = g.AllReduceAsync(y, Sum); err != nil {
@@ -189,7 +193,8 @@ func bucketOrderOnGPUs(g *Group) error {
 			if pass%2 == 1 {
 				late = parallel.stream.Stream
 			}
-			if err := errors.Join(d.Synchronize(), capi.DelayStream(late.CAPI(), delay), parallel.Backward(loss)); err != nil {
+			if err := errors.Join(d.Synchronize(), capi.DelayStream(late.CAPI(), delay),
+				parallel.Backward(loss)); err != nil {
 				return err
 			}
 			if err := requireGradients(net, want, 1e-12); err != nil {
@@ -285,9 +290,10 @@ func graphOnGPUs(g *Group) error {
 		return err
 	}
 	d := g.Device()
-	eager, replayed, err := eagerAndReplayed(scope.Own(scope.Own(x).To(d)), scope.Own(scope.Own(y).To(d)), func() (*steps, error) {
-		return startSteps(g, func() (nn.Module, error) { return smallNetOn(d, 1) })
-	})
+	eager, replayed, err := eagerAndReplayed(scope.Own(scope.Own(x).To(d)), scope.Own(scope.Own(y).To(d)),
+		func() (*steps, error) {
+			return startSteps(g, func() (nn.Module, error) { return smallNetOn(d, 1) })
+		})
 	if err == nil && !slices.Equal(eager, replayed) {
 		err = fmt.Errorf("the graph's weights differ by %g", difference(eager, replayed))
 	}
@@ -298,7 +304,8 @@ func graphOnGPUs(g *Group) error {
 // of a comparison are eager and must give equal weights.
 func TestCallsOfStepsAreEqual(t *testing.T) {
 	for name, compare := range map[string]func(*Group) error{
-		"DataParallel": graphOnGPUs, "SyncBatchNorm": syncNormGraph, "ZeroRedundancyOptimizer": zeroGraph, "FullyShardedDataParallel": shardedGraph,
+		"DataParallel": graphOnGPUs, "SyncBatchNorm": syncNormGraph, "ZeroRedundancyOptimizer": zeroGraph,
+		"FullyShardedDataParallel": shardedGraph,
 	} {
 		t.Run(name, func(t *testing.T) {
 			for rank, err := range inProcess(t, 2, quick, compare) {

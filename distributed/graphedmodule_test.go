@@ -80,7 +80,8 @@ func graphedModuleOnGPUs(g *Group) error {
 // others.
 func TestConvertSyncBatchNormRefusesGraphed(t *testing.T) {
 	for rank, err := range inProcess(t, 2, quick, func(g *Group) error {
-		norm := nn.NewGraphed(nn.NewSequential(nn.NewBatchNorm1d(2, nn.BatchNorm1dOptions{})), torch.GraphedModuleOptions{})
+		norm := nn.NewGraphed(nn.NewSequential(nn.NewBatchNorm1d(2, nn.BatchNorm1dOptions{})),
+			torch.GraphedModuleOptions{})
 		defer norm.Close()
 		return ConvertSyncBatchNorm(g, nn.NewSequential(norm))
 	}) {

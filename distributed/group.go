@@ -207,7 +207,8 @@ func Init(ctx context.Context, o Options) (*Group, error) {
 		return nil, err
 	}
 	if o.Timeout < 0 || o.Silence < 0 {
-		return nil, fmt.Errorf("distributed.Init: Timeout is %v and Silence %v, and neither may be negative: %w", o.Timeout, o.Silence, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("distributed.Init: Timeout is %v and Silence %v, and neither may be "+
+			"negative: %w", o.Timeout, o.Silence, cuda.ErrInvalidArgument)
 	}
 	if o.Timeout == 0 {
 		o.Timeout = defaultTimeout
@@ -244,7 +245,8 @@ func Init(ctx context.Context, o Options) (*Group, error) {
 		if env.Warning != "" {
 			o.Log.Warn("distributed: " + env.Warning)
 		}
-		o.Log.Info("distributed: connected", "rank", env.Rank, "size", env.Size, "device", j.device.String(), "launcher", env.Launcher)
+		o.Log.Info("distributed: connected", "rank", env.Rank, "size", env.Size, "device",
+			j.device.String(), "launcher", env.Launcher)
 	}
 	return g, nil
 }
@@ -255,7 +257,8 @@ func deviceOf(e Environment, o Options) (cuda.Device, error) {
 		return cuda.CPU, nil
 	}
 	if e.LocalRank >= gpus {
-		return 0, fmt.Errorf("distributed.Init: the process with local rank %d has no GPU: this machine has %d; start as many processes as it has GPUs, "+
+		return 0, fmt.Errorf("distributed.Init: the process with local rank %d has no GPU: this machine "+
+			"has %d; start as many processes as it has GPUs, "+
 			"or set Options.CPU: %w", e.LocalRank, gpus, cuda.ErrNoDevice)
 	}
 	return cuda.Device(e.LocalRank), nil
@@ -278,7 +281,8 @@ func (j *job) connect(ctx context.Context) error {
 	}
 	serves := j.env.Rank == 0 && !j.env.AgentStore
 	// LibTorch retries after its own timeout.
-	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout, fmt.Errorf("%s did not serve it within %v: %w", server, j.o.Timeout, ErrTimeout))
+	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout,
+		fmt.Errorf("%s did not serve it within %v: %w", server, j.o.Timeout, ErrTimeout))
 	defer stop()
 	var store *capi.Store
 	var err error
@@ -297,7 +301,8 @@ func (j *job) connect(ctx context.Context) error {
 	if err != nil {
 		if strings.Contains(err.Error(), "EADDRINUSE") {
 			// The text of c10d does not say more.
-			return fmt.Errorf("the store at %s:%d: another process uses this port: set MASTER_PORT to a free port: %w", j.env.Address, j.env.Port, syscall.EADDRINUSE)
+			return fmt.Errorf("the store at %s:%d: another process uses this port: set MASTER_PORT to a "+
+				"free port: %w", j.env.Address, j.env.Port, syscall.EADDRINUSE)
 		}
 		if unknown := unresolved(ctx, j.env.Address); unknown != nil {
 			err = fmt.Errorf("%w: %w", err, unknown)
@@ -331,12 +336,14 @@ func (j *job) meet(ctx context.Context, times control.Options) error {
 		_, err = j.join(ctx, m, times)
 		return err
 	}
-	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout, fmt.Errorf("rank 0 did not announce itself within %v: %w", j.o.Timeout, ErrTimeout))
+	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout,
+		fmt.Errorf("rank 0 did not announce itself within %v: %w", j.o.Timeout, ErrTimeout))
 	defer stop()
 	var earlier []byte
 	var refused error
 	for pause := firstPause; ; pause = min(2*pause, time.Second) {
-		text, err := await(inTime, j, func() ([]byte, error) { return capi.GetStore(j.store, controlKey) }, func([]byte) {})
+		text, err := await(inTime, j, func() ([]byte, error) { return capi.GetStore(j.store, controlKey) },
+			func([]byte) {})
 		if err == nil && !bytes.Equal(text, earlier) {
 			var m meeting
 			if err = json.Unmarshal(text, &m); err == nil {
@@ -345,7 +352,8 @@ func (j *job) meet(ctx context.Context, times control.Options) error {
 					return err
 				}
 				if j.o.Log != nil {
-					j.o.Log.Info("distributed: rank 0 of this start has not announced itself yet", "rank", j.env.Rank, "found", err)
+					j.o.Log.Info("distributed: rank 0 of this start has not announced itself yet", "rank",
+						j.env.Rank, "found", err)
 				}
 				earlier, refused, err = text, err, nil
 			}
@@ -366,18 +374,21 @@ func (j *job) meet(ctx context.Context, times control.Options) error {
 // is false after an error that is possible if m is the announcement of an earlier start.
 func (j *job) join(ctx context.Context, m meeting, times control.Options) (decided bool, err error) {
 	if mine := j.env.Job; mine != "" && m.Job != "" && mine != m.Job {
-		return true, fmt.Errorf("the store at %s:%d is of the job %q, and this process is of the job %q: set MASTER_PORT to a free port for each job: %w",
+		return true, fmt.Errorf("the store at %s:%d is of the job %q, and this process is of the job %q: "+
+			"set MASTER_PORT to a free port for each job: %w",
 			j.env.Address, j.env.Port, m.Job, mine, ErrMismatch)
 	}
 	if j.env.AgentStore && m.Size != j.env.Size {
-		return false, fmt.Errorf("it is of a start of %d ranks, and this process is of one of %d: %w", m.Size, j.env.Size, ErrMismatch)
+		return false, fmt.Errorf("it is of a start of %d ranks, and this process is of one of %d: %w",
+			m.Size, j.env.Size, ErrMismatch)
 	}
 	member, err := control.Dial(ctx, m.Addresses, m.Token, j.env.Rank, times)
 	if err != nil {
 		return !j.env.AgentStore, err
 	}
 	j.member, j.start = member, m.Start
-	what := fmt.Sprintf("%d ranks on %s, timeout %v, silence %v, debug %v", j.env.Size, j.kind(), j.o.Timeout, j.o.Silence, j.o.Debug)
+	what := fmt.Sprintf("%d ranks on %s, timeout %v, silence %v, debug %v", j.env.Size, j.kind(),
+		j.o.Timeout, j.o.Silence, j.o.Debug)
 	all := make([]int, j.env.Size)
 	for r := range all {
 		all[r] = r
@@ -462,7 +473,8 @@ func (j *job) serve(times control.Options) (meeting, error) {
 		listener.Close()
 		return meeting{}, err
 	}
-	m := meeting{Token: hex.EncodeToString(random[:16]), Start: hex.EncodeToString(random[16:]), Size: j.env.Size, Job: j.env.Job}
+	m := meeting{Token: hex.EncodeToString(random[:16]), Start: hex.EncodeToString(random[16:]),
+		Size: j.env.Size, Job: j.env.Job}
 	port := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
 	if at != ":0" {
 		m.Addresses = []string{net.JoinHostPort("127.0.0.1", port)}
@@ -594,7 +606,8 @@ func (j *job) failure() error {
 
 // newGroup connects this rank to the other ranks of the group.
 func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, error) {
-	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank), calls: callNumbers{pairs: map[string]uint64{}}, besides: besideBarriers{last: map[string]besidePlace{}}}
+	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank),
+		calls: callNumbers{pairs: map[string]uint64{}}, besides: besideBarriers{last: map[string]besidePlace{}}}
 	if g.rank < 0 {
 		return g, nil
 	}
@@ -604,7 +617,8 @@ func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, e
 		members[i] = int32(r)
 	}
 	// A connection attempt cannot be cancelled, so all ranks first arrive here.
-	if err := j.member.Arrive(name+"#connect", ranks, control.Call{Seq: 1, Name: "Subgroup", Line: caller()}, true, j.o.Timeout); err != nil {
+	if err := j.member.Arrive(name+"#connect", ranks,
+		control.Call{Seq: 1, Name: "Subgroup", Line: caller()}, true, j.o.Timeout); err != nil {
 		return nil, j.reason(err)
 	}
 	connect := func(device cuda.Device) (*capi.Group, error) {
@@ -801,7 +815,8 @@ func (g *Group) Subgroup(ranks ...int) (*Group, error) {
 	inJob := make([]int, len(ranks))
 	for i, r := range ranks {
 		if r < 0 || r >= len(g.ranks) || slices.Contains(ranks[:i], r) {
-			return nil, fmt.Errorf("distributed: Subgroup(%v): ranks must be distinct, from 0 to %d: %w", ranks, len(g.ranks)-1, cuda.ErrInvalidArgument)
+			return nil, fmt.Errorf("distributed: Subgroup(%v): ranks must be distinct, from 0 to %d: %w",
+				ranks, len(g.ranks)-1, cuda.ErrInvalidArgument)
 		}
 		inJob[i] = g.ranks[r]
 	}
@@ -816,14 +831,16 @@ func (g *Group) Subgroup(ranks ...int) (*Group, error) {
 	sub, err := g.job.newGroup(context.Background(), name, inJob)
 	if err != nil {
 		g.job.tell(err)
-		return nil, &Error{Call: "Subgroup at " + caller(), Group: g.name, Rank: g.job.env.Rank, Culprit: culprit(err), Err: err}
+		return nil, &Error{Call: "Subgroup at " + caller(), Group: g.name, Rank: g.job.env.Rank,
+			Culprit: culprit(err), Err: err}
 	}
 	return sub, nil
 }
 
 func (g *Group) member() error {
 	if g.rank < 0 {
-		return fmt.Errorf("%w %s of the ranks %v: this process is rank %d", ErrNotMember, g.name, g.ranks, g.job.env.Rank)
+		return fmt.Errorf("%w %s of the ranks %v: this process is rank %d", ErrNotMember, g.name, g.ranks,
+			g.job.env.Rank)
 	}
 	return nil
 }
@@ -845,7 +862,8 @@ func caller() string {
 		f, more := frames.Next()
 		name, ours := strings.CutPrefix(f.Function, "github.com/torchstream/torchstream/")
 		ours = ours && slices.ContainsFunc(own[:], func(p string) bool { return strings.HasPrefix(name, p) })
-		if f.Function != "" && !ours && !strings.HasPrefix(f.Function, "runtime.") || strings.HasSuffix(f.File, "_test.go") {
+		if f.Function != "" && !ours && !strings.HasPrefix(f.Function, "runtime.") ||
+			strings.HasSuffix(f.File, "_test.go") {
 			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
 		}
 		if !more {

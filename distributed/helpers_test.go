@@ -44,7 +44,8 @@ func inProcess(t *testing.T, n int, o Options, run func(g *Group) error) []error
 		all.Go(func() {
 			own := o
 			own.CPU = true
-			own.Environment = &Environment{Launcher: "test", Rank: rank, Size: n, LocalRank: rank, LocalSize: n, Address: "127.0.0.1", Port: port}
+			own.Environment = &Environment{Launcher: "test", Rank: rank, Size: n, LocalRank: rank,
+				LocalSize: n, Address: "127.0.0.1", Port: port}
 			g, err := Init(context.Background(), own)
 			if err != nil {
 				errs[rank] = err
@@ -199,8 +200,11 @@ func launchJob(t *testing.T, n int, worker string, environment ...string) []*pro
 		p.output.wake = make(chan struct{}, 1)
 		p.Stdout, p.Stderr = &p.output, &p.output
 		p.ExtraFiles = []*os.File{loadedFile - 3: whenLoaded, beginFile - 3: begin}
-		p.Env = append(os.Environ(), append([]string{workerVariable + "=" + worker, togetherVariable + "=1", "RANK=" + r, "LOCAL_RANK=" + r, "WORLD_SIZE=" + strconv.Itoa(n),
-			"LOCAL_WORLD_SIZE=" + strconv.Itoa(n), "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port, "OMP_NUM_THREADS=1"}, environment...)...)
+		p.Env = append(os.Environ(),
+			append([]string{workerVariable + "=" + worker, togetherVariable + "=1", "RANK=" + r,
+				"LOCAL_RANK=" + r, "WORLD_SIZE=" + strconv.Itoa(n),
+				"LOCAL_WORLD_SIZE=" + strconv.Itoa(n), "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port,
+				"OMP_NUM_THREADS=1"}, environment...)...)
 		if os.Getenv("NCCL_NVLS_ENABLE") == "" { // multicast is a resource of the whole machine
 			p.Env = append(p.Env, "NCCL_NVLS_ENABLE=0")
 		}

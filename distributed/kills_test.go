@@ -188,7 +188,8 @@ func killedSGD(params []*torch.Tensor) (optim.Optimizer, error) {
 
 // newKilledModel returns a model that is whole on every rank.
 func newKilledModel(world *distributed.Group) (*killedModel, error) {
-	net := nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewTanh(), nn.NewLinear(8, 3, nn.LinearOptions{}))
+	net := nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewTanh(),
+		nn.NewLinear(8, 3, nn.LinearOptions{}))
 	if err := errors.Join(nn.ToDType(net, torch.Float64), nn.To(net, world.Device())); err != nil {
 		return nil, err
 	}
@@ -237,7 +238,8 @@ func newShardedKilledModel(world *distributed.Group) (*killedModel, error) {
 }
 
 // trainFrom trains up to killSteps. It calls at before each call that involves other ranks.
-func trainFrom(ctx context.Context, path string, o distributed.Options, sharded bool, at func(world *distributed.Group)) (weights []float64, err error) {
+func trainFrom(ctx context.Context, path string, o distributed.Options, sharded bool,
+	at func(world *distributed.Group)) (weights []float64, err error) {
 	at(nil)
 	world, err := distributed.Init(ctx, o)
 	if err != nil {
@@ -388,8 +390,10 @@ func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 	t.Cleanup(func() { t.Logf("of %d faults these ended the job: %v", count, ended) })
 	for n := range count {
 		size := 2 + random.IntN(largest-1)
-		f := fault{Kind: kinds[n%len(kinds)], Rank: random.IntN(size), Call: random.IntN(3*killSteps+5) - 1, Work: random.IntN(1 << 12),
-			Draw: random.IntN(1 << 16), GPU: none.GPU, Sharded: (n%len(kinds)+n/len(kinds))%2 == 1} // each kind with both models
+		f := fault{Kind: kinds[n%len(kinds)], Rank: random.IntN(size), Call: random.IntN(3*killSteps+5) - 1,
+			Work: random.IntN(1 << 12),
+			// each kind with both models
+			Draw: random.IntN(1 << 16), GPU: none.GPU, Sharded: (n%len(kinds)+n/len(kinds))%2 == 1}
 		if f.Kind == "disk" && !f.Sharded {
 			f.Rank = 0 // it writes the checkpoint
 		}
@@ -431,7 +435,8 @@ func launchTraining(t *testing.T, size int, path string, f fault) []*distributed
 	if err != nil {
 		t.Fatal(err)
 	}
-	return distributed.LaunchJob(t, size, "training with a fault", pathVariable+"="+path, faultVariable+"="+string(text))
+	return distributed.LaunchJob(t, size, "training with a fault", pathVariable+"="+path,
+		faultVariable+"="+string(text))
 }
 
 // learned waits for the end of a training, and returns the weights, which must be equal on all

@@ -28,7 +28,8 @@ func (m *languageModel) Forward(x *torch.Tensor) *torch.Tensor {
 func (m *languageModel) Parts() nn.Parts {
 	return nn.Parts{
 		Parameters: []torch.Named{{Name: "tokens", Tensor: m.tokens}, {Name: "positions", Tensor: m.positions}},
-		Modules: []nn.Child{{Name: "drop", Module: m.drop}, {Name: "layers", Module: m.layers}, {Name: "norm", Module: m.norm},
+		Modules: []nn.Child{{Name: "drop", Module: m.drop}, {Name: "layers", Module: m.layers},
+			{Name: "norm", Module: m.norm},
 			{Name: "head", Module: parametersOf{{Name: "weight", Tensor: m.tokens}}}},
 	}
 }
@@ -49,10 +50,12 @@ func newLanguageModel(wrap func(nn.Module) nn.Module) (*languageModel, error) {
 		return nn.Parameters(nn.NewLinear(in, out, nn.LinearOptions{NoBias: true}))[0]
 	}
 	layer := func() nn.Module {
-		return wrap(nn.NewSequential(nn.NewLinear(6, 11, nn.LinearOptions{}), nn.NewTanh(), nn.NewLinear(11, 6, nn.LinearOptions{})))
+		return wrap(nn.NewSequential(nn.NewLinear(6, 11, nn.LinearOptions{}), nn.NewTanh(),
+			nn.NewLinear(11, 6, nn.LinearOptions{})))
 	}
-	m := &languageModel{tokens: weight(6, 9), positions: weight(6, 4), drop: nn.NewDropout(0.5), layers: nn.NewSequential(layer(), layer(), layer()),
-		norm: nn.NewLayerNorm([]int{6}, nn.LayerNormOptions{})}
+	m := &languageModel{tokens: weight(6, 9), positions: weight(6, 4), drop: nn.NewDropout(0.5),
+		layers: nn.NewSequential(layer(), layer(), layer()),
+		norm:   nn.NewLayerNorm([]int{6}, nn.LayerNormOptions{})}
 	nn.Train(m.drop, false)
 	return m, nn.ToDType(m, torch.Float64)
 }
@@ -230,7 +233,8 @@ func TestOutputsOutsideBlocksShareNoMemory(t *testing.T) {
 		if err := loss.Backward(); err != nil {
 			return err
 		}
-		if err := d.Forward(x).Err(); err == nil || !strings.Contains(err.Error(), "w has a gradient that is not of FullyShardedDataParallel.Backward") {
+		if err := d.Forward(x).Err(); err == nil ||
+			!strings.Contains(err.Error(), "w has a gradient that is not of FullyShardedDataParallel.Backward") {
 			return fmt.Errorf("%w: want the gradient", err)
 		}
 		first := d.Forward(x).Sum()
@@ -274,7 +278,8 @@ func TestUnusedParameterOutsideBlocksIsNamed(t *testing.T) {
 		if err := errors.Join(used.SetRequiresGrad(true), unused.SetRequiresGrad(true)); err != nil {
 			return err
 		}
-		m := namedFunc{[]torch.Named{{Name: "used", Tensor: used}, {Name: "unused", Tensor: unused}}, func(x *torch.Tensor) *torch.Tensor { return x.Mul(used) }}
+		m := namedFunc{[]torch.Named{{Name: "used", Tensor: used}, {Name: "unused", Tensor: unused}},
+			func(x *torch.Tensor) *torch.Tensor { return x.Mul(used) }}
 		d, err := NewFullyShardedDataParallel(g, m, FullyShardedOptions{})
 		if err != nil {
 			return err

@@ -86,9 +86,12 @@ type DataParallel struct {
 func NewDataParallel(g *Group, m nn.Module, o DataParallelOptions) (*DataParallel, error) {
 	switch {
 	case o.BucketBytes < 0:
-		return nil, fmt.Errorf("distributed.NewDataParallel: BucketBytes is %d, and must not be negative: %w", o.BucketBytes, cuda.ErrInvalidArgument)
-	case o.ReduceDType != 0 && o.ReduceDType != torch.BFloat16 && o.ReduceDType != torch.Float16 && o.ReduceDType != torch.Float32:
-		return nil, fmt.Errorf("distributed.NewDataParallel: ReduceDType is %v, and must be BFloat16, Float16, Float32 or 0: %w", o.ReduceDType, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("distributed.NewDataParallel: BucketBytes is %d, and must not be "+
+			"negative: %w", o.BucketBytes, cuda.ErrInvalidArgument)
+	case o.ReduceDType != 0 && o.ReduceDType != torch.BFloat16 && o.ReduceDType != torch.Float16 &&
+		o.ReduceDType != torch.Float32:
+		return nil, fmt.Errorf("distributed.NewDataParallel: ReduceDType is %v, and must be BFloat16, "+
+			"Float16, Float32 or 0: %w", o.ReduceDType, cuda.ErrInvalidArgument)
 	}
 	if o.BucketBytes == 0 {
 		o.BucketBytes = defaultBucketBytes
@@ -128,10 +131,13 @@ func (d *DataParallel) agree(m nn.Module) error {
 			break
 		}
 		if n.Tensor.Device() != d.g.Device() {
-			mine.Err = fmt.Sprintf("%s is on %v, and the group's device is %v: call nn.To before", n.Name, n.Tensor.Device(), d.g.Device())
+			mine.Err = fmt.Sprintf("%s is on %v, and the group's device is %v: call nn.To before", n.Name,
+				n.Tensor.Device(), d.g.Device())
 			break
 		}
-		mine.Tensors = append(mine.Tensors, fmt.Sprintf("%s %v%v of strides %v, trained: %v", n.Name, n.Tensor.DType(), n.Tensor.Shape(), n.Tensor.Strides(), n.Tensor.RequiresGrad()))
+		mine.Tensors = append(mine.Tensors,
+			fmt.Sprintf("%s %v%v of strides %v, trained: %v", n.Name, n.Tensor.DType(), n.Tensor.Shape(),
+				n.Tensor.Strides(), n.Tensor.RequiresGrad()))
 	}
 	if mine.Err == "" && len(d.params) == 0 {
 		mine.Err = "the model has no parameter to train"
@@ -338,7 +344,8 @@ func (d *DataParallel) enter() (*call, error) {
 		return nil, err
 	}
 	defer d.g.mu.Unlock()
-	c := &call{g: d.g, key: d.g.name, of: d.g.ranks, call: control.Call{Seq: d.g.calls.next(), Name: "DataParallel.Backward", Line: caller()}}
+	c := &call{g: d.g, key: d.g.name, of: d.g.ranks,
+		call: control.Call{Seq: d.g.calls.next(), Name: "DataParallel.Backward", Line: caller()}}
 	c.enter()
 	if !d.g.job.o.Debug {
 		return c, nil
@@ -385,7 +392,8 @@ func (d *DataParallel) afterwards(empty bool) error {
 				names = append(names, d.named[i].Name)
 			}
 		}
-		return fmt.Errorf("distributed: backward made no gradient for %s on rank %d: set DataParallelOptions.FindUnused if that is meant, or freeze the parameters before NewDataParallel: %w",
+		return fmt.Errorf("distributed: backward made no gradient for %s on rank %d: set "+
+			"DataParallelOptions.FindUnused if that is meant, or freeze the parameters before NewDataParallel: %w",
 			abbreviated(names), d.g.rank, cuda.ErrInvalidArgument)
 	}
 	if d.rebuilt {
@@ -477,7 +485,8 @@ func (d *DataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
 
 func weigh(g *Group, loss *torch.Tensor, samples int) *torch.Tensor {
 	if samples < 0 || loss == nil && samples > 0 {
-		return torch.Fail("distributed.Weigh", fmt.Errorf("%d samples: a rank with samples has a loss: %w", samples, cuda.ErrInvalidArgument))
+		return torch.Fail("distributed.Weigh", fmt.Errorf("%d samples: a rank with samples has a loss: %w",
+			samples, cuda.ErrInvalidArgument))
 	}
 	total, err := torch.Full(g.Device(), torch.Float64, float64(samples))
 	if err != nil {

@@ -28,7 +28,8 @@ func smallNet(seed uint64) (nn.Module, error) {
 	if err := torch.ManualSeed(seed); err != nil {
 		return nil, err
 	}
-	net := nn.NewSequential(nn.NewLinear(6, 20, nn.LinearOptions{}), nn.NewTanh(), nn.NewLinear(20, 20, nn.LinearOptions{}), nn.NewTanh(),
+	net := nn.NewSequential(nn.NewLinear(6, 20, nn.LinearOptions{}), nn.NewTanh(),
+		nn.NewLinear(20, 20, nn.LinearOptions{}), nn.NewTanh(),
 		nn.NewLinear(20, 3, nn.LinearOptions{}))
 	return net, nn.ToDType(net, torch.Float64)
 }
@@ -231,7 +232,8 @@ func TestProcessesTrainAsOne(t *testing.T) {
 }
 
 // onRanks runs the ranks of a job as goroutines, each with a separate network.
-func onRanks(t *testing.T, n int, o DataParallelOptions, run func(g *Group, net nn.Module, d *DataParallel) error) []error {
+func onRanks(t *testing.T, n int, o DataParallelOptions,
+	run func(g *Group, net nn.Module, d *DataParallel) error) []error {
 	t.Helper()
 	return inProcess(t, n, quick, func(g *Group) error {
 		net, err := smallNet(1)
@@ -314,41 +316,42 @@ func requireGradients(net nn.Module, want []float64, bound float64) error {
 func TestGradientsAreViewsOfBuckets(t *testing.T) {
 	want := aloneGradients(t, 0, 1)
 	for _, size := range []int64{0, 1, smallBuckets} {
-		requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: size}, func(g *Group, net nn.Module, d *DataParallel) error {
-			var addresses []uintptr
-			for pass := range 4 {
-				scope := torch.NewScope("pass")
-				loss, err := lossOf(net, scope, g.Rank())
-				if err == nil {
-					err = d.Backward(loss)
-				}
-				if err == nil {
-					err = requireGradients(net, want, 1e-14)
-				}
-				if err != nil {
-					return fmt.Errorf("pass %d: %w", pass, err)
-				}
-				for i, p := range nn.Parameters(net) {
-					grad := p.Grad()
-					at, err := grad.Pointer()
-					grad.Close()
+		requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: size},
+			func(g *Group, net nn.Module, d *DataParallel) error {
+				var addresses []uintptr
+				for pass := range 4 {
+					scope := torch.NewScope("pass")
+					loss, err := lossOf(net, scope, g.Rank())
+					if err == nil {
+						err = d.Backward(loss)
+					}
+					if err == nil {
+						err = requireGradients(net, want, 1e-14)
+					}
 					if err != nil {
+						return fmt.Errorf("pass %d: %w", pass, err)
+					}
+					for i, p := range nn.Parameters(net) {
+						grad := p.Grad()
+						at, err := grad.Pointer()
+						grad.Close()
+						if err != nil {
+							return err
+						}
+						if pass == 1 {
+							addresses = append(addresses, at)
+						}
+						if pass > 1 && at != addresses[i] {
+							return fmt.Errorf("pass %d: a gradient has moved", pass)
+						}
+					}
+					if err := torch.ClearGrads(nn.Parameters(net)...); err != nil {
 						return err
 					}
-					if pass == 1 {
-						addresses = append(addresses, at)
-					}
-					if pass > 1 && at != addresses[i] {
-						return fmt.Errorf("pass %d: a gradient has moved", pass)
-					}
+					scope.Close()
 				}
-				if err := torch.ClearGrads(nn.Parameters(net)...); err != nil {
-					return err
-				}
-				scope.Close()
-			}
-			return nil
-		}))
+				return nil
+			}))
 	}
 }
 
@@ -358,36 +361,37 @@ func TestNoSyncAccumulates(t *testing.T) {
 	for i := range sum {
 		sum[i] = one[i] + two[i]
 	}
-	requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets}, func(g *Group, net nn.Module, d *DataParallel) error {
-		for range 3 {
-			scope := torch.NewScope("pass")
-			defer scope.Close()
-			first, err := lossOf(net, scope, g.Rank())
-			if err != nil {
-				return err
+	requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets},
+		func(g *Group, net nn.Module, d *DataParallel) error {
+			for range 3 {
+				scope := torch.NewScope("pass")
+				defer scope.Close()
+				first, err := lossOf(net, scope, g.Rank())
+				if err != nil {
+					return err
+				}
+				second, err := lossOf(net, scope, 2+g.Rank())
+				if err != nil {
+					return err
+				}
+				if err := d.NoSync(func() error { return d.Backward(first) }); err != nil {
+					return err
+				}
+				if err := requireGradients(net, sum, 1e-14); err == nil {
+					return errors.New("NoSync has reduced the gradients")
+				}
+				if err := d.Backward(second); err != nil {
+					return err
+				}
+				if err := requireGradients(net, sum, 1e-14); err != nil {
+					return err
+				}
+				if err := torch.ClearGrads(nn.Parameters(net)...); err != nil {
+					return err
+				}
 			}
-			second, err := lossOf(net, scope, 2+g.Rank())
-			if err != nil {
-				return err
-			}
-			if err := d.NoSync(func() error { return d.Backward(first) }); err != nil {
-				return err
-			}
-			if err := requireGradients(net, sum, 1e-14); err == nil {
-				return errors.New("NoSync has reduced the gradients")
-			}
-			if err := d.Backward(second); err != nil {
-				return err
-			}
-			if err := requireGradients(net, sum, 1e-14); err != nil {
-				return err
-			}
-			if err := torch.ClearGrads(nn.Parameters(net)...); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
+			return nil
+		}))
 }
 
 func TestReducedPrecision(t *testing.T) {
@@ -396,30 +400,32 @@ func TestReducedPrecision(t *testing.T) {
 	for _, v := range want {
 		largest = max(largest, math.Abs(v))
 	}
-	requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets, ReduceDType: torch.BFloat16}, func(g *Group, net nn.Module, d *DataParallel) error {
-		for range 3 {
-			scope := torch.NewScope("pass")
-			defer scope.Close()
-			loss, err := lossOf(net, scope, g.Rank())
-			if err == nil {
-				err = d.Backward(loss)
+	requireNone(t, onRanks(t, 2,
+		DataParallelOptions{BucketBytes: smallBuckets, ReduceDType: torch.BFloat16},
+		func(g *Group, net nn.Module, d *DataParallel) error {
+			for range 3 {
+				scope := torch.NewScope("pass")
+				defer scope.Close()
+				loss, err := lossOf(net, scope, g.Rank())
+				if err == nil {
+					err = d.Backward(loss)
+				}
+				if err == nil {
+					err = requireGradients(net, want, largest/64) // bfloat16 has 8 bits of precision
+				}
+				if err == nil {
+					err = torch.ClearGrads(nn.Parameters(net)...)
+				}
+				if err != nil {
+					return err
+				}
 			}
-			if err == nil {
-				err = requireGradients(net, want, largest/64) // bfloat16 has 8 bits of precision
+			got, err := AllGatherObject(g, d.params[0].Grad() == nil)
+			if err != nil || !got[0] {
+				return fmt.Errorf("%v, %w", got, err)
 			}
-			if err == nil {
-				err = torch.ClearGrads(nn.Parameters(net)...)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		got, err := AllGatherObject(g, d.params[0].Grad() == nil)
-		if err != nil || !got[0] {
-			return fmt.Errorf("%v, %w", got, err)
-		}
-		return nil
-	}))
+			return nil
+		}))
 }
 
 // Hooks that the program registers after NewDataParallel change gradients before their reduction.
@@ -431,24 +437,26 @@ func TestHooksComeBeforeTheReduction(t *testing.T) {
 		largest = max(largest, math.Abs(want[i]))
 	}
 	// In bfloat16 a bucket is a copy, so a later change of the gradient would not reach it.
-	requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets, ReduceDType: torch.BFloat16}, func(g *Group, net nn.Module, d *DataParallel) error {
-		for _, p := range nn.Parameters(net) {
-			double := func(p *torch.Tensor) error { return p.Grad().MulScalar_(2).Err() }
-			if _, err := p.RegisterPostAccumulateGradHook(double); err != nil {
-				return err
+	requireNone(t, onRanks(t, 2,
+		DataParallelOptions{BucketBytes: smallBuckets, ReduceDType: torch.BFloat16},
+		func(g *Group, net nn.Module, d *DataParallel) error {
+			for _, p := range nn.Parameters(net) {
+				double := func(p *torch.Tensor) error { return p.Grad().MulScalar_(2).Err() }
+				if _, err := p.RegisterPostAccumulateGradHook(double); err != nil {
+					return err
+				}
 			}
-		}
-		scope := torch.NewScope("pass")
-		defer scope.Close()
-		loss, err := lossOf(net, scope, g.Rank())
-		if err == nil {
-			err = d.Backward(loss)
-		}
-		if err == nil {
-			err = requireGradients(net, want, largest/64)
-		}
-		return err
-	}))
+			scope := torch.NewScope("pass")
+			defer scope.Close()
+			loss, err := lossOf(net, scope, g.Rank())
+			if err == nil {
+				err = d.Backward(loss)
+			}
+			if err == nil {
+				err = requireGradients(net, want, largest/64)
+			}
+			return err
+		}))
 }
 
 // branch is a network with several heads. Each pass uses only the heads in use.
@@ -544,7 +552,8 @@ func TestScalerAndClippingAgree(t *testing.T) {
 		return optim.NewSGD(params, optim.SGDOptions{LR: 0.1})
 	}
 	t.Run("whole state", func(t *testing.T) {
-		scalerAndClippingAgree(t, func(_ *Group, params []*torch.Tensor) (optim.Optimizer, error) { return sgd(params) })
+		scalerAndClippingAgree(t,
+			func(_ *Group, params []*torch.Tensor) (optim.Optimizer, error) { return sgd(params) })
 	})
 	t.Run("divided state", func(t *testing.T) {
 		scalerAndClippingAgree(t, func(g *Group, params []*torch.Tensor) (optim.Optimizer, error) {
@@ -554,70 +563,71 @@ func TestScalerAndClippingAgree(t *testing.T) {
 }
 
 func scalerAndClippingAgree(t *testing.T, build func(*Group, []*torch.Tensor) (optim.Optimizer, error)) {
-	requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets}, func(g *Group, net nn.Module, d *DataParallel) error {
-		scaler, err := optim.NewGradScaler(cuda.CPU, optim.GradScalerOptions{InitScale: 1024})
-		if err != nil {
-			return err
-		}
-		defer scaler.Close()
-		opt, err := build(g, nn.Parameters(net))
-		if err != nil {
-			return err
-		}
-		defer opt.Close()
-		for pass := range 4 {
-			scope := torch.NewScope("pass")
-			defer scope.Close()
-			loss, err := lossOf(net, scope, g.Rank())
+	requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets},
+		func(g *Group, net nn.Module, d *DataParallel) error {
+			scaler, err := optim.NewGradScaler(cuda.CPU, optim.GradScalerOptions{InitScale: 1024})
 			if err != nil {
 				return err
 			}
-			if pass == 1 && g.Rank() == 1 {
-				loss = loss.MulScalar(1e308) // overflows with the scale
-			}
-			before, err := weights(net)
+			defer scaler.Close()
+			opt, err := build(g, nn.Parameters(net))
 			if err != nil {
 				return err
 			}
-			if err := d.Around(func() error { return scaler.Backward(loss) }); err != nil {
-				return err
+			defer opt.Close()
+			for pass := range 4 {
+				scope := torch.NewScope("pass")
+				defer scope.Close()
+				loss, err := lossOf(net, scope, g.Rank())
+				if err != nil {
+					return err
+				}
+				if pass == 1 && g.Rank() == 1 {
+					loss = loss.MulScalar(1e308) // overflows with the scale
+				}
+				before, err := weights(net)
+				if err != nil {
+					return err
+				}
+				if err := d.Around(func() error { return scaler.Backward(loss) }); err != nil {
+					return err
+				}
+				if err := scaler.Unscale(opt); err != nil {
+					return err
+				}
+				norm, err := optim.ClipGradNorm(nn.Parameters(net), 0.01, optim.ClipOptions{})
+				if err != nil {
+					return err
+				}
+				n, err := norm.Float64()
+				norm.Close()
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(scaler.Step(opt), scaler.Update()); err != nil {
+					return err
+				}
+				after, err := weights(net)
+				if err != nil {
+					return err
+				}
+				if skipped := slices.Equal(before, after); skipped != (pass == 1) {
+					return fmt.Errorf("pass %d: skipped: %v", pass, skipped)
+				}
+				scale, err := scaler.Scale()
+				if err != nil {
+					return err
+				}
+				all, err := AllGatherObject(g, []string{floats(after), floats([]float64{scale}), floats([]float64{n})})
+				if err != nil {
+					return err
+				}
+				if !slices.Equal(all[0], all[1]) {
+					return fmt.Errorf("pass %d: the ranks differ", pass)
+				}
 			}
-			if err := scaler.Unscale(opt); err != nil {
-				return err
-			}
-			norm, err := optim.ClipGradNorm(nn.Parameters(net), 0.01, optim.ClipOptions{})
-			if err != nil {
-				return err
-			}
-			n, err := norm.Float64()
-			norm.Close()
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(scaler.Step(opt), scaler.Update()); err != nil {
-				return err
-			}
-			after, err := weights(net)
-			if err != nil {
-				return err
-			}
-			if skipped := slices.Equal(before, after); skipped != (pass == 1) {
-				return fmt.Errorf("pass %d: skipped: %v", pass, skipped)
-			}
-			scale, err := scaler.Scale()
-			if err != nil {
-				return err
-			}
-			all, err := AllGatherObject(g, []string{floats(after), floats([]float64{scale}), floats([]float64{n})})
-			if err != nil {
-				return err
-			}
-			if !slices.Equal(all[0], all[1]) {
-				return fmt.Errorf("pass %d: the ranks differ", pass)
-			}
-		}
-		return nil
-	}))
+			return nil
+		}))
 }
 
 func TestModelsThatDifferAreNamed(t *testing.T) {
@@ -627,10 +637,15 @@ func TestModelsThatDifferAreNamed(t *testing.T) {
 		says string
 	}{
 		"a shape": {func(rank int) nn.Module { return nn.NewLinear(3, 2+rank, nn.LinearOptions{}) }, nil,
-			"rank 0 has weight float32[2 3] of strides [3 1], trained: true, and weight float32[3 3] of strides [3 1], trained: true on rank 1"},
-		"a bias": {func(rank int) nn.Module { return nn.NewLinear(3, 2, nn.LinearOptions{NoBias: rank == 1}) }, nil, "and no more parameters on rank 1"},
+			"rank 0 has weight float32[2 3] of strides [3 1], trained: true, and weight float32[3 3] of " +
+				"strides [3 1], trained: true on rank 1"},
+		"a bias": {func(rank int) nn.Module {
+			return nn.NewLinear(3, 2,
+				nn.LinearOptions{NoBias: rank == 1})
+		}, nil, "and no more parameters on rank 1"},
 		"options": {func(int) nn.Module { return nn.NewLinear(3, 2, nn.LinearOptions{}) },
-			func(rank int) DataParallelOptions { return DataParallelOptions{FindUnused: rank == 1} }, "FindUnused:true"},
+			func(rank int) DataParallelOptions { return DataParallelOptions{FindUnused: rank == 1} },
+			"FindUnused:true"},
 		"nothing to train": {func(int) nn.Module { return nn.NewTanh() }, nil, "no parameter to train"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -652,18 +667,19 @@ func TestModelsThatDifferAreNamed(t *testing.T) {
 
 // If a backward pass fails on one rank, the job ends, and the errors of the others name the rank.
 func TestBackwardThatFailsEndsTheJob(t *testing.T) {
-	errs := onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets}, func(g *Group, net nn.Module, d *DataParallel) error {
-		scope := torch.NewScope("pass")
-		defer scope.Close()
-		loss, err := lossOf(net, scope, g.Rank())
-		if err != nil {
-			return err
-		}
-		if g.Rank() == 1 {
-			return d.Around(func() error { return errors.New("a mishap") })
-		}
-		return d.Backward(loss)
-	})
+	errs := onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets},
+		func(g *Group, net nn.Module, d *DataParallel) error {
+			scope := torch.NewScope("pass")
+			defer scope.Close()
+			loss, err := lossOf(net, scope, g.Rank())
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 1 {
+				return d.Around(func() error { return errors.New("a mishap") })
+			}
+			return d.Backward(loss)
+		})
 	for rank, err := range errs {
 		if err == nil || !strings.Contains(err.Error(), "a mishap") {
 			t.Errorf("rank %d: %v, want an error with %q", rank, err, "a mishap")
@@ -677,31 +693,32 @@ func TestBackwardThatFailsEndsTheJob(t *testing.T) {
 // A panic in a backward pass ends the job on the other ranks, even if the program recovers from it.
 func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
 	begun, ended := make(chan struct{}), make(chan struct{})
-	errs := onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets}, func(g *Group, net nn.Module, d *DataParallel) error {
-		scope := torch.NewScope("pass")
-		defer scope.Close()
-		loss, err := lossOf(net, scope, g.Rank())
-		if err != nil {
-			return err
-		}
-		if g.Rank() == 0 {
-			defer close(ended)
-			close(begun)
+	errs := onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets},
+		func(g *Group, net nn.Module, d *DataParallel) error {
+			scope := torch.NewScope("pass")
+			defer scope.Close()
+			loss, err := lossOf(net, scope, g.Rank())
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				defer close(ended)
+				close(begun)
+				return d.Backward(loss)
+			}
+			select { // The panic would also end rank 0 while it is still in NewDataParallel.
+			case <-begun:
+			case <-g.job.member.Failed():
+				return g.Err()
+			}
+			func() {
+				defer func() { recover() }()
+				d.Around(func() error { panic("a mishap") })
+				t.Error("Around has returned, want it to pass on the panic")
+			}()
+			<-ended // stay in the group: leaving would end the job too
 			return d.Backward(loss)
-		}
-		select { // The panic would also end rank 0 while it is still in NewDataParallel.
-		case <-begun:
-		case <-g.job.member.Failed():
-			return g.Err()
-		}
-		func() {
-			defer func() { recover() }()
-			d.Around(func() error { panic("a mishap") })
-			t.Error("Around has returned, want it to pass on the panic")
-		}()
-		<-ended // stay in the group: leaving would end the job too
-		return d.Backward(loss)
-	})
+		})
 	for rank, err := range errs {
 		if err == nil || !strings.Contains(err.Error(), "ended in a panic") {
 			t.Errorf("rank %d: %v, want an error with %q", rank, err, "ended in a panic")

@@ -63,7 +63,8 @@ func sanitizerOnGPUs(g *Group) error {
 		if wait {
 			err = errors.Join(err, side.Wait(cuda.DefaultStream(d)))
 		}
-		err = errors.Join(err, cuda.WithStream(side.Stream, read), d.Synchronize(), torch.ClearGrads(nn.Parameters(net)...))
+		err = errors.Join(err, cuda.WithStream(side.Stream, read), d.Synchronize(),
+			torch.ClearGrads(nn.Parameters(net)...))
 		for _, f := range s.Findings() {
 			if !f.Kind.Note() {
 				found = append(found, f)

@@ -63,11 +63,12 @@ type blockFlat struct {
 	gradBytes      int64       // size of grads
 	held           bool        // all has memory, and the statistics count it
 	trained        bool
-	grads          *torch.Tensor // [N*share]: this rank's gradients of all, with memory only during the reduction; nil if frozen
-	sum            *torch.Tensor // [share]: the averaged gradients of mine; nil if there are none
-	added          *torch.Tensor // [share]: averages to add to sum; nil unless a reduction adds to earlier gradients
-	work           *Work         // running reduction of grads, on the CPU
-	reduced        bool          // reduced in the current backward pass
+	// [N*share]: this rank's gradients of all, with memory only during the reduction; nil if frozen
+	grads   *torch.Tensor
+	sum     *torch.Tensor // [share]: the averaged gradients of mine; nil if there are none
+	added   *torch.Tensor // [share]: averages to add to sum; nil unless a reduction adds to earlier gradients
+	work    *Work         // running reduction of grads, on the CPU
+	reduced bool          // reduced in the current backward pass
 }
 
 // blockParameter is a parameter of a block.
@@ -188,7 +189,8 @@ func (b *ShardedBlock) back(c *torch.FunctionContext, gradients []*torch.Tensor)
 }
 
 func (b *ShardedBlock) changed() error {
-	return fmt.Errorf("distributed: %s: the parameters have changed since Forward, and backward would compute with the new ones: call Backward before Step: %w",
+	return fmt.Errorf("distributed: %s: the parameters have changed since Forward, and backward would "+
+		"compute with the new ones: call Backward before Step: %w",
 		b.name, cuda.ErrInvalidArgument)
 }
 
@@ -204,7 +206,8 @@ func (b *ShardedBlock) finish() error {
 
 // resize allocates memory for a flat tensor. 0 bytes frees it.
 func resize(t *torch.Tensor, bytes int64) error {
-	return torch.CAPI("ShardedBlock", []*torch.Tensor{t}, func(c []*capi.Tensor) error { return capi.ResizeStorage(c[0], bytes) })
+	return torch.CAPI("ShardedBlock", []*torch.Tensor{t},
+		func(c []*capi.Tensor) error { return capi.ResizeStorage(c[0], bytes) })
 }
 
 // hold allocates or frees the memory of f.all, and counts its bytes once.
@@ -343,7 +346,10 @@ func (b *ShardedBlock) reduce() error {
 		if err := f.await(); err != nil {
 			return err
 		}
-		if err := b.d.onStream(func() error { return errors.Join(resize(f.grads, f.gradBytes), b.receive(f)) }); err != nil {
+		if err := b.d.onStream(func() error {
+			return errors.Join(resize(f.grads, f.gradBytes),
+				b.receive(f))
+		}); err != nil {
 			return err
 		}
 	}

@@ -39,7 +39,8 @@ import (
 func ConvertSyncBatchNorm(g *Group, m nn.Module) error {
 	norms, graphed := batchNorms(m)
 	if graphed {
-		return fmt.Errorf("distributed.ConvertSyncBatchNorm: a BatchNorm is inside of an nn.Graphed, whose graphs one rank may replay while another runs eagerly: "+
+		return fmt.Errorf("distributed.ConvertSyncBatchNorm: a BatchNorm is inside of an nn.Graphed, "+
+			"whose graphs one rank may replay while another runs eagerly: "+
 			"capture the whole step instead (torch.Graphed, train.StepperOptions.Graph): %w", cuda.ErrInvalidArgument)
 	}
 	counts, err := AllGatherObject(g, len(norms))
@@ -48,7 +49,8 @@ func ConvertSyncBatchNorm(g *Group, m nn.Module) error {
 	}
 	for r, n := range counts {
 		if n != counts[0] {
-			return fmt.Errorf("distributed.ConvertSyncBatchNorm: %w: the model has %d BatchNorms on rank 0, and %d on rank %d", ErrMismatch, counts[0], n, r)
+			return fmt.Errorf("distributed.ConvertSyncBatchNorm: %w: the model has %d BatchNorms on rank "+
+				"0, and %d on rank %d", ErrMismatch, counts[0], n, r)
 		}
 	}
 	if g.Size() == 1 || len(norms) == 0 {
@@ -236,7 +238,8 @@ func (s *syncBatchNorm) onGPU(x, weight, bias *torch.Tensor) (y, mean, invstd, c
 	if err != nil {
 		return fail(err)
 	}
-	stats, err := torch.Call("batch_norm_gather_stats_with_counts", all, all.Narrow(1, 0, channels), all.Narrow(1, channels, channels),
+	stats, err := torch.Call("batch_norm_gather_stats_with_counts", all, all.Narrow(1, 0, channels),
+		all.Narrow(1, channels, channels),
 		optional(running[0]), optional(running[1]), s.momentum, s.eps, counts)
 	if err == nil {
 		err = s.written(running)
@@ -312,7 +315,8 @@ func (s *syncBatchNorm) onCPU(x, weight, bias *torch.Tensor) (y, mean, invstd, c
 		return fail(err)
 	}
 	if total <= 1 {
-		return fail(fmt.Errorf("the ranks have %v values per channel together, and the statistics need more than one: %w", total, cuda.ErrInvalidArgument))
+		return fail(fmt.Errorf("the ranks have %v values per channel together, and the statistics need "+
+			"more than one: %w", total, cuda.ErrInvalidArgument))
 	}
 	means := all.Narrow(1, 0, channels)
 	mean = means.Mul(counts).SumDim([]int64{0}, false).MulScalar(1 / total)
@@ -324,7 +328,8 @@ func (s *syncBatchNorm) onCPU(x, weight, bias *torch.Tensor) (y, mean, invstd, c
 	}
 	for i, now := range []*torch.Tensor{mean, squares.MulScalar(1 / (total - 1))} {
 		if r := running[i]; r != nil {
-			if err := errors.Join(r.MulScalar_(1-s.momentum).Err(), r.Add_(now.MulScalar(s.momentum)).Err()); err != nil {
+			if err := errors.Join(r.MulScalar_(1-s.momentum).Err(),
+				r.Add_(now.MulScalar(s.momentum)).Err()); err != nil {
 				return fail(err)
 			}
 		}
@@ -368,7 +373,8 @@ func perChannel(x, values *torch.Tensor) *torch.Tensor {
 func (s *syncBatchNorm) backward(c *torch.FunctionContext, gradients []*torch.Tensor) ([]*torch.Tensor, error) {
 	saved := c.SavedTensors()
 	if slices.ContainsFunc(saved, (*torch.Tensor).RequiresGrad) {
-		return nil, fmt.Errorf("a SyncBatchNorm has no gradients of gradients (CreateGraph): %w", cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("a SyncBatchNorm has no gradients of gradients (CreateGraph): %w",
+			cuda.ErrInvalidArgument)
 	}
 	x, mean, invstd, counts := saved[0], saved[1], saved[2], saved[3]
 	var weight *torch.Tensor
@@ -397,7 +403,8 @@ func (s *syncBatchNorm) backward(c *torch.FunctionContext, gradients []*torch.Te
 
 // reduced returns four sums for each channel over this rank's samples: the gradient, the gradient
 // times the centred x, and the gradients of weight and bias. The last two are nil if not needed.
-func (s *syncBatchNorm) reduced(c *torch.FunctionContext, g, x, mean, invstd, weight *torch.Tensor) (sums [4]*torch.Tensor, err error) {
+func (s *syncBatchNorm) reduced(c *torch.FunctionContext, g, x, mean, invstd,
+	weight *torch.Tensor) (sums [4]*torch.Tensor, err error) {
 	needsWeight, biasAt := s.weight && c.NeedsInputGrad(1), 1
 	if s.weight {
 		biasAt = 2
@@ -408,7 +415,8 @@ func (s *syncBatchNorm) reduced(c *torch.FunctionContext, g, x, mean, invstd, we
 		sums[0], sums[1], err = filled(x, 0, 0)
 		return sums, err
 	case x.Device() != cuda.CPU:
-		all, err := torch.Call("batch_norm_backward_reduce", g, x, mean, invstd, optional(weight), c.NeedsInputGrad(0), needsWeight, needsBias)
+		all, err := torch.Call("batch_norm_backward_reduce", g, x, mean, invstd, optional(weight),
+			c.NeedsInputGrad(0), needsWeight, needsBias)
 		if err != nil {
 			return sums, err
 		}
@@ -433,7 +441,8 @@ func (s *syncBatchNorm) reduced(c *torch.FunctionContext, g, x, mean, invstd, we
 }
 
 // inputGradient returns the gradient of x, given this rank's sums. It adds the sums of all ranks.
-func (s *syncBatchNorm) inputGradient(g, x, mean, invstd, weight, counts, sum, products *torch.Tensor) (*torch.Tensor, error) {
+func (s *syncBatchNorm) inputGradient(g, x, mean, invstd, weight, counts, sum,
+	products *torch.Tensor) (*torch.Tensor, error) {
 	channels := x.Shape()[1]
 	both := torch.Cat([]*torch.Tensor{sum, products}, 0)
 	call, err := s.g.begin("SyncBatchNorm.Backward", "", both)
@@ -451,7 +460,8 @@ func (s *syncBatchNorm) inputGradient(g, x, mean, invstd, weight, counts, sum, p
 		weight = weight.ToDType(wide(x))
 	}
 	if x.Device() != cuda.CPU {
-		gradient := torch.Call1("batch_norm_backward_elemt", g, x, mean, invstd, optional(weight), sum, products, counts)
+		gradient := torch.Call1("batch_norm_backward_elemt", g, x, mean, invstd, optional(weight), sum,
+			products, counts)
 		return gradient, gradient.Err()
 	}
 	total, err := counts.Sum().Float64()

@@ -298,7 +298,8 @@ func TestSyncBatchNormRefusesGradientsOfGradients(t *testing.T) {
 		if err := x.SetRequiresGrad(true); err != nil {
 			return err
 		}
-		_, err := torch.Grad([]*torch.Tensor{norm.Forward(x).Square().Sum()}, []*torch.Tensor{x}, torch.GradOptions{CreateGraph: true})
+		_, err := torch.Grad([]*torch.Tensor{norm.Forward(x).Square().Sum()}, []*torch.Tensor{x},
+			torch.GradOptions{CreateGraph: true})
 		return err
 	}) {
 		if !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "no gradients of gradients") {

@@ -56,8 +56,10 @@ func startOfTwo(t *testing.T, port int) {
 	var all sync.WaitGroup
 	for rank := range errs {
 		all.Go(func() {
-			errs[rank] = takePart(t.Context(), quick, Environment{Launcher: "torchrun", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2, Address: "127.0.0.1",
-				Port: port, AgentStore: true})
+			errs[rank] = takePart(t.Context(), quick,
+				Environment{Launcher: "torchrun", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2,
+					Address: "127.0.0.1",
+					Port:    port, AgentStore: true})
 		})
 	}
 	all.Wait()
@@ -102,9 +104,11 @@ func TestRanksMeetDespiteDifferentRestartCounts(t *testing.T) {
 			errs := make([]error, 2)
 			var all sync.WaitGroup
 			for rank := range errs {
-				variables := map[string]string{"RANK": strconv.Itoa(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-					"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port), "TORCHELASTIC_USE_AGENT_STORE": agentStore,
-					"TORCHELASTIC_RESTART_COUNT": strconv.Itoa(1 - rank)}
+				variables := map[string]string{"RANK": strconv.Itoa(rank), "WORLD_SIZE": "2",
+					"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+					"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": strconv.Itoa(port),
+					"TORCHELASTIC_USE_AGENT_STORE": agentStore,
+					"TORCHELASTIC_RESTART_COUNT":   strconv.Itoa(1 - rank)}
 				all.Go(func() {
 					e, err := ReadEnvironment(func(name string) string { return variables[name] })
 					if err == nil {
@@ -147,7 +151,8 @@ func TestRankIgnoresEarlierStart(t *testing.T) {
 			t.Cleanup(h.Close)
 			earlier := make([]*control.Member, c.size)
 			connect := func(rank int) {
-				if earlier[rank], err = control.Dial(t.Context(), []string{l.Addr().String()}, token, rank, times); err != nil {
+				if earlier[rank], err = control.Dial(t.Context(), []string{l.Addr().String()}, token, rank,
+					times); err != nil {
 					t.Fatal(err)
 				}
 				t.Cleanup(earlier[rank].Close)
@@ -157,7 +162,8 @@ func TestRankIgnoresEarlierStart(t *testing.T) {
 				var all sync.WaitGroup
 				for _, m := range earlier {
 					all.Go(func() {
-						if err := m.Arrive("job", []int{0, 1, 2}[:c.size], control.Call{Seq: seq, Name: "Barrier"}, false, patience); err != nil {
+						if err := m.Arrive("job", []int{0, 1, 2}[:c.size],
+							control.Call{Seq: seq, Name: "Barrier"}, false, patience); err != nil {
 							t.Errorf("the earlier start: %v, want no error", err)
 						}
 					})
@@ -174,14 +180,16 @@ func TestRankIgnoresEarlierStart(t *testing.T) {
 				earlier[1].Close()
 				<-earlier[0].Failed()
 			}
-			announce(t, store, meeting{Addresses: []string{l.Addr().String()}, Token: c.token, Start: "1", Size: c.size})
+			announce(t, store, meeting{Addresses: []string{l.Addr().String()}, Token: c.token, Start: "1",
+				Size: c.size})
 			log := lockedBuffer{wake: make(chan struct{}, 1)}
 			errs := make([]error, 2)
 			var ranks sync.WaitGroup
 			begin := func(rank int, o Options) {
 				ranks.Go(func() {
-					errs[rank] = takePart(t.Context(), o, Environment{Launcher: "torchrun", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2,
-						Address: "127.0.0.1", Port: port, AgentStore: true})
+					errs[rank] = takePart(t.Context(), o,
+						Environment{Launcher: "torchrun", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2,
+							Address: "127.0.0.1", Port: port, AgentStore: true})
 				})
 			}
 			logged := quick
@@ -240,7 +248,8 @@ func TestEarlierStartIsNamed(t *testing.T) {
 	}()
 	o := quick
 	o.CPU = true
-	o.Environment = &Environment{Launcher: "torchrun", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Address: "127.0.0.1", Port: port, AgentStore: true}
+	o.Environment = &Environment{Launcher: "torchrun", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2,
+		Address: "127.0.0.1", Port: port, AgentStore: true}
 	_, err = Init(ctx, o)
 	if err == nil || !strings.Contains(err.Error(), "the launcher ends (the last announcement: ") {
 		t.Error(err)
@@ -273,7 +282,8 @@ func TestTorchrunLaunches(t *testing.T) {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
-	run := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "--no-python", os.Args[0])
+	run := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--standalone",
+		"--local-addr=127.0.0.1", "--nproc-per-node=2", "--no-python", os.Args[0])
 	run.Env = append(os.Environ(), workerVariable+"=torchrun")
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s\nwant no error", err, out)

@@ -67,7 +67,8 @@ type shardedParameter struct {
 }
 
 func newShardedParameter(p *torch.Tensor) shardedParameter {
-	return shardedParameter{param: p, marked: p.NoGrad(), shape: p.Shape(), strides: p.Strides(), elements: p.Elements()}
+	return shardedParameter{param: p, marked: p.NoGrad(), shape: p.Shape(), strides: p.Strides(),
+		elements: p.Elements()}
 }
 
 // place puts the parameter at the next free position of the flat tensor, aligned for the dtype.
@@ -108,7 +109,8 @@ const alignment = 16
 // call there are two copies of the parameters, and the call waits for the device.
 //
 // Close the optimizer before the group. It does not own the parameters, which stay valid.
-func NewZeroRedundancyOptimizer(g *Group, params []*torch.Tensor, build func(shard []*torch.Tensor) (optim.Optimizer, error)) (*ZeroRedundancyOptimizer, error) {
+func NewZeroRedundancyOptimizer(g *Group, params []*torch.Tensor,
+	build func(shard []*torch.Tensor) (optim.Optimizer, error)) (*ZeroRedundancyOptimizer, error) {
 	z := &ZeroRedundancyOptimizer{dividedOptimizer: dividedOptimizer{name: "ZeroRedundancyOptimizer", g: g}}
 	err := z.agree(params)
 	if err == nil {
@@ -130,16 +132,19 @@ func (z *ZeroRedundancyOptimizer) agree(params []*torch.Tensor) error {
 		case p.Err() != nil:
 			mine.Err = fmt.Sprintf("parameter %d: %v", i, p.Err())
 		case p.Device() != z.g.Device():
-			mine.Err = fmt.Sprintf("parameter %d is on %v, and the group's device is %v: call nn.To before", i, p.Device(), z.g.Device())
+			mine.Err = fmt.Sprintf("parameter %d is on %v, and the group's device is %v: call nn.To before",
+				i, p.Device(), z.g.Device())
 		case !tensor.Dense(p.Shape(), p.Strides()):
-			mine.Err = fmt.Sprintf("parameter %d has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy", i, p.Shape(), p.Strides())
+			mine.Err = fmt.Sprintf("parameter %d has the shape %v and the strides %v, with gaps in "+
+				"memory or elements that share it: use a Contiguous copy", i, p.Shape(), p.Strides())
 		case seen[p]:
 			mine.Err = fmt.Sprintf("parameter %d is in the list twice", i)
 		}
 		seen[p] = true
 		part := newShardedParameter(p)
 		z.parts = append(z.parts, &part)
-		mine.Tensors = append(mine.Tensors, fmt.Sprintf("parameter %d %v%v of strides %v", i, p.DType(), p.Shape(), p.Strides()))
+		mine.Tensors = append(mine.Tensors,
+			fmt.Sprintf("parameter %d %v%v of strides %v", i, p.DType(), p.Shape(), p.Strides()))
 	}
 	if len(params) == 0 {
 		mine.Err = "there are no parameters"
@@ -280,7 +285,8 @@ func (z *ZeroRedundancyOptimizer) Step() error {
 	for i, p := range z.parts {
 		if at, err := p.param.Pointer(); err != nil || at != p.address {
 			return z.g.abort("ZeroRedundancyOptimizer.Step",
-				errors.Join(err, fmt.Errorf("distributed: ZeroRedundancyOptimizer.Step: parameter %d has moved to other memory: make the optimizer after nn.To: %w", i, cuda.ErrInvalidArgument)))
+				errors.Join(err, fmt.Errorf("distributed: ZeroRedundancyOptimizer.Step: parameter %d has "+
+					"moved to other memory: make the optimizer after nn.To: %w", i, cuda.ErrInvalidArgument)))
 		}
 	}
 	z.dropGathered()

@@ -71,7 +71,8 @@ func startZero(g *Group, d cuda.Device, c zeroCase) (*zeroRun, error) {
 			return nil, err
 		}
 		r.close = append(r.close, r.parallel.Close)
-		r.opt, err = NewZeroRedundancyOptimizer(g, nn.Parameters(net), func(shard []*torch.Tensor) (optim.Optimizer, error) { return c.build(net, shard) })
+		r.opt, err = NewZeroRedundancyOptimizer(g, nn.Parameters(net),
+			func(shard []*torch.Tensor) (optim.Optimizer, error) { return c.build(net, shard) })
 	}
 	if err != nil {
 		return nil, err
@@ -245,7 +246,8 @@ func zeroTrainsAsOne(g *Group, d cuda.Device, c zeroCase) error {
 	if err := ranks.opt.LoadState(s); err != nil {
 		return err
 	}
-	if err := errors.Join(alone.train(d, c.scaled, batchSizes), ranks.train(d, c.scaled, batchSizes), same("after loading")); err != nil {
+	if err := errors.Join(alone.train(d, c.scaled, batchSizes), ranks.train(d, c.scaled, batchSizes),
+		same("after loading")); err != nil {
 		return err
 	}
 	return errors.Join(alone.end(), ranks.end(), before.end())
@@ -329,14 +331,15 @@ func zeroGraph(g *Group) error {
 	if err != nil {
 		return err
 	}
-	eager, replayed, err := eagerAndReplayed(scope.Own(scope.Own(x).To(d)), scope.Own(scope.Own(y).To(d)), func() (*steps, error) {
-		r, err := startZero(g, d, c)
-		if err != nil {
-			return nil, err
-		}
-		setLR := func(step int) error { return r.opt.SetLR(0.01 / float64(step+1)) }
-		return &steps{r.net, r.parallel, r.opt, setLR, r.end}, nil
-	})
+	eager, replayed, err := eagerAndReplayed(scope.Own(scope.Own(x).To(d)), scope.Own(scope.Own(y).To(d)),
+		func() (*steps, error) {
+			r, err := startZero(g, d, c)
+			if err != nil {
+				return nil, err
+			}
+			setLR := func(step int) error { return r.opt.SetLR(0.01 / float64(step+1)) }
+			return &steps{r.net, r.parallel, r.opt, setLR, r.end}, nil
+		})
 	if err == nil && !slices.Equal(eager, replayed) {
 		err = fmt.Errorf("the graph's weights differ by %g", difference(eager, replayed))
 	}
@@ -352,12 +355,17 @@ func TestZeroRedundancyOptimizerRefuses(t *testing.T) {
 		build  func(shard []*torch.Tensor) (optim.Optimizer, error)
 		says   string
 	}{
-		"LAMB": {nil, func(shard []*torch.Tensor) (optim.Optimizer, error) { return optim.NewLAMB(shard, optim.LAMBOptions{}) },
+		"LAMB": {nil, func(shard []*torch.Tensor) (optim.Optimizer,
+			error) {
+			return optim.NewLAMB(shard, optim.LAMBOptions{})
+		},
 			"*optim.LAMB computes with whole parameters"},
-		"no optimizer":  {nil, func([]*torch.Tensor) (optim.Optimizer, error) { return nil, nil }, "build returned no optimizer"},
+		"no optimizer": {nil, func([]*torch.Tensor) (optim.Optimizer, error) { return nil, nil },
+			"build returned no optimizer"},
 		"no parameters": {func(int, nn.Module) []*torch.Tensor { return nil }, sgd, "there are no parameters"},
 		"other parameters": {func(rank int, net nn.Module) []*torch.Tensor { return nn.Parameters(net)[rank:] }, sgd,
-			"rank 0 has parameter 0 float64[20 6] of strides [6 1], and parameter 0 float64[20] of strides [1] on rank 1"},
+			"rank 0 has parameter 0 float64[20 6] of strides [6 1], and parameter 0 float64[20] of " +
+				"strides [1] on rank 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for rank, err := range inProcess(t, 2, quick, func(g *Group) error {
@@ -397,8 +405,10 @@ func TestZeroRedundancyOptimizerErrors(t *testing.T) {
 		}
 		odd := full(cuda.CPU, torch.Float64, 0, 7)
 		defer odd.Close()
-		err = r.opt.LoadState(optim.State{Tensors: []torch.Named{{Name: "state.0.momentum_buffer", Tensor: odd}}, Metadata: map[string]string{"param_groups": "[]"}})
-		if err == nil || !strings.Contains(err.Error(), "state.0.momentum_buffer: it has the shape [7], and its parameter [20 6]") {
+		err = r.opt.LoadState(optim.State{Tensors: []torch.Named{{Name: "state.0.momentum_buffer",
+			Tensor: odd}}, Metadata: map[string]string{"param_groups": "[]"}})
+		if err == nil || !strings.Contains(err.Error(),
+			"state.0.momentum_buffer: it has the shape [7], and its parameter [20 6]") {
 			return fmt.Errorf("a state of another shape: %v", err)
 		}
 		if err := r.opt.Close(); err != nil {
@@ -418,7 +428,10 @@ func TestZeroRedundancyOptimizerFailsOnAllRanks(t *testing.T) {
 		call func(z *ZeroRedundancyOptimizer) error
 		says string
 	}{
-		"a parameter has moved": {func(_ *ZeroRedundancyOptimizer, net nn.Module) error { return nn.ToDType(net, torch.Float32) },
+		"a parameter has moved": {func(_ *ZeroRedundancyOptimizer,
+			net nn.Module) error {
+			return nn.ToDType(net, torch.Float32)
+		},
 			(*ZeroRedundancyOptimizer).Step, "parameter 0 has moved"},
 		// It fails after the first collective of State, while rank 0 waits in the second one.
 		"a state does not fit": {func(z *ZeroRedundancyOptimizer, _ nn.Module) error {
@@ -457,7 +470,8 @@ func TestZeroRedundancyOptimizerFailsOnAllRanks(t *testing.T) {
 				return err
 			}) {
 				var e *Error
-				if err == nil || !strings.Contains(err.Error(), c.says) || rank == 0 && (!errors.As(err, &e) || e.Culprit != 1) {
+				if err == nil || !strings.Contains(err.Error(), c.says) || rank == 0 &&
+					(!errors.As(err, &e) || e.Culprit != 1) {
 					t.Errorf("rank %d: %v", rank, err)
 				}
 			}
@@ -513,7 +527,8 @@ func TestZeroRedundancyStateOfTwoDTypesIsNamed(t *testing.T) {
 		_, err = z.State()
 		return err
 	}) {
-		if want := ".exp_avg is a tensor of float64 on rank 0 and a tensor of float32 on rank 1"; !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), want) {
+		if want := ".exp_avg is a tensor of float64 on rank 0 and a tensor of float32 on rank 1"; !errors.Is(err,
+			ErrMismatch) || !strings.Contains(err.Error(), want) {
 			t.Errorf("rank %d: %v, want the error %v with %q", rank, err, ErrMismatch, want)
 		}
 	}

@@ -47,7 +47,8 @@ func (z *dividedOptimizer) build(build func([]*torch.Tensor) (optim.Optimizer, e
 	z.inner = inner
 	switch inner.(type) {
 	case *optim.LAMB, *optim.Muon:
-		return fmt.Errorf("%T computes with whole parameters, of which a rank has a part: use an optimizer of single elements, such as AdamW: %w", inner, cuda.ErrInvalidArgument)
+		return fmt.Errorf("%T computes with whole parameters, of which a rank has a part: use an "+
+			"optimizer of single elements, such as AdamW: %w", inner, cuda.ErrInvalidArgument)
 	}
 	return z.index()
 }
@@ -237,14 +238,16 @@ func (z *dividedOptimizer) describe(own optim.State, failure error) ([]shardedSt
 				found[at], foundOn[at] = k, r
 			}
 			if first := found[at]; first.DType != k.DType || first.Scalar != k.Scalar {
-				return nil, fmt.Errorf("%w: the state %s is %s on rank %d and %s on rank %d", ErrMismatch, stateOf(k), first.kind(), foundOn[at], k.kind(), r)
+				return nil, fmt.Errorf("%w: the state %s is %s on rank %d and %s on rank %d", ErrMismatch,
+					stateOf(k), first.kind(), foundOn[at], k.kind(), r)
 			}
 			owners[at]++
 		}
 	}
 	for at, n := range owners {
 		if want := z.order[at.index].owners(); n != want {
-			return nil, fmt.Errorf("%w: %d ranks have the state %s, and %d have elements of its parameter", ErrMismatch, n, stateOf(found[at]), want)
+			return nil, fmt.Errorf("%w: %d ranks have the state %s, and %d have elements of its parameter",
+				ErrMismatch, n, stateOf(found[at]), want)
 		}
 	}
 	return slices.SortedFunc(maps.Values(found), func(a, b shardedState) int {
@@ -268,7 +271,8 @@ type stateRow struct {
 }
 
 // wholeState returns a new tensor with the state of all ranks. rows caches gathered rows.
-func (z *dividedOptimizer) wholeState(scope *torch.Scope, rows map[stateRow]*torch.Tensor, own optim.State, k shardedState) (*torch.Tensor, error) {
+func (z *dividedOptimizer) wholeState(scope *torch.Scope, rows map[stateRow]*torch.Tensor, own optim.State,
+	k shardedState) (*torch.Tensor, error) {
 	if k.Scalar {
 		return torch.Full(cuda.CPU, k.DType, k.Value)
 	}
@@ -365,7 +369,8 @@ func (z *dividedOptimizer) DividedState() (optim.State, checkpoint.Divided, erro
 			z.gathered = append(z.gathered, t)
 		}
 		if err != nil {
-			return optim.State{}, nil, z.g.abort(z.name+".DividedState", fmt.Errorf("distributed: %s.DividedState: %s: %w", z.name, name, err))
+			return optim.State{}, nil,
+				z.g.abort(z.name+".DividedState", fmt.Errorf("distributed: %s.DividedState: %s: %w", z.name, name, err))
 		}
 		if !k.Scalar {
 			divided[t] = z.order[k.Index].division(z.g.Size())
@@ -431,7 +436,8 @@ func (z *dividedOptimizer) CutState(name string, shape []int64) (optim.Cut, erro
 	p := z.order[index]
 	switch {
 	case state != "step" && !slices.Equal(shape, p.shape):
-		return optim.Cut{}, fmt.Errorf("it has the shape %v, and its parameter %v: %w", shape, p.shape, cuda.ErrInvalidArgument)
+		return optim.Cut{}, fmt.Errorf("it has the shape %v, and its parameter %v: %w", shape, p.shape,
+			cuda.ErrInvalidArgument)
 	case p.lo == p.hi:
 		return optim.Cut{None: true}, nil
 	case state == "step":
@@ -451,7 +457,8 @@ func cutOf(scope *torch.Scope, whole *torch.Tensor, c optim.Cut) (*torch.Tensor,
 		return nil, err
 	}
 	row = scope.Own(row)
-	if err := row.AsStrided(whole.Shape(), c.Strides, torch.AsStridedOptions{}).CopyFrom(whole.NoGrad(), torch.CopyOptions{}); err != nil {
+	if err := row.AsStrided(whole.Shape(), c.Strides, torch.AsStridedOptions{}).CopyFrom(whole.NoGrad(),
+		torch.CopyOptions{}); err != nil {
 		return nil, err
 	}
 	return row.Narrow(0, c.First, c.Elements), nil

@@ -20,7 +20,8 @@ func TestEpochsAllocateNothingForImages(t *testing.T) {
 	}
 	var members []archivetest.Member
 	for i := range images {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/class%d/%d.jpg", i%4, i), Data: string(photos[i%len(photos)])})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/class%d/%d.jpg", i%4, i),
+			Data: string(photos[i%len(photos)])})
 	}
 	packed := archivetest.Tar(t, members...)
 	zipped := archivetest.Gzip(t, packed)
@@ -62,7 +63,8 @@ func TestEpochsAllocateNothingForImages(t *testing.T) {
 			epoch(1)
 			const perBatch, perEpoch = 16, 300 // together below one for each image
 			if n := epoch(2); n > perBatch*images/batch+perEpoch {
-				t.Errorf("%d allocations for %d images in %d batches, want at most %d a batch and %d for the epoch", n, images, images/batch, perBatch, perEpoch)
+				t.Errorf("%d allocations for %d images in %d batches, want at most %d a batch and %d for "+
+					"the epoch", n, images, images/batch, perBatch, perEpoch)
 			} else {
 				t.Logf("%d allocations for %d images", n, images)
 			}
@@ -76,9 +78,11 @@ func TestEpochsReuseSlots(t *testing.T) {
 	photos := [2]string{string(archivetest.Photo(t, 1)), string(archivetest.Photo(t, 2))}
 	var members []archivetest.Member
 	for i := range 16 {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/class%d/%d.jpg", i%2, i), Data: photos[i%2]})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/class%d/%d.jpg", i%2, i),
+			Data: photos[i%2]})
 	}
-	l, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{BatchSize: 2, Transform: Train(32)})
+	l, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)),
+		Options{BatchSize: 2, Transform: Train(32)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,8 @@ type expectedSample struct {
 }
 
 // expected returns the batches that the loader must deliver.
-func expected(list []expectedSample, size int, policy BadSamplePolicy, dropLast bool) (batches [][]string, failed bool) {
+func expected(list []expectedSample, size int, policy BadSamplePolicy, dropLast bool) (batches [][]string,
+	failed bool) {
 	var batch []string
 	var isBad []bool
 	flush := func() {
@@ -90,15 +91,18 @@ func TestPoliciesFollowTheModel(t *testing.T) {
 						archivetest.NoLeaks(t)
 						var list []expectedSample
 						for i := range n {
-							list = append(list, expectedSample{fmt.Sprintf("train/class%d/%04d.png", i*7%5, i), isBad != nil && isBad(i)})
+							list = append(list, expectedSample{fmt.Sprintf("train/class%d/%04d.png", i*7%5,
+								i), isBad != nil && isBad(i)})
 						}
 						want, wantFailure := expected(list, size, policy, dropLast)
 						for _, workers := range []int{1, 2, 16} {
 							for _, slots := range []int{1, 2, 4} {
-								l := openFake(t, path, Options{BatchSize: size, Transform: Train(4), Workers: workers, DropLast: dropLast, BadSamples: policy})
+								l := openFake(t, path, Options{BatchSize: size, Transform: Train(4),
+									Workers: workers, DropLast: dropLast, BadSamples: policy})
 								got, err := collect(t, l, 3, slots)
 								if (err != nil) != wantFailure {
-									t.Fatalf("%d workers, %d slots: error %v, want one: %v", workers, slots, err, wantFailure)
+									t.Fatalf("%d workers, %d slots: error %v, want one: %v", workers, slots,
+										err, wantFailure)
 								}
 								var have [][]string
 								for _, b := range got {
@@ -181,7 +185,8 @@ func TestSkipPassesManyBadSamples(t *testing.T) {
 	}
 	for _, workers := range []int{1, 8} {
 		for _, slots := range []int{1, 3} {
-			l := openFake(t, path, Options{BatchSize: size, Transform: Eval(4, 4), Workers: workers, BadSamples: Skip, Repeat: rounds})
+			l := openFake(t, path, Options{BatchSize: size, Transform: Eval(4, 4), Workers: workers,
+				BadSamples: Skip, Repeat: rounds})
 			got, err := collect(t, l, 0, slots)
 			if err != nil || !slices.Equal(names(got), want) {
 				t.Errorf("%d workers, %d slots: %q, error %v", workers, slots, names(got), err)
@@ -190,7 +195,8 @@ func TestSkipPassesManyBadSamples(t *testing.T) {
 				checkRows(t, l, 0, content, b)
 			}
 			if s := l.Stats(); s.Bad != (n-3)*rounds || s.BadBy[Damaged] != s.Bad || len(s.BadNamed) != 100 {
-				t.Errorf("%d workers, %d slots: %d bad, by reason %v, %d named", workers, slots, s.Bad, s.BadBy, len(s.BadNamed))
+				t.Errorf("%d workers, %d slots: %d bad, by reason %v, %d named", workers, slots, s.Bad,
+					s.BadBy, len(s.BadNamed))
 			}
 		}
 	}
@@ -229,7 +235,8 @@ func TestBadSamplesTakeNoMemory(t *testing.T) {
 	const n, rounds = 1000, 200
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, n, func(i int) bool { return i > 0 }))
 	h := &heapLog{Handler: slog.DiscardHandler, every: 10_000}
-	l := openFake(t, path, Options{BatchSize: 2 * rounds, Transform: Eval(4, 4), BadSamples: Skip, Repeat: rounds, Logger: slog.New(h)})
+	l := openFake(t, path, Options{BatchSize: 2 * rounds, Transform: Eval(4, 4), BadSamples: Skip,
+		Repeat: rounds, Logger: slog.New(h)})
 	before := liveHeap()
 	got, err := collect(t, l, 0, 1)
 	if err != nil || len(names(got)) != rounds {
@@ -264,7 +271,8 @@ func TestMachineFailureEndsTheEpoch(t *testing.T) {
 			if i == 13 {
 				content = "BROKEN MACHINE"
 			}
-			members = append(members, archivetest.Member{Name: fmt.Sprintf("c/%02d.png", i), Data: archivetest.Image(content)})
+			members = append(members,
+				archivetest.Member{Name: fmt.Sprintf("c/%02d.png", i), Data: archivetest.Image(content)})
 		}
 		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
 		l := openFake(t, path, Options{BatchSize: 5, Transform: Eval(4, 4), BadSamples: policy})
@@ -285,9 +293,10 @@ func TestFillRefusesMisuse(t *testing.T) {
 		deliver error
 		want    error
 	}{
-		"lend fails":    {lend: func(context.Context) ([][]byte, error) { return nil, broken }, want: broken},
-		"deliver fails": {lend: func(context.Context) ([][]byte, error) { return slot(), nil }, deliver: broken, want: broken},
-		"one field":     {lend: func(context.Context) ([][]byte, error) { return slot()[:1], nil }},
+		"lend fails": {lend: func(context.Context) ([][]byte, error) { return nil, broken }, want: broken},
+		"deliver fails": {lend: func(context.Context) ([][]byte, error) { return slot(), nil },
+			deliver: broken, want: broken},
+		"one field": {lend: func(context.Context) ([][]byte, error) { return slot()[:1], nil }},
 		"too small": {lend: func(context.Context) ([][]byte, error) {
 			s := slot()
 			return [][]byte{s[0][:100], s[1]}, nil

@@ -17,13 +17,15 @@ type Sample = sample.Sample
 // or the end of the loop. After that another batch may use its memory. If the loop ends by break,
 // return or a panic, its last batch stays valid.
 type Batch struct {
-	N       int       // number of samples: BatchSize, or fewer in the last batch
-	Images  []byte    // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised
-	Labels  []int64   // [N]: labels of the samples before mixing; 0 with Options.Masks
-	Masks   []byte    // [N, Size, Size] of Options.Masks.DType, little endian; nil without masks
-	Soft    []float32 // [N, classes]: the labels of mixed images; with Options.Target [N, TargetWidth], with Options.MultiLabel [N, classes]; otherwise nil
-	Samples []Sample  // [N]; the program may keep them
-	State   State     // position after this batch, for Loader.Restore; the program may keep it
+	N      int     // number of samples: BatchSize, or fewer in the last batch
+	Images []byte  // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised
+	Labels []int64 // [N]: labels of the samples before mixing; 0 with Options.Masks
+	Masks  []byte  // [N, Size, Size] of Options.Masks.DType, little endian; nil without masks
+	// [N, classes]: the labels of mixed images; with Options.Target [N, TargetWidth], with
+	// Options.MultiLabel [N, classes]; otherwise nil
+	Soft    []float32
+	Samples []Sample // [N]; the program may keep them
+	State   State    // position after this batch, for Loader.Restore; the program may keep it
 }
 
 // Info travels with a batch through a prefetcher, as its Batch.Info.

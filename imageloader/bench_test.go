@@ -43,7 +43,8 @@ func benchArchive(b *testing.B) string {
 			v = min(255, max(0, v+rng.IntN(31)-15))
 			m.Pix[k] = byte(v)
 		}
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/class%d/%d.jpg", i%10, i), Data: archivetest.JPEG(b, m)})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/class%d/%d.jpg", i%10, i),
+			Data: archivetest.JPEG(b, m)})
 	}
 	return archivetest.WriteFile(b, "bench.tgz", archivetest.Gzip(b, archivetest.Tar(b, members...)))
 }
@@ -207,7 +208,8 @@ func BenchmarkFillPlans(b *testing.B) {
 	path := benchArchive(b)
 	for _, workers := range []int{2, 4, 16} {
 		b.Run(fmt.Sprintf("workers %d", workers), func(b *testing.B) { benchmarkFillPlans(b, path, workers, true) })
-		b.Run(fmt.Sprintf("first pass, workers %d", workers), func(b *testing.B) { benchmarkFillPlans(b, path, workers, false) })
+		b.Run(fmt.Sprintf("first pass, workers %d", workers),
+			func(b *testing.B) { benchmarkFillPlans(b, path, workers, false) })
 	}
 }
 
@@ -215,7 +217,8 @@ func BenchmarkFillPlans(b *testing.B) {
 // epoch is like a first one.
 func benchmarkFillPlans(b *testing.B, path string, workers int, known bool) {
 	const batch, slots = 256, 4
-	o := Options{BatchSize: batch, Transform: Train(224), Shuffle: true, ShuffleBytes: 16 << 20, Workers: workers, IndexFile: filepath.Join(b.TempDir(), "index")}
+	o := Options{BatchSize: batch, Transform: Train(224), Shuffle: true, ShuffleBytes: 16 << 20,
+		Workers: workers, IndexFile: filepath.Join(b.TempDir(), "index")}
 	var l *Loader
 	for range 2 { // an epoch that finds the entry points, and one of a later process that verifies them
 		var err error
@@ -247,7 +250,8 @@ func benchmarkFillPlans(b *testing.B, path string, workers int, known bool) {
 	free, lent := make(chan *slot, slots), make(chan *slot, slots)
 	for range slots {
 		free <- &slot{[][]byte{make([]byte, batch*224*224*3), make([]byte, batch*8)},
-			decodeplan.Plans{Memory: alignedBytes(max(bytes, staging)), Rows: make([]decodeplan.Row, batch), Rooms: rooms}}
+			decodeplan.Plans{Memory: alignedBytes(max(bytes, staging)), Rows: make([]decodeplan.Row, batch),
+				Rooms: rooms}}
 	}
 	n, used, members := 0, 0, 0
 	enough := errors.New("enough")
@@ -255,29 +259,30 @@ func benchmarkFillPlans(b *testing.B, path string, workers int, known bool) {
 	run := func(images int) {
 		n, used, members = 0, 0, 0
 		for ; n < images; epoch++ {
-			err := l.devicePlanner().FillPlans(context.Background(), epoch, consumerFuncs{func(ctx context.Context) (decodeplan.Slot, error) {
-				select {
-				case s := <-free:
-					lent <- s
-					return decodeplan.Slot{Images: s.fields[0], Labels: s.fields[1], Plans: &s.plans}, nil
-				case <-ctx.Done():
-					return decodeplan.Slot{}, context.Cause(ctx)
-				}
-			}, func(rows int, _ any) error {
-				s := <-lent
-				n += rows
-				used += s.plans.Used
-				for i := range s.plans.Rows[:rows] {
-					if s.plans.Rows[i].Member.InputBytes > 0 {
-						members++
+			err := l.devicePlanner().FillPlans(context.Background(), epoch,
+				consumerFuncs{func(ctx context.Context) (decodeplan.Slot, error) {
+					select {
+					case s := <-free:
+						lent <- s
+						return decodeplan.Slot{Images: s.fields[0], Labels: s.fields[1], Plans: &s.plans}, nil
+					case <-ctx.Done():
+						return decodeplan.Slot{}, context.Cause(ctx)
 					}
-				}
-				free <- s
-				if n >= images {
-					return enough
-				}
-				return nil
-			}})
+				}, func(rows int, _ any) error {
+					s := <-lent
+					n += rows
+					used += s.plans.Used
+					for i := range s.plans.Rows[:rows] {
+						if s.plans.Rows[i].Member.InputBytes > 0 {
+							members++
+						}
+					}
+					free <- s
+					if n >= images {
+						return enough
+					}
+					return nil
+				}})
 			if err != nil && err != enough {
 				b.Fatal(err)
 			}

@@ -69,7 +69,8 @@ func oddities(t *testing.T) []archivetest.Member {
 
 // TestFindingsNameOddImages: tolerated, refused and rare images are counted and named.
 func TestFindingsNameOddImages(t *testing.T) {
-	r, err := Inspect(t.Context(), archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, oddities(t)...)), Options{}, nil)
+	r, err := Inspect(t.Context(), archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, oddities(t)...)),
+		Options{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,8 @@ func TestFindingsNameOddImages(t *testing.T) {
 		"rare PNG with the extension .jpg":                  "c/other.JPG",
 		"rare GIF":                                          "c/still.gif",
 	} {
-		at := slices.IndexFunc(r.Findings, func(f Finding) bool { return strings.HasPrefix(string(f.Verdict)+" "+f.What, what) })
+		at := slices.IndexFunc(r.Findings,
+			func(f Finding) bool { return strings.HasPrefix(string(f.Verdict)+" "+f.What, what) })
 		if at < 0 {
 			t.Errorf("no finding %q in %+v, at %v, want at least 0", what, r.Findings, at)
 			continue
@@ -121,12 +123,14 @@ func TestReportIsBounded(t *testing.T) {
 			archivetest.Member{Name: fmt.Sprintf("b/%d.jpg", i), Data: "no image"})
 	}
 	list = append(list, archivetest.Member{Name: "b/last.png", Data: archivetest.Image("good")})
-	r, err := inspect(t.Context(), archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, list...)), Options{}, openFile, fakeCodec{})
+	r, err := inspect(t.Context(), archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, list...)),
+		Options{}, openFile, fakeCodec{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	const each = 2 * maxNamed
-	if len(r.Bad) != maxNamed || r.BadBy[Damaged] != each || r.BadBy[NotImage] != each || r.Samples != 2*each+1 || r.Ignored != each {
+	if len(r.Bad) != maxNamed || r.BadBy[Damaged] != each || r.BadBy[NotImage] != each ||
+		r.Samples != 2*each+1 || r.Ignored != each {
 		t.Errorf("%d named, %v, %d samples, %d ignored, want len(r.Bad) = %v, r.BadBy[Damaged] = %v, "+
 			"r.BadBy[NotImage] = %v, r.Samples = %v, r.Ignored = %v",
 			len(r.Bad), r.BadBy, r.Samples, r.Ignored, maxNamed, each, each, 2*each+1, each)
@@ -156,7 +160,8 @@ func TestFindingRowsAreBounded(t *testing.T) {
 			if strings.HasPrefix(text, "damaged") {
 				reason = Damaged
 			}
-			e := &SampleError{Index: 2 * i, Reason: reason, Err: &imagecapi.Error{Code: imagecapi.CodeDecode, Message: text}}
+			e := &SampleError{Index: 2 * i, Reason: reason,
+				Err: &imagecapi.Error{Code: imagecapi.CodeDecode, Message: text}}
 			c.add(inspected{bad: e})
 		}
 	}
@@ -186,19 +191,23 @@ func TestInspectWebDataset(t *testing.T) {
 	}
 	l := openFake(t, path, Options{WebDataset: true, Transform: Eval(4, 4)})
 	if r.Samples != l.Len() || len(r.Classes) != len(l.Classes()) || r.Orphans != 1 || len(r.Bad) != 1 ||
-		r.Bad[0].Name != "t/2.jpg" || r.Bad[0].Index != 1 || r.Classes[3].Samples != 2 || r.Classes[3].Bad != 1 || r.Classes[7].Samples != 1 {
+		r.Bad[0].Name != "t/2.jpg" || r.Bad[0].Index != 1 || r.Classes[3].Samples != 2 ||
+		r.Classes[3].Bad != 1 || r.Classes[7].Samples != 1 {
 		t.Errorf("%+v, not the %d samples of the loader", r, l.Len())
 	}
-	path = archivetest.WriteFile(t, "b.tar", archivetest.Tar(t, member("1.jpg", good), member("1.cls", "1"), member("2.jpg", good), member("2.cls", "-1")))
+	path = archivetest.WriteFile(t, "b.tar", archivetest.Tar(t, member("1.jpg", good), member("1.cls", "1"),
+		member("2.jpg", good), member("2.cls", "-1")))
 	_, err = inspect(t.Context(), path, Options{WebDataset: true}, openFile, fakeCodec{})
 	_, want := open(t.Context(), path, Options{WebDataset: true, NoIndex: true}, openFile, fakeCodec{})
 	if err == nil || want == nil || err.Error() != want.Error() {
 		t.Errorf("error %v, of a loader %v", err, want)
 	}
 	var damage *ArchiveError
-	cut := archivetest.Gzip(t, archivetest.Tar(t, member("1.jpg", good), member("1.cls", "-1"), member("2.jpg", good), member("2.cls", "1")))
+	cut := archivetest.Gzip(t, archivetest.Tar(t, member("1.jpg", good), member("1.cls", "-1"),
+		member("2.jpg", good), member("2.cls", "1")))
 	path = archivetest.WriteFile(t, "c.tgz", cut[:len(cut)-20])
-	if _, err := inspect(t.Context(), path, Options{WebDataset: true}, openFile, fakeCodec{}); !errors.As(err, &damage) {
+	if _, err := inspect(t.Context(), path, Options{WebDataset: true}, openFile,
+		fakeCodec{}); !errors.As(err, &damage) {
 		t.Errorf("error %v, want an error of type *ArchiveError", err)
 	}
 }
@@ -234,7 +243,8 @@ func TestAnimatedImagesHaveFrames(t *testing.T) {
 // FuzzAnimated: the search for frames ends, and reads only the image.
 func FuzzAnimated(f *testing.F) {
 	png := archivetest.PNG(f, archivetest.Gradient(8, 8))
-	for _, data := range []string{animation(f, 1), animation(f, 2), png, withChunk(png, "acTL", "\x00\x00\x00\x02\x00\x00\x00\x00"), "GIF89a", "RIFF\x00\x00\x00\x00WEBPVP8X"} {
+	for _, data := range []string{animation(f, 1), animation(f, 2), png,
+		withChunk(png, "acTL", "\x00\x00\x00\x02\x00\x00\x00\x00"), "GIF89a", "RIFF\x00\x00\x00\x00WEBPVP8X"} {
 		f.Add([]byte(data))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -264,11 +274,14 @@ func TestRaritiesByTheHeader(t *testing.T) {
 // the archive and from its index, and none where labels are not directories.
 func TestInspectNamesTheDirectoriesOfAClass(t *testing.T) {
 	var list []archivetest.Member
-	for i, dir := range []string{"train/cat", "dog", "test/cat", "train/cat", "9/bird", "8/bird", "7/bird", "6/bird", "5/bird", "4/bird", "9/bird"} {
-		list = append(list, archivetest.Member{Name: fmt.Sprintf("%s/%d.jpg", dir, i), Data: archivetest.JPEG(t, archivetest.Gradient(40, 40))})
+	for i, dir := range []string{"train/cat", "dog", "test/cat", "train/cat", "9/bird", "8/bird", "7/bird",
+		"6/bird", "5/bird", "4/bird", "9/bird"} {
+		list = append(list, archivetest.Member{Name: fmt.Sprintf("%s/%d.jpg", dir, i),
+			Data: archivetest.JPEG(t, archivetest.Gradient(40, 40))})
 	}
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, list...))
-	want := map[string][]string{"bird": {"9/bird", "8/bird", "7/bird", "6/bird", "5/bird"}, "cat": {"train/cat", "test/cat"}, "dog": {"dog"}}
+	want := map[string][]string{"bird": {"9/bird", "8/bird", "7/bird", "6/bird", "5/bird"},
+		"cat": {"train/cat", "test/cat"}, "dog": {"dog"}}
 	type inspector func(context.Context, string, Options, func(Progress)) (*Report, error)
 	for name, inspect := range map[string]inspector{"images": Inspect, "index": InspectIndex} {
 		r, err := inspect(t.Context(), path, Options{}, nil)

@@ -89,11 +89,13 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 150, func(i int) bool { return i%19 == 7 })
 	zipped := archivetest.Gzip(t, data)
-	paths := map[string]string{"tar": archivetest.WriteFile(t, "a.tar", data), "tgz": archivetest.WriteFile(t, "a.tgz", zipped)}
+	paths := map[string]string{"tar": archivetest.WriteFile(t, "a.tar", data),
+		"tgz": archivetest.WriteFile(t, "a.tgz", zipped)}
 	wholeEpochs, errs := 0, 0
 	for seed := range uint64(160) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		c := &chaos{rng: rng, calm: true, kind: []string{"fails", "stalls", "is cut off", "reads short"}[seed%4], resume: make(chan struct{})}
+		c := &chaos{rng: rng, calm: true,
+			kind: []string{"fails", "stalls", "is cut off", "reads short"}[seed%4], resume: make(chan struct{})}
 		format := []string{"tar", "tgz"}[seed/4%2]
 		path := paths[format]
 		size := int64(len(data))
@@ -104,7 +106,8 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 		if c.kind == "reads short" {
 			c.after = size + 1
 		}
-		o := Options{BatchSize: 1 + rng.IntN(20), Transform: Train(4), Workers: 1 + rng.IntN(6), BadSamples: Skip, Shuffle: seed%3 != 0, Seed: seed, ShuffleBuffer: 30, NoIndex: true}
+		o := Options{BatchSize: 1 + rng.IntN(20), Transform: Train(4), Workers: 1 + rng.IntN(6),
+			BadSamples: Skip, Shuffle: seed%3 != 0, Seed: seed, ShuffleBuffer: 30, NoIndex: true}
 		if rng.IntN(2) == 0 {
 			o.ShuffleBytes = 15_000
 		}
@@ -153,7 +156,8 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 				if b.State.Batches() > inOrder {
 					last, inOrder = b.State, len(got)+1
 				}
-				got = append(got, copied{append([]byte(nil), b.Images...), append([]int64(nil), b.Labels...), b.Samples})
+				got = append(got, copied{append([]byte(nil), b.Images...),
+					append([]int64(nil), b.Labels...), b.Samples})
 			}
 			cancel(nil)
 			var a *ArchiveError
@@ -161,7 +165,8 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 			case failed == nil:
 				wholeEpochs++
 				if digest(got) != digest(want) {
-					t.Errorf("an epoch without an error has %d samples in %d batches that differ from the %d of a calm one", len(names(got)), len(got), len(names(want)))
+					t.Errorf("an epoch without an error has %d samples in %d batches that differ from "+
+						"the %d of a calm one", len(names(got)), len(got), len(names(want)))
 				}
 				if s := l.Stats(); s.Bad != 8 {
 					t.Errorf("%d bad samples, want 8", s.Bad)
@@ -177,7 +182,8 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 				if a.Position > 0 && a.Member == "" {
 					t.Errorf("the error %v names no member", failed)
 				}
-				if c.kind == "fails" && !errors.Is(failed, errChaos) || c.kind == "is cut off" && !errors.Is(failed, io.ErrUnexpectedEOF) || c.kind == "reads short" {
+				if c.kind == "fails" && !errors.Is(failed, errChaos) || c.kind == "is cut off" &&
+					!errors.Is(failed, io.ErrUnexpectedEOF) || c.kind == "reads short" {
 					t.Errorf("a file that %s: error %v", c.kind, failed)
 				}
 			}
@@ -193,7 +199,8 @@ func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 				}
 				rest, err := collect(t, again, 1, 2)
 				if err != nil || digest(append(got[:inOrder], rest...)) != digest(want) {
-					t.Errorf("%d batches and then %d more are not the %d of a calm epoch; error %v", inOrder, len(rest), len(want), err)
+					t.Errorf("%d batches and then %d more are not the %d of a calm epoch; error %v",
+						inOrder, len(rest), len(want), err)
 				}
 			}
 			if s := l.Stats(); s.Queue != 0 || s.QueueBytes != 0 {

@@ -66,8 +66,9 @@ func decodedWhole(t *testing.T, data []byte, p DamagePolicy) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height,
-		WindowWidth: info.Width, WindowHeight: info.Height}
+	g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width,
+		ResizeHeight: info.Height,
+		WindowWidth:  info.Width, WindowHeight: info.Height}
 	pixels := make([]byte, 3*info.Width*info.Height)
 	return pixels, d.Decode(data, &g, pixels, int(3*info.Width))
 }
@@ -146,7 +147,8 @@ func TestDamagedImagesAreCountedByPolicy(t *testing.T) {
 			var bytesOf []string
 			for _, noEntryPoints := range []bool{true, false} {
 				var log bytes.Buffer
-				l, err := Open(path, Options{BatchSize: 2, Transform: Eval(300, 220), BadSamples: Skip, Damaged: p, NoEntryPoints: noEntryPoints,
+				l, err := Open(path, Options{BatchSize: 2, Transform: Eval(300, 220), BadSamples: Skip,
+					Damaged: p, NoEntryPoints: noEntryPoints,
 					Workers: 2, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 				if err != nil {
 					t.Fatal(err)
@@ -219,7 +221,8 @@ func TestDamagedVerdictIgnoresCrop(t *testing.T) {
 				continue
 			}
 			var top [3 * 16]byte
-			g := imagecapi.Geometry{CropWidth: 16, CropHeight: 1, ResizeWidth: 16, ResizeHeight: 1, WindowWidth: 16, WindowHeight: 1}
+			g := imagecapi.Geometry{CropWidth: 16, CropHeight: 1, ResizeWidth: 16, ResizeHeight: 1,
+				WindowWidth: 16, WindowHeight: 1}
 			topErr := d.Decode([]byte(m.Data), &g, top[:], len(top))
 			// Damage to the entropy-coded bytes is after the first row.
 			if m.Name != "c/scan.jpg" && (err == nil) != (topErr == nil) {

@@ -81,17 +81,18 @@ func uprighted(t imageloader.Transform) imageloader.Transform {
 // digestTransforms returns transforms to 32 x 32 pixels by name.
 func digestTransforms() map[string]imageloader.Transform {
 	list := map[string]imageloader.Transform{
-		"train":        imageloader.Train(32),
-		"eval":         imageloader.Eval(40, 32),
-		"zero":         {},
-		"narrow boxes": {Size: 32, RandomResizedCrop: true, Scale: [2]float64{0.05, 0.3}, Ratio: [2]float64{0.2, 5}, FlipP: 1},
-		"dct scaling":  {Size: 16, Resize: 17, RandomCrop: true, FlipP: 0.5, DCTScaling: true},
-		"bicubic":      {Size: 32, RandomResizedCrop: true, FlipP: 0.5, Interpolation: transform.Bicubic},
-		"nearest":      {Size: 32, Resize: 48, RandomCrop: true, Interpolation: transform.Nearest},
-		"random crop":  {Size: 32, Resize: 48, RandomCrop: true, FlipP: 0.3},
-		"enlarged":     {Size: 160, Resize: 200},
-		"mixup":        {Size: 32, RandomResizedCrop: true, Mix: []transform.BatchOp{transform.MixUp{Alpha: 0.4}}},
-		"cutmix":       {Size: 32, RandomResizedCrop: true, Mix: []transform.BatchOp{transform.CutMix{}}},
+		"train": imageloader.Train(32),
+		"eval":  imageloader.Eval(40, 32),
+		"zero":  {},
+		"narrow boxes": {Size: 32, RandomResizedCrop: true, Scale: [2]float64{0.05, 0.3},
+			Ratio: [2]float64{0.2, 5}, FlipP: 1},
+		"dct scaling": {Size: 16, Resize: 17, RandomCrop: true, FlipP: 0.5, DCTScaling: true},
+		"bicubic":     {Size: 32, RandomResizedCrop: true, FlipP: 0.5, Interpolation: transform.Bicubic},
+		"nearest":     {Size: 32, Resize: 48, RandomCrop: true, Interpolation: transform.Nearest},
+		"random crop": {Size: 32, Resize: 48, RandomCrop: true, FlipP: 0.3},
+		"enlarged":    {Size: 160, Resize: 200},
+		"mixup":       {Size: 32, RandomResizedCrop: true, Mix: []transform.BatchOp{transform.MixUp{Alpha: 0.4}}},
+		"cutmix":      {Size: 32, RandomResizedCrop: true, Mix: []transform.BatchOp{transform.CutMix{}}},
 		"mixup or cutmix": {Size: 32, RandomCrop: true, Ops: []transform.Op{transform.RandAugment{}},
 			Mix: []transform.BatchOp{transform.MixUp{}, transform.CutMix{Alpha: 2}}},
 		"several ops": {Size: 32, RandomResizedCrop: true, FlipP: 0.5, Ops: []transform.Op{
@@ -286,7 +287,8 @@ func damagedMembers(t *testing.T) (list []digestMember) {
 		if i%10 == 9 {
 			class := path.Dir(m.name)
 			list = append(list, []digestMember{
-				{name: class + "/empty.jpg"}, {name: class + "/text.jpg", data: "text"}, {name: class + "/link.jpg", link: true},
+				{name: class + "/empty.jpg"}, {name: class + "/text.jpg", data: "text"},
+				{name: class + "/link.jpg", link: true},
 				{name: class + "/fax.tiff", data: readDigestInput(t, "testdata/formats/fax.tiff")},
 				{name: class + "/cut.gif", data: readDigestInput(t, "testdata/formats/palette.gif")[:900]},
 				{name: class + "/cut.webp", data: readDigestInput(t, "../cshim/test/data/lossy.webp")[:4000]},
@@ -311,9 +313,11 @@ func webDataset(t *testing.T, numbers bool) (list []digestMember) {
 		case numbers:
 			list = append(list, digestMember{name: key + ".cls", data: fmt.Sprint(i * 5 % 7)}, image)
 		case i%2 == 0:
-			list = append(list, image, digestMember{name: key + ".json", data: fmt.Sprintf(`{"label":%q,"by":"somebody"}`, label)})
+			list = append(list, image,
+				digestMember{name: key + ".json", data: fmt.Sprintf(`{"label":%q,"by":"somebody"}`, label)})
 		default:
-			list = append(list, image, digestMember{name: key + ".cls", data: label + "\n"}, digestMember{name: key + ".txt", data: "a caption"})
+			list = append(list, image, digestMember{name: key + ".cls", data: label + "\n"},
+				digestMember{name: key + ".txt", data: "a caption"})
 		}
 	}
 	return list
@@ -506,7 +510,8 @@ type digestConfig struct {
 	run     func(t *testing.T, c digestConfig, h hash.Hash) // nil: runEpochs
 }
 
-var photoClasses = strings.Fields("astronaut brick cameraman cat clock coffee galaxies grass gravel raccoon retina rocket")
+var photoClasses = strings.Fields(
+	"astronaut brick cameraman cat clock coffee galaxies grass gravel raccoon retina rocket")
 
 // smallBuffer is smaller than every archive, so that a compressed archive is a stream.
 const smallBuffer = 60_000
@@ -669,7 +674,8 @@ func digestConfigs(server, dir string) map[string]digestConfig {
 		"bad samples substituted, gzip": {archive: "damaged.tgz",
 			o: options{Transform: train, Shuffle: true, ShuffleBytes: smallBuffer, BadSamples: digestSubstitute}},
 		"bad samples substituted, gzip, damage refused": {archive: "damaged.tgz",
-			o: options{Transform: train, Shuffle: true, ShuffleBytes: smallBuffer, BadSamples: digestSubstitute, Damaged: digestRefuse}},
+			o: options{Transform: train, Shuffle: true, ShuffleBytes: smallBuffer,
+				BadSamples: digestSubstitute, Damaged: digestRefuse}},
 		"bad samples substituted, mixed": {archive: "damaged.tar",
 			o: options{Transform: transforms["mixup or cutmix"], Shuffle: true, BadSamples: digestSubstitute}},
 		"bad samples too large": {archive: "photos.tar",
@@ -692,14 +698,18 @@ func digestConfigs(server, dir string) map[string]digestConfig {
 		"masks": {archive: "masks.tgz",
 			o: options{Transform: train, Shuffle: true, Masks: photoMasks, BadSamples: digestSkip}},
 		"masks, int64": {archive: "masks.tar",
-			o: options{Transform: eval, Masks: imageloader.Masks{Image: photoMasks.Image, Mask: photoMasks.Mask, DType: tensor.Int64}}},
+			o: options{Transform: eval,
+				Masks: imageloader.Masks{Image: photoMasks.Image, Mask: photoMasks.Mask, DType: tensor.Int64}}},
 		"masks, moved": {archive: "masks.tar",
-			o: options{Transform: transforms["several ops"], Shuffle: true, Masks: photoMasks, BadSamples: digestSubstitute, World: 2}},
+			o: options{Transform: transforms["several ops"], Shuffle: true, Masks: photoMasks,
+				BadSamples: digestSubstitute, World: 2}},
 		"target": {archive: "damaged.tar",
 			o: options{Transform: train, Shuffle: true, BadSamples: digestSkip, Target: digestTarget, TargetWidth: 3}},
 		"target, mixed, stream": {archive: "photos.tgz",
-			o: options{Transform: transforms["mixup or cutmix"], Shuffle: true, ShuffleBytes: smallBuffer, Target: digestTarget, TargetWidth: 3}},
-		"target, state": {archive: "photos.tar", o: options{Transform: train, Target: digestTarget, TargetWidth: 3}, run: runState},
+			o: options{Transform: transforms["mixup or cutmix"], Shuffle: true, ShuffleBytes: smallBuffer,
+				Target: digestTarget, TargetWidth: 3}},
+		"target, state": {archive: "photos.tar",
+			o: options{Transform: train, Target: digestTarget, TargetWidth: 3}, run: runState},
 		"masks, resumed": {archive: "masks.tar",
 			o:   options{Transform: train, Shuffle: true, Masks: photoMasks, BadSamples: digestSkip},
 			run: runResumed(1)},
@@ -747,7 +757,8 @@ func digestConfigs(server, dir string) map[string]digestConfig {
 			run: runState},
 	}
 	for name, transform := range transforms {
-		c := digestConfig{archive: "few.tar", o: options{Transform: transform, Shuffle: true, Seed: 7, BadSamples: digestSubstitute}}
+		c := digestConfig{archive: "few.tar",
+			o: options{Transform: transform, Shuffle: true, Seed: 7, BadSamples: digestSubstitute}}
 		if c.o.Transform.Size == 0 {
 			c.o.BatchSize = 24
 		}

@@ -12,12 +12,18 @@ import (
 // features are the rows that the table in docs/imageloader.md must have. They come from a
 // comparison of loaders.
 var features = []string{
-	"source: plain .tar of files", "source: .tgz single archive", "source: folder / CSV list", "own indexed/packed format", "label from dirname",
-	"JPEG / PNG / WebP / TIFF / BMP / GIF", "EXIF orientation", "CMYK / 16-bit / grey handled", "ROI (crop) decode, CPU", "DCT-scaled decode", "GPU JPEG decode",
-	"resize antialias / interpolation choice", "RandomResizedCrop", "flips / rotate / affine", "colour jitter / grey / blur / erase",
-	"RandAugment / AutoAugment / TrivialAugment", "MixUp / CutMix", "normalise on GPU, uint8 over the bus", "channels-last output", "fp16 / bf16 output",
-	"zero-copy collate into pinned slot", "side-stream H2D with release events", "deterministic seed, any thread count", "reshuffle per epoch", "shuffle buffer",
-	"shard by rank / worker", "equal batches per rank guaranteed", "resumable state", "bad-sample policy (skip, count, report)", "remote storage",
+	"source: plain .tar of files", "source: .tgz single archive", "source: folder / CSV list",
+	"own indexed/packed format", "label from dirname",
+	"JPEG / PNG / WebP / TIFF / BMP / GIF", "EXIF orientation", "CMYK / 16-bit / grey handled",
+	"ROI (crop) decode, CPU", "DCT-scaled decode", "GPU JPEG decode",
+	"resize antialias / interpolation choice", "RandomResizedCrop", "flips / rotate / affine",
+	"colour jitter / grey / blur / erase",
+	"RandAugment / AutoAugment / TrivialAugment", "MixUp / CutMix", "normalise on GPU, uint8 over the bus",
+	"channels-last output", "fp16 / bf16 output",
+	"zero-copy collate into pinned slot", "side-stream H2D with release events",
+	"deterministic seed, any thread count", "reshuffle per epoch", "shuffle buffer",
+	"shard by rank / worker", "equal batches per rank guaranteed", "resumable state",
+	"bad-sample policy (skip, count, report)", "remote storage",
 	"cache of decoded/resized data", "throughput / queue stats", "length / progress", "clean cancel, no leak",
 }
 
@@ -32,7 +38,8 @@ func testNames(t *testing.T) map[string]bool {
 		if err != nil {
 			return err
 		}
-		if name := d.Name(); d.IsDir() && (strings.HasPrefix(name, ".") && len(name) > 2 || strings.HasPrefix(name, "build")) {
+		if name := d.Name(); d.IsDir() &&
+			(strings.HasPrefix(name, ".") && len(name) > 2 || strings.HasPrefix(name, "build")) {
 			return fs.SkipDir
 		}
 		if !strings.HasSuffix(path, "_test.go") && !strings.HasSuffix(path, "_test.cc") {

@@ -51,9 +51,12 @@ func (d countingDecoder) Close() {
 func TestEntryPointsChangeNoBatch(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 24 {
-		members = append(members, archivetest.Member{Name: "train/" + string(rune('a'+i%3)) + "/" + string(rune('a'+i)) + ".jpg", Data: string(archivetest.Photo(t, uint64(i)))})
+		members = append(members,
+			archivetest.Member{Name: "train/" + string(rune('a'+i%3)) + "/" + string(rune('a'+i)) + ".jpg",
+				Data: string(archivetest.Photo(t, uint64(i)))})
 	}
-	members = append(members, archivetest.Member{Name: "train/a/z.png", Data: archivetest.PNG(t, archivetest.Gradient(50, 40))})
+	members = append(members,
+		archivetest.Member{Name: "train/a/z.png", Data: archivetest.PNG(t, archivetest.Gradient(50, 40))})
 	for _, c := range []struct {
 		name string
 		data []byte

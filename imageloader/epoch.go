@@ -115,7 +115,8 @@ func (l *Loader) epoch(ctx context.Context, number, slots int) iter.Seq2[*Batch,
 		for f := range full {
 			l.counters.Times.ConsumerWait.Add(int64(time.Since(waiting)))
 			n := len(f.info.Samples)
-			batch.N, batch.Images, batch.Labels, batch.Samples, batch.State = n, f.fields[0][:n*pixels], batch.Labels[:n], f.info.Samples, f.info.State
+			batch.N, batch.Images, batch.Labels = n, f.fields[0][:n*pixels], batch.Labels[:n]
+			batch.Samples, batch.State = f.info.Samples, f.info.State
 			for i := range batch.Labels {
 				batch.Labels[i] = int64(f.info.Samples[i].Label)
 			}

@@ -35,7 +35,8 @@ import (
 //
 // When ctx ends, the loader is closed, or lend or deliver fails, Fill stops its goroutines, waits
 // for them, and returns the cause, within the time of decoding one image.
-func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error {
+func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error),
+	deliver func(n int, info any) error) error {
 	return l.fill(ctx, epoch, filler{lend: lend, deliver: deliver})
 }
 
@@ -52,7 +53,8 @@ func (f filler) Lend(ctx context.Context) (decodeplan.Slot, error) {
 		return decodeplan.Slot{}, err
 	}
 	if len(fields) != 2 {
-		return decodeplan.Slot{}, fmt.Errorf("imageloader: the lent slot has %d fields, not 2: see Loader.Fields", len(fields))
+		return decodeplan.Slot{},
+			fmt.Errorf("imageloader: the lent slot has %d fields, not 2: see Loader.Fields", len(fields))
 	}
 	return decodeplan.Slot{Images: fields[0], Labels: fields[1]}, nil
 }
@@ -131,7 +133,8 @@ func (l *Loader) startOf(number int) (epoch.Start, order.Kind) {
 // runOf returns the data that all states of an epoch share.
 func (l *Loader) runOf(at epoch.Start, kind order.Kind, known *index.Index) *run {
 	return &run{epoch: at.Epoch, order: kind, rank: l.o.Rank, world: l.o.World, done: at.Done, before: at.Before,
-		classes: l.classesDigest(), options: l.fingerprint(kind), identify: func() archiveIdentity { return l.identity(known) }}
+		classes: l.classesDigest(), options: l.fingerprint(kind),
+		identify: func() archiveIdentity { return l.identity(known) }}
 }
 
 // keepIndex keeps the index that a first pass has made, unless the loader already has one.
@@ -163,8 +166,9 @@ func (l *Loader) epochConfig(x *index.Index, kind order.Kind) (*epoch.Config, er
 	}
 	o := &l.o
 	c := &epoch.Config{
-		Batch:   epoch.Batch{Share: o.share(), Transform: l.compiled, Side: o.Transform.Size},
-		Order:   epoch.Order{Kind: kind, Seed: o.Seed, Repeat: o.Repeat, Weights: l.weights, Buffer: epoch.Buffer{Samples: o.ShuffleBuffer, Bytes: o.ShuffleBytes}},
+		Batch: epoch.Batch{Share: o.share(), Transform: l.compiled, Side: o.Transform.Size},
+		Order: epoch.Order{Kind: kind, Seed: o.Seed, Repeat: o.Repeat, Weights: l.weights,
+			Buffer: epoch.Buffer{Samples: o.ShuffleBuffer, Bytes: o.ShuffleBytes}},
 		Labels:  labels,
 		Policy:  epoch.Policy{BadSamples: o.BadSamples, Damaged: o.Damaged},
 		Threads: o.threads(),
@@ -183,12 +187,13 @@ func (l *Loader) labels(x *index.Index) epoch.Labels {
 	case o.Masks.masked():
 		return epoch.Labels{Kind: epoch.Mask, Width: size * size, DType: o.Masks.DType, Fill: o.Masks.Fill}
 	case o.MultiLabel:
-		return epoch.Labels{Kind: epoch.Target, Width: len(l.Classes()), DType: tensor.Float32, Target: func(s Sample, target []float32) error {
-			for _, class := range x.Labels(s.Index) {
-				target[class] = 1
-			}
-			return nil
-		}}
+		return epoch.Labels{Kind: epoch.Target, Width: len(l.Classes()), DType: tensor.Float32,
+			Target: func(s Sample, target []float32) error {
+				for _, class := range x.Labels(s.Index) {
+					target[class] = 1
+				}
+				return nil
+			}}
 	case o.Target != nil:
 		return epoch.Labels{Kind: epoch.Target, Width: o.TargetWidth, DType: tensor.Float32, Target: o.Target}
 	case len(o.Transform.Mix) > 0:
@@ -243,11 +248,14 @@ func (p *devicePlanner) PlanBytes() (int, error) {
 	t := &l.o.Transform
 	switch {
 	case len(t.Mix) > 0:
-		return 0, errors.New("imageloader: Transform.Mix runs on the host, which needs the pixels: leave it out, or decode on the host")
+		return 0, errors.New("imageloader: Transform.Mix runs on the host, which needs the pixels: leave " +
+			"it out, or decode on the host")
 	case l.o.Damaged == Refuse && l.o.NoEntryPoints:
-		return 0, errors.New("imageloader: under Options.Damaged Refuse a GPU decodes by entry points alone, and Options.NoEntryPoints is set")
+		return 0, errors.New("imageloader: under Options.Damaged Refuse a GPU decodes by entry points " +
+			"alone, and Options.NoEntryPoints is set")
 	case l.o.Damaged == Refuse && l.o.NoIndex:
-		return 0, errors.New("imageloader: under Options.Damaged Refuse a GPU decodes by the entry points of an index alone, and Options.NoIndex is set")
+		return 0, errors.New("imageloader: under Options.Damaged Refuse a GPU decodes by the entry " +
+			"points of an index alone, and Options.NoIndex is set")
 	}
 	return devplan.PlanBytes(l.index.Load(), l.o.BatchSize, l.o.Damaged != Refuse), nil
 }
@@ -312,7 +320,8 @@ func (p *devicePlanner) DecodeRow(ctx context.Context, info any, row int, dst []
 	l := (*Loader)(p)
 	batch, ok := info.(Info)
 	if !ok || row < 0 || row >= len(batch.redos) {
-		return fmt.Errorf("imageloader: DecodeRow of row %d: the batch is not one of FillPlans, or has no such row", row)
+		return fmt.Errorf("imageloader: DecodeRow of row %d: the batch is not one of FillPlans, or has "+
+			"no such row", row)
 	}
 	if size := 3 * l.o.Transform.Size * l.o.Transform.Size; len(dst) < size {
 		return fmt.Errorf("imageloader: DecodeRow needs %d bytes for the pixels, not %d", size, len(dst))

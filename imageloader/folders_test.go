@@ -20,7 +20,8 @@ func layouts(t *testing.T, members ...archivetest.Member) map[string]string {
 	t.Helper()
 	data := archivetest.Tar(t, members...)
 	return map[string]string{
-		"tar": archivetest.WriteFile(t, "a.tar", data), "tgz": archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data)),
+		"tar":    archivetest.WriteFile(t, "a.tar", data),
+		"tgz":    archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data)),
 		"folder": archivetest.Extract(t, members),
 	}
 }
@@ -48,12 +49,15 @@ func labelledNames(t *testing.T, path string, o Options) (list []string, l *Load
 // links. They are followed, and the classes are ImageFolder's.
 func TestLinkedFoldersAreClasses(t *testing.T) {
 	image := archivetest.Image("x")
-	store := archivetest.Extract(t, []archivetest.Member{{Name: "cats/1.png", Data: image}, {Name: "md5/ab/cdef", Data: image}, {Name: "1.JPG", Data: image}})
+	store := archivetest.Extract(t,
+		[]archivetest.Member{{Name: "cats/1.png", Data: image}, {Name: "md5/ab/cdef", Data: image},
+			{Name: "1.JPG", Data: image}})
 	link := func(name, to string) archivetest.Member {
 		return archivetest.Member{Name: name, Kind: tar.TypeSymlink, Link: filepath.Join(store, to)}
 	}
 	root := archivetest.Extract(t, []archivetest.Member{
-		{Name: "bird/1.png", Data: image}, link("bird/2.png", "md5/ab/cdef"), link("cat", "cats"), link("dog", "cats"), link("eel/1.jpg", "1.JPG"),
+		{Name: "bird/1.png", Data: image}, link("bird/2.png", "md5/ab/cdef"), link("cat", "cats"),
+		link("dog", "cats"), link("eel/1.jpg", "1.JPG"),
 	})
 	alias := filepath.Join(t.TempDir(), "alias")
 	if err := os.Symlink(root, alias); err != nil {
@@ -76,10 +80,12 @@ func TestBrokenLinksAreNamed(t *testing.T) {
 		return archivetest.Member{Name: name, Kind: tar.TypeSymlink, Link: to}
 	}
 	root := archivetest.Extract(t, []archivetest.Member{
-		{Name: "a/1.png", Data: image}, link("a/2.png", "nowhere"), link("a/up", ".."), link("b", "../nowhere"), {Name: "c/1.png", Data: image},
+		{Name: "a/1.png", Data: image}, link("a/2.png", "nowhere"), link("a/up", ".."),
+		link("b", "../nowhere"), {Name: "c/1.png", Data: image},
 	})
 	got, l, log := labelledNames(t, root, Options{BadSamples: Skip})
-	if want := []string{"a/1.png a", "c/1.png c"}; !slices.Equal(got, want) || l.Stats().BadBy[NotRegular] != 1 || l.Stats().Ignored != 2 {
+	if want := []string{"a/1.png a", "c/1.png c"}; !slices.Equal(got, want) ||
+		l.Stats().BadBy[NotRegular] != 1 || l.Stats().Ignored != 2 {
 		t.Errorf("samples %q, %+v, want %q, 1 bad and 2 ignored", got, l.Stats(), want)
 	}
 	for _, want := range []string{"a symbolic link that leads nowhere", "first=[b]", "first=[a/up]"} {
@@ -99,8 +105,10 @@ func TestBrokenLinksAreNamed(t *testing.T) {
 // which finds it.
 func TestOtherFilesAreIgnored(t *testing.T) {
 	image := archivetest.Image("x")
-	members := []archivetest.Member{{Name: "a/1.png", Data: image}, {Name: "b/1.png", Data: image}, {Name: "b/2", Data: image}}
-	others := []string{"a/.DS_Store", "a/Thumbs.db", "a/desktop.ini", "a/1.xml", "a/1.json", "a/1.txt", "a/README", "b/._1.png", "b/1.npy", "b/empty", "labels.csv", "__MACOSX/a/._1.png"}
+	members := []archivetest.Member{{Name: "a/1.png", Data: image}, {Name: "b/1.png", Data: image},
+		{Name: "b/2", Data: image}}
+	others := []string{"a/.DS_Store", "a/Thumbs.db", "a/desktop.ini", "a/1.xml", "a/1.json", "a/1.txt",
+		"a/README", "b/._1.png", "b/1.npy", "b/empty", "labels.csv", "__MACOSX/a/._1.png"}
 	for _, name := range others {
 		members = append(members, archivetest.Member{Name: name, Data: strings.Repeat("\x00\x05\x16\x07", len(name)%3)})
 	}
@@ -109,7 +117,8 @@ func TestOtherFilesAreIgnored(t *testing.T) {
 			got, l, log := labelledNames(t, path, Options{}) // BadSamples: Fail
 			want := []string{"a/1.png a", "b/1.png b", "b/2 b"}
 			if s := l.Stats(); !slices.Equal(got, want) || l.Len() != 3 || s.Ignored != len(others) || s.Bad != 0 {
-				t.Errorf("%s, round %d: samples %q, Len %d, %d ignored, %d bad, want %q, 3, %d, 0", kind, round, got, l.Len(), s.Ignored, s.Bad, want, len(others))
+				t.Errorf("%s, round %d: samples %q, Len %d, %d ignored, %d bad, want %q, 3, %d, 0", kind,
+					round, got, l.Len(), s.Ignored, s.Bad, want, len(others))
 			}
 			if strings.Contains(log, "WARN") {
 				t.Errorf("%s, round %d: warnings:\n%s\nwant it without %q", kind, round, log, "WARN")
@@ -126,20 +135,27 @@ func TestOtherFilesAreIgnored(t *testing.T) {
 // are pointers of Git LFS, it is still a class, and its images are bad samples with names.
 func TestUnreadableClassKeepsItsLabel(t *testing.T) {
 	contents := map[string]string{
-		"avifs": "\x00\x00\x00\x20ftypavis\x00\x00\x00\x00", "heics": "\x00\x00\x00\x18ftyphevc\x00\x00\x00\x00", "hif": "\x00\x00\x00\x18ftypmsf1\x00\x00\x00\x00",
-		"jxl": "\x00\x00\x00\x0cJXL \r\n\x87\n", "jp2": "\x00\x00\x00\x0cjP  \r\n\x87\n", "": "\x00\x00\x00\x0cJXL \r\n\x87\n",
+		"avifs": "\x00\x00\x00\x20ftypavis\x00\x00\x00\x00",
+		"heics": "\x00\x00\x00\x18ftyphevc\x00\x00\x00\x00", "hif": "\x00\x00\x00\x18ftypmsf1\x00\x00\x00\x00",
+		"jxl": "\x00\x00\x00\x0cJXL \r\n\x87\n", "jp2": "\x00\x00\x00\x0cjP  \r\n\x87\n",
+		"": "\x00\x00\x00\x0cJXL \r\n\x87\n",
 	}
-	for _, ext := range []string{"heic", "heif", "avif", "jfif", "jp2", "jxl", "HEIC", "ppm", "avifs", "heics", "hif", ""} {
+	for _, ext := range []string{"heic", "heif", "avif", "jfif", "jp2", "jxl", "HEIC", "ppm", "avifs",
+		"heics", "hif", ""} {
 		content, reason := contents[ext], Unsupported
 		if content == "" {
 			reason, content = NotImage, "version https://git-lfs.github.com/spec/v1\n"
 		}
 		name := strings.TrimSuffix("a/1."+ext, ".")
-		for kind, path := range layouts(t, archivetest.Member{Name: name, Data: content}, archivetest.Member{Name: "b/1.png", Data: archivetest.Image("x")}) {
+		for kind, path := range layouts(t, archivetest.Member{Name: name, Data: content},
+			archivetest.Member{Name: "b/1.png", Data: archivetest.Image("x")}) {
 			for round := range 2 {
 				got, l, log := labelledNames(t, path, Options{BadSamples: Skip})
-				if !slices.Equal(got, []string{"b/1.png b"}) || !slices.Equal(l.Classes(), []string{"a", "b"}) || l.Stats().BadBy[reason] != 1 || !strings.Contains(log, "name="+name) {
-					t.Errorf("%s, %s, round %d: samples %q of classes %q, bad %v, want b/1.png of a and b, 1 %s; log:\n%s", ext, kind, round, got, l.Classes(), l.Stats().BadBy, reason, log)
+				if !slices.Equal(got, []string{"b/1.png b"}) ||
+					!slices.Equal(l.Classes(), []string{"a", "b"}) || l.Stats().BadBy[reason] != 1 ||
+					!strings.Contains(log, "name="+name) {
+					t.Errorf("%s, %s, round %d: samples %q of classes %q, bad %v, want b/1.png of a and "+
+						"b, 1 %s; log:\n%s", ext, kind, round, got, l.Classes(), l.Stats().BadBy, reason, log)
 				}
 			}
 		}
@@ -152,8 +168,10 @@ func TestUnreadableClassKeepsItsLabel(t *testing.T) {
 func TestHiddenFoldersAreNoClasses(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{
-		{Name: "train/.ipynb_checkpoints/1-checkpoint.png", Data: image}, {Name: ".Trash-1000/files/cat/1.png", Data: image},
-		{Name: "train/.git/config", Data: "text"}, {Name: "train/a/1.png", Data: image}, {Name: "train/b/.2.png", Data: image}, {Name: "train/b/.cache/3.png", Data: image},
+		{Name: "train/.ipynb_checkpoints/1-checkpoint.png", Data: image},
+		{Name: ".Trash-1000/files/cat/1.png", Data: image},
+		{Name: "train/.git/config", Data: "text"}, {Name: "train/a/1.png", Data: image},
+		{Name: "train/b/.2.png", Data: image}, {Name: "train/b/.cache/3.png", Data: image},
 	}
 	for kind, path := range layouts(t, members...) {
 		for round := range 4 {
@@ -162,13 +180,16 @@ func TestHiddenFoldersAreNoClasses(t *testing.T) {
 				o.Classes = []string{"a", "b"}
 			}
 			got, l, log := labelledNames(t, path, o)
-			if want := []string{"train/a/1.png a", "train/b/.2.png b"}; !slices.Equal(got, want) || !slices.Equal(l.Classes(), []string{"a", "b"}) || l.Stats().Ignored != 4 {
-				t.Errorf("%s, round %d: samples %q of classes %q, %d ignored, want %q and 4", kind, round, got, l.Classes(), l.Stats().Ignored, want)
+			if want := []string{"train/a/1.png a", "train/b/.2.png b"}; !slices.Equal(got, want) ||
+				!slices.Equal(l.Classes(), []string{"a", "b"}) || l.Stats().Ignored != 4 {
+				t.Errorf("%s, round %d: samples %q of classes %q, %d ignored, want %q and 4", kind, round,
+					got, l.Classes(), l.Stats().Ignored, want)
 			}
 			warning := 0
 			for line := range strings.Lines(log) {
 				if strings.Contains(line, "WARN") && strings.Contains(line, "hidden folders") &&
-					strings.Contains(line, ".ipynb_checkpoints") && strings.Contains(line, ".Trash-1000") && strings.Contains(line, "count=3") {
+					strings.Contains(line, ".ipynb_checkpoints") && strings.Contains(line, ".Trash-1000") &&
+					strings.Contains(line, "count=3") {
 					warning++
 				}
 			}
@@ -177,7 +198,8 @@ func TestHiddenFoldersAreNoClasses(t *testing.T) {
 			}
 		}
 		if kind == "folder" {
-			_, err := open(t.Context(), filepath.Join(path, ".Trash-1000", ".."), Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
+			_, err := open(t.Context(), filepath.Join(path, ".Trash-1000", ".."),
+				Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
 			if err != nil {
 				t.Errorf("a path through a hidden folder: %v, want no error", err)
 			}
@@ -202,15 +224,19 @@ func TestHiddenFoldersAreNoClasses(t *testing.T) {
 func TestFoldersWithoutAnImageAreNamed(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{
-		{Name: "ds/", Kind: tar.TypeDir}, {Name: "ds/README", Data: "text"}, {Name: "ds/train/", Kind: tar.TypeDir}, {Name: "ds/train/none/", Kind: tar.TypeDir},
-		{Name: "ds/train/raw/1.xyz", Data: "pixels"}, {Name: "ds/train/zebra/1.png", Data: image}, {Name: "ds/test/zebra/", Kind: tar.TypeDir},
+		{Name: "ds/", Kind: tar.TypeDir}, {Name: "ds/README", Data: "text"},
+		{Name: "ds/train/", Kind: tar.TypeDir}, {Name: "ds/train/none/", Kind: tar.TypeDir},
+		{Name: "ds/train/raw/1.xyz", Data: "pixels"}, {Name: "ds/train/zebra/1.png", Data: image},
+		{Name: "ds/test/zebra/", Kind: tar.TypeDir},
 	}
 	for kind, path := range layouts(t, members...) {
 		for round := range 2 {
 			got, _, log := labelledNames(t, path, Options{})
-			if !slices.Equal(got, []string{"ds/train/zebra/1.png zebra"}) || strings.Count(log, "WARN") != 1 || !strings.Contains(log, "count=2") ||
+			if !slices.Equal(got, []string{"ds/train/zebra/1.png zebra"}) ||
+				strings.Count(log, "WARN") != 1 || !strings.Contains(log, "count=2") ||
 				!strings.Contains(log, "none") || !strings.Contains(log, "raw") {
-				t.Errorf("%s, round %d: samples %q, want one, and a warning of none and raw:\n%s", kind, round, got, log)
+				t.Errorf("%s, round %d: samples %q, want one, and a warning of none and raw:\n%s", kind,
+					round, got, log)
 			}
 		}
 		reports := map[string]func() (*Report, error){
@@ -221,7 +247,8 @@ func TestFoldersWithoutAnImageAreNamed(t *testing.T) {
 		}
 		for by, report := range reports {
 			r, err := report()
-			if err != nil || len(r.LeftOut) != 1 || r.LeftOut[0].Count != 2 || !slices.Equal(slices.Sorted(slices.Values(r.LeftOut[0].First)), []string{"none", "raw"}) {
+			if err != nil || len(r.LeftOut) != 1 || r.LeftOut[0].Count != 2 ||
+				!slices.Equal(slices.Sorted(slices.Values(r.LeftOut[0].First)), []string{"none", "raw"}) {
 				t.Errorf("%s, by %s: error %v, left out %+v, want none and raw", kind, by, err, r)
 			}
 		}
@@ -233,7 +260,8 @@ func TestFoldersWithoutAnImageAreNamed(t *testing.T) {
 func TestLinksInATarAreNamed(t *testing.T) {
 	image := archivetest.Image("x")
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "dog/1.png", Data: image},
-		archivetest.Member{Name: "cat", Kind: tar.TypeSymlink, Link: "../cats"}, archivetest.Member{Name: "dog/2", Kind: tar.TypeLink, Link: "dog/1.png"},
+		archivetest.Member{Name: "cat", Kind: tar.TypeSymlink, Link: "../cats"},
+		archivetest.Member{Name: "dog/2", Kind: tar.TypeLink, Link: "dog/1.png"},
 		archivetest.Member{Name: "dog/3.png", Kind: tar.TypeLink, Link: "dog/1.png"}))
 	for round := range 2 {
 		got, l, log := labelledNames(t, path, Options{BadSamples: Skip})
@@ -242,7 +270,8 @@ func TestLinksInATarAreNamed(t *testing.T) {
 		}
 		for _, want := range []string{"first=[cat]", "first=[dog/2]"} {
 			if strings.Count(log, want) != 1 {
-				t.Errorf("round %d: the log has %q %d times, want 1:\n%s", round, want, strings.Count(log, want), fmt.Sprint(log))
+				t.Errorf("round %d: the log has %q %d times, want 1:\n%s", round, want,
+					strings.Count(log, want), fmt.Sprint(log))
 			}
 		}
 	}

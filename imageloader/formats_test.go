@@ -76,7 +76,8 @@ func TestFormatsEqualPillow(t *testing.T) {
 			continue
 		}
 		whole := make([]byte, 3*w*h)
-		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
+		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width,
+			ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
 		if err := d.Decode(data, &g, whole, 3*w); err != nil {
 			t.Errorf("%s: %v, want no error", name, err)
 			continue
@@ -116,7 +117,8 @@ func TestRefusedFormatsAreNamed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := realDecoder(t).Header(data); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), file[0]) {
+		if _, err := realDecoder(t).Header(data); !errors.Is(err, imagecapi.CodeUnsupported) ||
+			!strings.Contains(err.Error(), file[0]) {
 			t.Errorf("%s: error %v, without %q", name, err, file[0])
 		}
 	}
@@ -157,7 +159,9 @@ func upright(pixels []byte, w, h int, orientation int32) (out []byte, ow, oh int
 
 func checkPart(d sample.Decoder, data, whole []byte, w, h int, orientation int32) error {
 	turned, ow, oh := upright(whole, w, h, orientation)
-	g := imagecapi.Geometry{CropX: int32(ow / 5), CropY: int32(oh / 4), CropWidth: int32(ow / 2), CropHeight: int32(oh / 3), ResizeWidth: 9, ResizeHeight: 11, WindowX: 1, WindowY: 2, WindowWidth: 7, WindowHeight: 8, Flip: orientation%2 == 1}
+	g := imagecapi.Geometry{CropX: int32(ow / 5), CropY: int32(oh / 4), CropWidth: int32(ow / 2),
+		CropHeight: int32(oh / 3), ResizeWidth: 9, ResizeHeight: 11, WindowX: 1, WindowY: 2, WindowWidth: 7,
+		WindowHeight: 8, Flip: orientation%2 == 1}
 	want, got := make([]byte, 3*7*8), make([]byte, 3*7*8)
 	c, err := imagecapi.NewDecoder(0)
 	if err != nil {
@@ -184,9 +188,11 @@ func TestFormatsAreLoaded(t *testing.T) {
 	var members []archivetest.Member
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		cut := files[name][:len(files[name])/4]
-		members = append(members, archivetest.Member{Name: "c/" + name, Data: string(files[name])}, archivetest.Member{Name: "c/cut-" + name, Data: string(cut)})
+		members = append(members, archivetest.Member{Name: "c/" + name, Data: string(files[name])},
+			archivetest.Member{Name: "c/cut-" + name, Data: string(cut)})
 	}
-	l, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{BadSamples: Skip, Transform: Eval(16, 16)})
+	l, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)),
+		Options{BadSamples: Skip, Transform: Eval(16, 16)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +224,8 @@ func TestGeometryIsDrawnUpright(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/a.tiff", Data: string(data)}))
+	path := archivetest.WriteFile(t, "a.tar",
+		archivetest.Tar(t, archivetest.Member{Name: "c/a.tiff", Data: string(data)}))
 	load := func(o Transform) []byte {
 		l, err := Open(path, Options{Transform: o})
 		if err != nil {
@@ -249,7 +256,8 @@ func TestDamagedFormatsAreTheFilesFault(t *testing.T) {
 	try := func(name string, data []byte) {
 		info, err := d.Header(data)
 		if err == nil && int64(info.Width)*int64(info.Height) <= 1<<20 {
-			g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+			g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8,
+				ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 			err = d.Decode(data, &g, pixels, 3*8)
 		}
 		if err != nil && !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) {
@@ -295,9 +303,11 @@ func FuzzRareFormats(f *testing.F) {
 		}
 		w, h := int(info.Width), int(info.Height)
 		pixels := make([]byte, 3*w*h)
-		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
+		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width,
+			ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
 		if err := d.Decode(data, &g, pixels, 3*w); err != nil {
-			if !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) && !errors.Is(err, imagecapi.CodeInvalidArgument) {
+			if !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) &&
+				!errors.Is(err, imagecapi.CodeInvalidArgument) {
 				t.Fatal(err)
 			}
 			return
@@ -329,7 +339,8 @@ func TestLongSidesAreRefused(t *testing.T) {
 	if _, err := codec.Header(header(raster.MaxSide)); err != nil {
 		t.Error(err)
 	}
-	if _, err := codec.Header(header(raster.MaxSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
+	if _, err := codec.Header(header(raster.MaxSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) ||
+		!strings.Contains(err.Error(), "a side") {
 		t.Errorf("error %v, want the error %v with %q", err, imagecapi.CodeUnsupported, "a side")
 	}
 }

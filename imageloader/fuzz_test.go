@@ -72,21 +72,30 @@ func storedZstd(data []byte) []byte {
 // selects the packing and the options.
 func FuzzArchive(f *testing.F) {
 	whole := archivetest.Images(f, 12, func(i int) bool { return i == 5 })
-	web := archivetest.Tar(f, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("1")}, archivetest.Member{Name: "a/1.cls", Data: "3\n"}, archivetest.Member{Name: "a/2.json", Data: `{"label": "x"}`},
-		archivetest.Member{Name: "a/2.png", Data: archivetest.Image("2")}, archivetest.Member{Name: "a/3.png", Data: archivetest.Image("3")})
-	strange := archivetest.Tar(f, archivetest.Member{Name: "class1/link", Kind: tar.TypeLink, Link: "x"}, archivetest.Member{Name: "class1/\x7f", Data: "text"},
-		archivetest.Member{Name: "class2/" + strings.Repeat("long/", 40) + "a.png", Data: archivetest.Image("long")}, archivetest.Member{Name: "class3/s.png", Kind: tar.TypeSymlink, Link: "b"})
+	web := archivetest.Tar(f, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("1")},
+		archivetest.Member{Name: "a/1.cls", Data: "3\n"}, archivetest.Member{Name: "a/2.json", Data: `{"label": "x"}`},
+		archivetest.Member{Name: "a/2.png", Data: archivetest.Image("2")},
+		archivetest.Member{Name: "a/3.png", Data: archivetest.Image("3")})
+	strange := archivetest.Tar(f, archivetest.Member{Name: "class1/link", Kind: tar.TypeLink, Link: "x"},
+		archivetest.Member{Name: "class1/\x7f", Data: "text"},
+		archivetest.Member{Name: "class2/" + strings.Repeat("long/", 40) + "a.png",
+			Data: archivetest.Image("long")},
+		archivetest.Member{Name: "class3/s.png", Kind: tar.TypeSymlink, Link: "b"})
 	for how := range uint8(16) {
-		for _, data := range [][]byte{whole, whole[:3000], web, strange, append(whole[:len(whole):len(whole)], web...)} {
+		for _, data := range [][]byte{whole, whole[:3000], web, strange,
+			append(whole[:len(whole):len(whole)], web...)} {
 			f.Add(data, how)
 		}
 	}
-	for _, packed := range [][]byte{archivetest.Gzip(f, whole), archivetest.Zstd(f, whole), archivetest.GzipSplit(f, whole, 700, 1), archivetest.Gzip(f, whole[:3000]), append(archivetest.Gzip(f, web), archivetest.Gzip(f, strange)...)} {
+	for _, packed := range [][]byte{archivetest.Gzip(f, whole), archivetest.Zstd(f, whole),
+		archivetest.GzipSplit(f, whole, 700, 1), archivetest.Gzip(f, whole[:3000]),
+		append(archivetest.Gzip(f, web), archivetest.Gzip(f, strange)...)} {
 		f.Add(packed, uint8(0))
 		f.Add(packed[:len(packed)/2], uint8(4))
 	}
 	f.Fuzz(func(t *testing.T, data []byte, how uint8) {
-		o := Options{BatchSize: 4, Transform: Eval(2, 2), BadSamples: Skip, Shuffle: true, Workers: 2, MaxSampleBytes: 1 << 16, NoIndex: true}
+		o := Options{BatchSize: 4, Transform: Eval(2, 2), BadSamples: Skip, Shuffle: true, Workers: 2,
+			MaxSampleBytes: 1 << 16, NoIndex: true}
 		switch how & 3 {
 		case 1:
 			data = storedGzip(data)
@@ -103,7 +112,8 @@ func FuzzArchive(f *testing.F) {
 		if how&32 != 0 {
 			o.BadSamples = Fail
 		}
-		l, err := open(t.Context(), "memory", o, func(string) (archive.File, error) { return memoryFile{bytes.NewReader(data)}, nil }, fakeCodec{})
+		l, err := open(t.Context(), "memory", o,
+			func(string) (archive.File, error) { return memoryFile{bytes.NewReader(data)}, nil }, fakeCodec{})
 		if err != nil {
 			return
 		}
@@ -111,7 +121,8 @@ func FuzzArchive(f *testing.F) {
 		first, err1 := collect(t, l, 0, 2)
 		second, err2 := collect(t, l, 0, 2)
 		if digest(first) != digest(second) || (err1 == nil) != (err2 == nil) {
-			t.Errorf("%d samples, error %v, then %d samples, error %v", len(names(first)), err1, len(names(second)), err2)
+			t.Errorf("%d samples, error %v, then %d samples, error %v", len(names(first)), err1,
+				len(names(second)), err2)
 		}
 		if n := l.Len(); err1 == nil && (n < len(names(first)) || n < 1) {
 			t.Errorf("%d samples of %d", len(names(first)), n)

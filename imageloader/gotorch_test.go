@@ -46,21 +46,27 @@ func TestGoTorchDefects(t *testing.T) {
 		}
 	})
 	t.Run("ids are in order of first appearance", func(t *testing.T) {
-		one, _, err1 := load(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, member("b/1.png"), member("a/1.png"))), Options{})
-		two, _, err2 := load(t, "b.tgz", archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), member("b/1.png"))), Options{})
-		if err1 != nil || err2 != nil || strings.Join(one.Classes(), " ") != "a b" || strings.Join(two.Classes(), " ") != "a b" {
+		one, _, err1 := load(t, "a.tgz",
+			archivetest.Gzip(t, archivetest.Tar(t, member("b/1.png"), member("a/1.png"))), Options{})
+		two, _, err2 := load(t, "b.tgz",
+			archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), member("b/1.png"))), Options{})
+		if err1 != nil || err2 != nil || strings.Join(one.Classes(), " ") != "a b" ||
+			strings.Join(two.Classes(), " ") != "a b" {
 			t.Errorf("%v, %v", err1, err2)
 		}
 	})
 	t.Run("any junk file makes a class, and a file at the root class dot", func(t *testing.T) {
-		junk := []archivetest.Member{{Name: "README", Data: "x"}, {Name: "docs/README", Data: "x"}, {Name: ".DS_Store", Data: "x"}, member("root.png"), member("a/1.png")}
+		junk := []archivetest.Member{{Name: "README", Data: "x"}, {Name: "docs/README", Data: "x"},
+			{Name: ".DS_Store", Data: "x"}, member("root.png"), member("a/1.png")}
 		l, got, err := load(t, "a.tar", archivetest.Tar(t, junk...), Options{})
 		if err != nil || strings.Join(l.Classes(), " ") != "a" || len(names(got)) != 1 {
 			t.Errorf("classes %v, samples %v, error %v", l.Classes(), names(got), err)
 		}
 	})
 	t.Run("a buffer of 0 panics", func(t *testing.T) {
-		_, got, err := load(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), member("a/2.png"))), Options{Shuffle: true, ShuffleBuffer: 0, ShuffleBytes: 1})
+		_, got, err := load(t, "a.tgz",
+			archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), member("a/2.png"))),
+			Options{Shuffle: true, ShuffleBuffer: 0, ShuffleBytes: 1})
 		if err != nil || len(names(got)) != 2 {
 			t.Errorf("error %v, want no error, 2 samples", err)
 		}
@@ -69,7 +75,8 @@ func TestGoTorchDefects(t *testing.T) {
 		archivetest.Within(t)
 		var members []archivetest.Member
 		for i := range 53 {
-			members = append(members, archivetest.Member{Name: "a/" + string(rune('A'+i)) + ".png", Data: archivetest.Image(strings.Repeat(string(rune('A'+i)), 700))})
+			members = append(members, archivetest.Member{Name: "a/" + string(rune('A'+i)) + ".png",
+				Data: archivetest.Image(strings.Repeat(string(rune('A'+i)), 700))})
 		}
 		for _, at := range []int{0, 5, 30, 52} {
 			cut := archivetest.Tar(t, members...)[:at*1536+600]
@@ -81,7 +88,9 @@ func TestGoTorchDefects(t *testing.T) {
 		}
 	})
 	t.Run("an undecodable image ends the process", func(t *testing.T) {
-		_, got, err := load(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), archivetest.Member{Name: "a/2.png", Data: archivetest.Image("BAD")})), Options{BatchSize: 1})
+		_, got, err := load(t, "a.tgz",
+			archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"),
+				archivetest.Member{Name: "a/2.png", Data: archivetest.Image("BAD")})), Options{BatchSize: 1})
 		var bad *SampleError
 		if !errors.As(err, &bad) || bad.Name != "a/2.png" || len(got) != 1 {
 			t.Errorf("%d batches, error %v, want an error of type *SampleError, bad.Name = %q, len(got) "+
@@ -90,7 +99,9 @@ func TestGoTorchDefects(t *testing.T) {
 	})
 	t.Run("the tar file is never closed, an abandoned loader never freed", func(t *testing.T) {
 		archivetest.NoLeaks(t)
-		l, err := open(t.Context(), archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 60, nil))), Options{BatchSize: 2, Transform: Eval(4, 4)}, openFile, fakeCodec{})
+		l, err := open(t.Context(),
+			archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 60, nil))),
+			Options{BatchSize: 2, Transform: Eval(4, 4)}, openFile, fakeCodec{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,14 +127,17 @@ func TestGoTorchDefects(t *testing.T) {
 		var b strings.Builder
 		w := tar.NewWriter(&b)
 		for _, h := range []*tar.Header{
-			{Name: "a/._1.png", Size: 4, Format: tar.FormatPAX, PAXRecords: map[string]string{"LIBARCHIVE.xattr.com.apple.x": "eA", "SCHILY.xattr.x": "y"}},
-			{Name: "a/1.png", Size: int64(len(archivetest.Image(""))), Format: tar.FormatPAX, PAXRecords: map[string]string{"LIBARCHIVE.creationtime": "1"}},
+			{Name: "a/._1.png", Size: 4, Format: tar.FormatPAX,
+				PAXRecords: map[string]string{"LIBARCHIVE.xattr.com.apple.x": "eA", "SCHILY.xattr.x": "y"}},
+			{Name: "a/1.png", Size: int64(len(archivetest.Image(""))), Format: tar.FormatPAX,
+				PAXRecords: map[string]string{"LIBARCHIVE.creationtime": "1"}},
 		} {
 			h.Typeflag = tar.TypeReg
 			if err := w.WriteHeader(h); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := io.WriteString(w, map[bool]string{true: "\x00\x05\x16\x07", false: archivetest.Image("")}[h.Size == 4]); err != nil {
+			if _, err := io.WriteString(w,
+				map[bool]string{true: "\x00\x05\x16\x07", false: archivetest.Image("")}[h.Size == 4]); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -132,7 +146,8 @@ func TestGoTorchDefects(t *testing.T) {
 		}
 		l, got, err := load(t, "a.tgz", archivetest.Gzip(t, []byte(b.String())), Options{BadSamples: Skip})
 		if err != nil || len(names(got)) != 1 || l.Stats().Bad != 0 || l.Stats().Ignored != 1 {
-			t.Errorf("%v, %d bad, %d ignored, error %v, want 1 image and 1 ignored", names(got), l.Stats().Bad, l.Stats().Ignored, err)
+			t.Errorf("%v, %d bad, %d ignored, error %v, want 1 image and 1 ignored", names(got),
+				l.Stats().Bad, l.Stats().Ignored, err)
 		}
 	})
 }
@@ -162,7 +177,8 @@ func TestGoTorchTransformDefects(t *testing.T) {
 		t.Helper()
 		var members []archivetest.Member
 		for i, m := range images {
-			members = append(members, archivetest.Member{Name: "a/" + string(rune('A'+i)) + ".png", Data: archivetest.PNG(t, m)})
+			members = append(members, archivetest.Member{Name: "a/" + string(rune('A'+i)) + ".png",
+				Data: archivetest.PNG(t, m)})
 		}
 		o.NoIndex = true
 		l, err := Open(archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...))), o)
@@ -177,7 +193,8 @@ func TestGoTorchTransformDefects(t *testing.T) {
 		return [2]byte{p[0], p[1]}
 	}
 	t.Run("mixed sizes become that of the first image", func(t *testing.T) {
-		got, err := load(t, Options{BatchSize: 3, Transform: Eval(8, 8)}, quarters(20, 20), quarters(90, 40), quarters(40, 90))
+		got, err := load(t, Options{BatchSize: 3, Transform: Eval(8, 8)}, quarters(20, 20),
+			quarters(90, 40), quarters(40, 90))
 		if err != nil || len(got) != 1 || len(got[0].images) != 3*3*8*8 {
 			t.Fatalf("%d batches, error %v, want no error, len(got) = 1, len(got[0].images) = %v",
 				len(got), err, 3*3*8*8)
@@ -188,7 +205,8 @@ func TestGoTorchTransformDefects(t *testing.T) {
 			}
 		}
 	})
-	t.Run("Resize makes a square of any image", func(t *testing.T) { // the aspect is kept: the outer columns are cut off
+	// the aspect is kept: the outer columns are cut off
+	t.Run("Resize makes a square of any image", func(t *testing.T) {
 		m := image.NewRGBA(image.Rect(0, 0, 300, 100))
 		for i := range m.Pix {
 			m.Pix[i] = 255
@@ -253,7 +271,8 @@ func TestGoTorchTransformDefects(t *testing.T) {
 			share, ratio := float64(g.CropWidth)*float64(g.CropHeight)/4e6, float64(g.CropWidth)/float64(g.CropHeight)
 			low, high, narrow, wide = min(low, share), max(high, share), min(narrow, ratio), max(wide, ratio)
 		}
-		if low < 0.0799 || low > 0.081 || high < 0.97 || high > 1 || narrow < 0.749 || narrow > 0.752 || wide > 1.335 || wide < 1.33 {
+		if low < 0.0799 || low > 0.081 || high < 0.97 || high > 1 || narrow < 0.749 || narrow > 0.752 ||
+			wide > 1.335 || wide < 1.33 {
 			t.Errorf("scale %v to %v, ratio %v to %v", low, high, narrow, wide)
 		}
 		train.Scale = [2]float64{1, 1}
@@ -264,8 +283,10 @@ func TestGoTorchTransformDefects(t *testing.T) {
 		}
 	})
 	t.Run("a standard deviation of 0, and a batch size below 1, are accepted", func(t *testing.T) {
-		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("x")}))
-		for name, o := range map[string]Options{"std": {Transform: Transform{Mean: [3]float32{1, 1, 1}, Std: [3]float32{1, 0, 1}}}, "batch": {BatchSize: -1}} {
+		path := archivetest.WriteFile(t, "a.tar",
+			archivetest.Tar(t, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("x")}))
+		for name, o := range map[string]Options{"std": {Transform: Transform{Mean: [3]float32{1, 1, 1},
+			Std: [3]float32{1, 0, 1}}}, "batch": {BatchSize: -1}} {
 			if _, err := Open(path, o); err == nil {
 				t.Errorf("%s: got no error, want one", name)
 			}

@@ -44,7 +44,8 @@ func heifFilesOf(t testing.TB, pattern string) map[string][]byte {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := imagecapi.Header(data); errors.Is(err, imagecapi.CodeUnsupported) && strings.Contains(err.Error(), "needs libheif") {
+			if _, err := imagecapi.Header(data); errors.Is(err, imagecapi.CodeUnsupported) &&
+				strings.Contains(err.Error(), "needs libheif") {
 				return nil
 			}
 			files[filepath.Base(name)] = data
@@ -55,7 +56,8 @@ func heifFilesOf(t testing.TB, pattern string) map[string][]byte {
 
 // wholeGeometry decodes an image at its own size.
 func wholeGeometry(width, height int32) *imagecapi.Geometry {
-	return &imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: width, ResizeHeight: height, WindowWidth: width, WindowHeight: height}
+	return &imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: width,
+		ResizeHeight: height, WindowWidth: width, WindowHeight: height}
 }
 
 // TestHEIFIsNearPillow: except for rounding, HEIC has pillow_heif's pixels, and AVIF has Pillow's.
@@ -98,7 +100,8 @@ func TestHEIFIsNearPillow(t *testing.T) {
 			sum, most = sum+difference, max(most, difference)
 		}
 		mean, limit, maximum := float64(sum)/float64(len(got)), 0.8, 3
-		if slices.Contains([]string{"10-bit.avif", "bt709.avif", "limited.avif"}, name) { // libheif repeats their colour
+		// libheif repeats their colour
+		if slices.Contains([]string{"10-bit.avif", "bt709.avif", "limited.avif"}, name) {
 			limit, maximum = 2, 12
 		}
 		if name == "saturated.avif" { // libheif before 1.19 clips its colours
@@ -153,7 +156,8 @@ func TestDamagedHEIFIsTheFilesFault(t *testing.T) {
 	try := func(name string, data []byte) {
 		info, err := d.Header(data)
 		if err == nil && int64(info.Width)*int64(info.Height) <= 1<<20 {
-			g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+			g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8,
+				ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 			err = d.Decode(data, &g, pixels[:], 3*8)
 		}
 		if err != nil && !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) {

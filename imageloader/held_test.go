@@ -43,7 +43,8 @@ func heldArchive(t *testing.T, n, size int) string {
 		if _, err := io.ReadFull(source, data[len(archivetest.Image("")):]); err != nil {
 			t.Fatal(err)
 		}
-		h := &tar.Header{Name: fmt.Sprintf("class%d/%05d.png", i%5, i), Size: int64(size), Mode: 0o644, Typeflag: tar.TypeReg}
+		h := &tar.Header{Name: fmt.Sprintf("class%d/%05d.png", i%5, i), Size: int64(size), Mode: 0o644,
+			Typeflag: tar.TypeReg}
 		if err := w.WriteHeader(h); err != nil {
 			t.Fatal(err)
 		}
@@ -118,7 +119,8 @@ func TestHeldArchiveTakesItsSize(t *testing.T) {
 		{"first epoch", 2.4}, // the first epoch reads it, and its shuffle buffer holds a second copy
 	} {
 		t.Run(c.how, func(t *testing.T) {
-			child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHeldArchiveTakesItsSize$", "-test.count=1")
+			child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHeldArchiveTakesItsSize$",
+				"-test.count=1")
 			child.Env = append(os.Environ(), heldVariable+"="+c.how+":"+path)
 			out, err := child.CombinedOutput()
 			_, after, found := strings.Cut(string(out), "held ")

@@ -98,7 +98,8 @@ func openFake(t testing.TB, path string, o Options) *Loader {
 }
 
 // inspect is Inspect with the test's own files and codec.
-func inspect(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Report, error) {
+func inspect(ctx context.Context, path string, o Options, file func(string) (archive.File, error),
+	c sample.Codecs) (*Report, error) {
 	l, err := inspectedBy(path, o, file, c)
 	if err != nil {
 		return nil, err
@@ -124,9 +125,11 @@ func collect(t testing.TB, l *Loader, epoch, slots int) (batches []copied, err e
 			t.Fatalf("a batch comes after the error %v, want no error", err)
 		}
 		if len(b.Labels) != b.N || len(b.Samples) != b.N || len(b.Images)%b.N != 0 {
-			t.Fatalf("a batch of %d has %d labels, %d samples, %d bytes", b.N, len(b.Labels), len(b.Samples), len(b.Images))
+			t.Fatalf("a batch of %d has %d labels, %d samples, %d bytes", b.N, len(b.Labels),
+				len(b.Samples), len(b.Images))
 		}
-		batches = append(batches, copied{bytes.Clone(b.Images), append([]int64(nil), b.Labels...), append([]Sample(nil), b.Samples...)})
+		batches = append(batches, copied{bytes.Clone(b.Images), append([]int64(nil), b.Labels...),
+			append([]Sample(nil), b.Samples...)})
 	}
 	return batches, err
 }

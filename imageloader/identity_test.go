@@ -13,7 +13,8 @@ import (
 // globalBatches runs the rest of an epoch from the states in a world, for a number of batches. It
 // returns the sorted names in the batches of all ranks together, and the states after the last
 // batch.
-func globalBatches(t *testing.T, path string, o Options, world, global, count int, from []State) (batches [][]string, after []State) {
+func globalBatches(t *testing.T, path string, o Options, world, global, count int,
+	from []State) (batches [][]string, after []State) {
 	t.Helper()
 	for o.Rank = range world {
 		o.World, o.BatchSize = world, global/world
@@ -84,7 +85,8 @@ func TestBatchSizeOfAnotherWorldIsChecked(t *testing.T) {
 	o := Options{Transform: Eval(4, 4), BatchSize: 4, World: 3}
 	_, after := states(t, openFake(t, path, o), 0, 2)
 	o.BatchSize = 6
-	if err := openFake(t, path, o).Restore(t.Context(), after[1]); err == nil || !strings.Contains(err.Error(), "Options.BatchSize is 6, it was made with 4") {
+	if err := openFake(t, path, o).Restore(t.Context(), after[1]); err == nil ||
+		!strings.Contains(err.Error(), "Options.BatchSize is 6, it was made with 4") {
 		t.Error(err)
 	}
 	o.World = 2
@@ -94,7 +96,8 @@ func TestBatchSizeOfAnotherWorldIsChecked(t *testing.T) {
 	for _, bad := range []string{"0", "-1", "x", "99999999999", ""} {
 		s := throughJSON(t, after[1])
 		s.run.options["BatchSize"] = bad
-		if err := openFake(t, path, o).Restore(t.Context(), s); err == nil || !strings.Contains(err.Error(), "damaged") {
+		if err := openFake(t, path, o).Restore(t.Context(), s); err == nil ||
+			!strings.Contains(err.Error(), "damaged") {
 			t.Errorf("%q: %v, want an error with %q", bad, err, "damaged")
 		}
 	}
@@ -113,14 +116,20 @@ func TestIdentityNamesTheDifference(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		"equal":   {path, func(o *Options) { o.Rank, o.Workers = 1, 7 }, ""},
-		"copy":    {archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 60, nil)), func(o *Options) { o.Rank = 1 }, ""},
-		"larger":  {archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 61, nil)), func(*Options) {}, "an archive of "},
-		"renamed": {archivetest.WriteFile(t, "b.tar", fakeArchiveRenamed(t, 60)), func(*Options) {}, "other names, sizes or labels"},
-		"seed":    {path, func(o *Options) { o.Seed = 9 }, "Options.Seed 0, and not 9"},
-		"batch":   {path, func(o *Options) { o.BatchSize = 5 }, "Options.BatchSize 4, and not 5"},
-		"world":   {path, func(o *Options) { o.World = 3 }, "Options.World 2, and not 3"},
-		"classes": {path, func(o *Options) { o.Classes = []string{"class4", "class3", "class2", "class1", "class0"} }, "other classes"},
+		"equal": {path, func(o *Options) { o.Rank, o.Workers = 1, 7 }, ""},
+		"copy": {archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 60, nil)),
+			func(o *Options) { o.Rank = 1 }, ""},
+		"larger": {archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 61, nil)), func(*Options) {},
+			"an archive of "},
+		"renamed": {archivetest.WriteFile(t, "b.tar", fakeArchiveRenamed(t, 60)), func(*Options) {},
+			"other names, sizes or labels"},
+		"seed":  {path, func(o *Options) { o.Seed = 9 }, "Options.Seed 0, and not 9"},
+		"batch": {path, func(o *Options) { o.BatchSize = 5 }, "Options.BatchSize 4, and not 5"},
+		"world": {path, func(o *Options) { o.World = 3 }, "Options.World 2, and not 3"},
+		"classes": {path, func(o *Options) {
+			o.Classes = []string{"class4", "class3", "class2", "class1",
+				"class0"}
+		}, "other classes"},
 	} {
 		o := base
 		c.change(&o)

@@ -18,7 +18,8 @@ import (
 // InspectIndex.
 func TestInspectIndex(t *testing.T) {
 	data := archivetest.Tar(t, archivetest.Mixed(t)...)
-	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
+	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data),
+		"a.tar.zst": archivetest.Zstd(t, data)} {
 		for _, made := range []string{"ahead", "by an epoch", "when asked"} {
 			path := archivetest.WriteFile(t, name, packed)
 			switch made {
@@ -61,8 +62,10 @@ func TestInspectIndex(t *testing.T) {
 				}
 				return list
 			}
-			if !maps.Equal(got.Formats, formats) || got.Width != want.Width || got.Height != want.Height || got.Bytes != want.Bytes || !reflect.DeepEqual(got.Classes, want.Classes) ||
-				got.Format != want.Format || got.Samples != want.Samples || !slices.Equal(bad(got), bad(want)) || !maps.Equal(got.BadBy, want.BadBy) {
+			if !maps.Equal(got.Formats, formats) || got.Width != want.Width || got.Height != want.Height ||
+				got.Bytes != want.Bytes || !reflect.DeepEqual(got.Classes, want.Classes) ||
+				got.Format != want.Format || got.Samples != want.Samples ||
+				!slices.Equal(bad(got), bad(want)) || !maps.Equal(got.BadBy, want.BadBy) {
 				t.Errorf("%s, made %s:\n%+v, bad %v\nwant %+v, bad %v", name, made, got, bad(got), want, bad(want))
 			}
 		}
@@ -74,7 +77,8 @@ func TestInspectIndex(t *testing.T) {
 
 // The size of a directory is the size of its files, and the size of several shards their sum.
 func TestInspectFileBytes(t *testing.T) {
-	list := []archivetest.Member{{Name: "a/1.jpg", Data: strings.Repeat("x", 1000)}, {Name: "b/2.jpg", Data: strings.Repeat("y", 234)}, {Name: "notes.txt", Data: "12345"}}
+	list := []archivetest.Member{{Name: "a/1.jpg", Data: strings.Repeat("x", 1000)},
+		{Name: "b/2.jpg", Data: strings.Repeat("y", 234)}, {Name: "notes.txt", Data: "12345"}}
 	root := archivetest.Extract(t, list)
 	if err := os.Symlink("nowhere", filepath.Join(root, "a", "broken.jpg")); err != nil {
 		t.Fatal(err)
@@ -89,7 +93,8 @@ func TestInspectFileBytes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r, err := Inspect(t.Context(), filepath.Join(folder, "*.tar"), Options{}, nil); err != nil || r.FileBytes != 2*int64(len(shard)) {
+	if r, err := Inspect(t.Context(), filepath.Join(folder, "*.tar"), Options{}, nil); err != nil ||
+		r.FileBytes != 2*int64(len(shard)) {
 		t.Errorf("%+v, %v, want no error, r.FileBytes = %v", r, err, 2*int64(len(shard)))
 	}
 }

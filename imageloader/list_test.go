@@ -39,7 +39,8 @@ func listedMembers() []archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
 	}
 	return []archivetest.Member{
-		member("1.png"), member("a/2.png"), {Name: "a/notes.txt", Data: "no image"}, member("a/b/3.png"), member("c/4.png"), member("d/5.png"),
+		member("1.png"), member("a/2.png"), {Name: "a/notes.txt", Data: "no image"}, member("a/b/3.png"),
+		member("c/4.png"), member("d/5.png"),
 	}
 }
 
@@ -76,14 +77,17 @@ func TestListLabelsAnySource(t *testing.T) {
 		for _, held := range []int64{1, 0} {
 			for round := range 2 {
 				for _, classes := range [][]string{nil, {"cat", "dog"}} {
-					o := Options{Transform: Eval(4, 4), BatchSize: 3, List: c.list, ShuffleBytes: held, Classes: classes}
+					o := Options{Transform: Eval(4, 4), BatchSize: 3, List: c.list, ShuffleBytes: held,
+						Classes: classes}
 					l, err := open(t.Context(), c.path, o, openFile, fakeCodec{})
 					if err != nil {
 						t.Fatalf("%s: %v, want no error", name, err)
 					}
 					batches, err := collect(t, l, 0, 2)
-					if got := labelled(batches); err != nil || !slices.Equal(got, want) || !slices.Equal(l.Classes(), []string{"cat", "dog"}) || l.Stats().Ignored != 2 {
-						t.Errorf("%s, held %d, round %d: %v of %v, %d ignored, error %v", name, held, round, got, l.Classes(), l.Stats().Ignored, err)
+					if got := labelled(batches); err != nil || !slices.Equal(got, want) ||
+						!slices.Equal(l.Classes(), []string{"cat", "dog"}) || l.Stats().Ignored != 2 {
+						t.Errorf("%s, held %d, round %d: %v of %v, %d ignored, error %v", name, held, round,
+							got, l.Classes(), l.Stats().Ignored, err)
 					}
 					if err := l.Close(); err != nil {
 						t.Error(err)
@@ -109,13 +113,17 @@ func TestListOfJSONIsAnError(t *testing.T) {
 func TestListInAnotherNormalFormIsNamed(t *testing.T) {
 	const nfc, nfd = "B\u00e4r/1.png", "Ba\u0308r/1.png"
 	image := archivetest.Image("x")
-	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: image}, archivetest.Member{Name: nfd, Data: image}))
+	path := archivetest.WriteFile(t, "a.tar",
+		archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: image}, archivetest.Member{Name: nfd, Data: image}))
 	for _, index := range []bool{false, true} { // whether there is an index
-		_, err := open(t.Context(), path, Options{Transform: Eval(4, 4), List: writeList(t, nfc+",bear\n")}, openFile, fakeCodec{})
-		if want := `"B\u00e4r/1.png" and "Ba\u0308r/1.png" differ only in their Unicode normal form (NFC, NFD)`; err == nil || !strings.Contains(err.Error(), want) {
+		_, err := open(t.Context(), path, Options{Transform: Eval(4, 4), List: writeList(t, nfc+",bear\n")},
+			openFile, fakeCodec{})
+		if want := `"B\u00e4r/1.png" and "Ba\u0308r/1.png" differ only in their Unicode normal form (NFC, NFD)`; err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("index %v: error %v, want it with %s", index, err, want)
 		}
-		if _, err := MakeIndex(t.Context(), path, Options{Transform: Eval(4, 4), List: writeList(t, nfd+",bear\n")}, nil); err != nil {
+		if _, err := MakeIndex(t.Context(), path,
+			Options{Transform: Eval(4, 4), List: writeList(t, nfd+",bear\n")}, nil); err != nil {
 			t.Error(err)
 		}
 	}
@@ -133,10 +141,11 @@ func TestListErrorsNameTheLine(t *testing.T) {
 	o := Options{Transform: Eval(4, 4), List: good}
 	for _, index := range []bool{false, true} { // whether there is an index
 		for text, want := range map[string]string{
-			"1.png,cat\nb/2.png,dog\n3.png,dog\n": `labels.csv:2: "b/2.png" is no member of ` + path + ` (2 lines in all name none); an image there that the list does not name is "a/2.png"`,
-			"image_id,target\n1.png,cat\n":        "labels.csv:1: \"image_id\" is no member of",
-			"1.png,cat\na/2.png,cow\n":            `labels.csv:2: "a/2.png" is of class "cow"`,
-			"1.png,cat\n1.png,dog\n":              `labels.csv:2: "1.png" is in line 1 already`,
+			"1.png,cat\nb/2.png,dog\n3.png,dog\n": `labels.csv:2: "b/2.png" is no member of ` + path +
+				` (2 lines in all name none); an image there that the list does not name is "a/2.png"`,
+			"image_id,target\n1.png,cat\n": "labels.csv:1: \"image_id\" is no member of",
+			"1.png,cat\na/2.png,cow\n":     `labels.csv:2: "a/2.png" is of class "cow"`,
+			"1.png,cat\n1.png,dog\n":       `labels.csv:2: "1.png" is in line 1 already`,
 		} {
 			bad := o
 			bad.List = writeList(t, text)
@@ -159,10 +168,12 @@ func TestListErrorsNameTheLine(t *testing.T) {
 				}
 			}
 		}
-		for file, want := range map[string]string{pipe: "not a regular file", filepath.Join(t.TempDir(), "none.csv"): "no such file", t.TempDir(): "not a regular file"} {
+		for file, want := range map[string]string{pipe: "not a regular file",
+			filepath.Join(t.TempDir(), "none.csv"): "no such file", t.TempDir(): "not a regular file"} {
 			bad := o
 			bad.List = file
-			if _, err := open(t.Context(), path, bad, openFile, fakeCodec{}); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), file) {
+			if _, err := open(t.Context(), path, bad, openFile, fakeCodec{}); err == nil ||
+				!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), file) {
 				t.Errorf("error %v, want %s", err, want)
 			}
 		}
@@ -172,7 +183,8 @@ func TestListErrorsNameTheLine(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, bad := range []Options{{List: good, WebDataset: true}, {List: good, Masks: Masks{Image: "*.jpg", Mask: "*.png"}}} {
+	for _, bad := range []Options{{List: good, WebDataset: true},
+		{List: good, Masks: Masks{Image: "*.jpg", Mask: "*.png"}}} {
 		if _, err := Open(path, bad); err == nil || !strings.Contains(err.Error(), "exclude") {
 			t.Errorf("error %v, want an error with %q", err, "exclude")
 		}
@@ -220,7 +232,8 @@ func TestIndexServesAnyList(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := InspectIndex(t.Context(), path, Options{List: first}, nil); err == nil || !strings.Contains(err.Error(), "without -webdataset") {
+	if _, err := InspectIndex(t.Context(), path, Options{List: first}, nil); err == nil ||
+		!strings.Contains(err.Error(), "without -webdataset") {
 		t.Errorf("an index of directories is replaced: %v, want an error with %q",
 			err, "without -webdataset")
 	}
@@ -266,17 +279,22 @@ func TestInspectFollowsTheList(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
 	o := Options{List: writeList(t, "d/5.png,2\nbad,0\n1.png,0\na/notes.txt,2\n")}
 	r, err := inspect(t.Context(), path, o, openFile, fakeCodec{})
-	if err != nil || r.Samples != 4 || len(r.Classes) != 3 || r.Classes[0].Samples != 2 || r.Classes[2].Bad != 1 || r.Ignored != 3 || r.Orphans != 3 ||
-		len(r.Bad) != 2 || r.Bad[0].Name != "a/notes.txt" || r.Bad[0].Index != 1 || r.Bad[1].Name != "bad" || r.Bad[1].Index != 3 {
+	if err != nil || r.Samples != 4 || len(r.Classes) != 3 || r.Classes[0].Samples != 2 ||
+		r.Classes[2].Bad != 1 || r.Ignored != 3 || r.Orphans != 3 ||
+		len(r.Bad) != 2 || r.Bad[0].Name != "a/notes.txt" || r.Bad[0].Index != 1 ||
+		r.Bad[1].Name != "bad" || r.Bad[1].Index != 3 {
 		t.Errorf("%+v, error %v", r, err)
 	}
-	for text, want := range map[string]string{"1.png,0\n2.png,0\n": "labels.csv:2: \"2.png\" is no member", "1.png,-1\n": "labels.csv:1: \"1.png\" has the label"} {
+	for text, want := range map[string]string{"1.png,0\n2.png,0\n": "labels.csv:2: \"2.png\" is no member",
+		"1.png,-1\n": "labels.csv:1: \"1.png\" has the label"} {
 		o.List = writeList(t, text)
-		if _, err := inspect(t.Context(), path, o, openFile, fakeCodec{}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := inspect(t.Context(), path, o, openFile, fakeCodec{}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %s", err, want)
 		}
 	}
-	if _, _, err := Fix(t.Context(), path, filepath.Join(t.TempDir(), "out.tar"), o, FixOptions{}, nil); err == nil || !strings.Contains(err.Error(), "takes no Options.List") {
+	if _, _, err := Fix(t.Context(), path, filepath.Join(t.TempDir(), "out.tar"), o, FixOptions{},
+		nil); err == nil || !strings.Contains(err.Error(), "takes no Options.List") {
 		t.Errorf("error %v, want an error with %q", err, "takes no Options.List")
 	}
 }

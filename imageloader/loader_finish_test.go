@@ -20,18 +20,24 @@ func TestFinishFollowsTheTransform(t *testing.T) {
 		output    tensor.Spec
 		finish    tensor.Finish
 	}{
-		{"default", Train(6), tensor.Spec{DType: tensor.Float32, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{Mean: imageNetMean, Std: imageNetStd}},
-		{"contiguous", Transform{Size: 6, Resize: 8, Contiguous: true, Mean: mean, Std: std}, tensor.Spec{DType: tensor.Float32}, tensor.Finish{Mean: mean[:], Std: std[:]}},
-		{"bfloat16", Transform{Size: 6, Resize: 8, DType: tensor.BFloat16}, tensor.Spec{DType: tensor.BFloat16, MemoryFormat: tensor.ChannelsLast},
+		{"default", Train(6), tensor.Spec{DType: tensor.Float32, MemoryFormat: tensor.ChannelsLast},
 			tensor.Finish{Mean: imageNetMean, Std: imageNetStd}},
-		{"bytes", Transform{Size: 6, Resize: 8, Bytes: true}, tensor.Spec{DType: tensor.Uint8, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{}},
-		{"bytes, contiguous", Transform{Size: 6, Resize: 8, Bytes: true, Contiguous: true}, tensor.Spec{DType: tensor.Uint8}, tensor.Finish{}},
+		{"contiguous", Transform{Size: 6, Resize: 8, Contiguous: true, Mean: mean, Std: std},
+			tensor.Spec{DType: tensor.Float32}, tensor.Finish{Mean: mean[:], Std: std[:]}},
+		{"bfloat16", Transform{Size: 6, Resize: 8, DType: tensor.BFloat16},
+			tensor.Spec{DType: tensor.BFloat16, MemoryFormat: tensor.ChannelsLast},
+			tensor.Finish{Mean: imageNetMean, Std: imageNetStd}},
+		{"bytes", Transform{Size: 6, Resize: 8, Bytes: true},
+			tensor.Spec{DType: tensor.Uint8, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{}},
+		{"bytes, contiguous", Transform{Size: 6, Resize: 8, Bytes: true, Contiguous: true},
+			tensor.Spec{DType: tensor.Uint8}, tensor.Finish{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := openFake(t, path, Options{BatchSize: 10, Transform: c.transform})
 			labels := tensor.Spec{Name: "labels", DType: tensor.Int64}
 			c.output.Name, c.output.Shape = "images", []int64{3, 6, 6}
-			if got, want := l.Fields(), []tensor.Spec{{Name: "images", DType: tensor.Uint8, Shape: []int64{6, 6, 3}}, labels}; !reflect.DeepEqual(got, want) {
+			if got, want := l.Fields(), []tensor.Spec{{Name: "images", DType: tensor.Uint8,
+				Shape: []int64{6, 6, 3}}, labels}; !reflect.DeepEqual(got, want) {
 				t.Errorf("fields %+v, want %+v", got, want)
 			}
 			if got, want := l.Outputs(), []tensor.Spec{c.output, labels}; !reflect.DeepEqual(got, want) {

@@ -41,7 +41,8 @@ func fuzzArchive(f *testing.F, name string, pack func([]byte) []byte) (path stri
 // FuzzLoaderIndex: whatever the index file, with right or wrong checksums, loaders open and epochs
 // end.
 func FuzzLoaderIndex(f *testing.F) {
-	packed, packedIndex := fuzzArchive(f, "a.tgz", func(data []byte) []byte { return archivetest.GzipSplit(f, data, 1<<20, 1) })
+	packed, packedIndex := fuzzArchive(f, "a.tgz",
+		func(data []byte) []byte { return archivetest.GzipSplit(f, data, 1<<20, 1) })
 	plain, plainIndex := fuzzArchive(f, "a.tar", func(data []byte) []byte { return data })
 	for how := range byte(4) {
 		f.Add([]byte{}, how)
@@ -66,7 +67,8 @@ func FuzzLoaderIndex(f *testing.F) {
 		if err := os.WriteFile(side, data, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), IndexFile: side, ShuffleBytes: 1, MaxSampleBytes: 1 << 20, Workers: 2, BadSamples: Skip}, openFile, fakeCodec{})
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), IndexFile: side, ShuffleBytes: 1,
+			MaxSampleBytes: 1 << 20, Workers: 2, BadSamples: Skip}, openFile, fakeCodec{})
 		other := len(data) > 0 && !bytes.HasPrefix(data, []byte(indextest.Magic)) // not an index, so not replaced
 		if err != nil {
 			if !errors.Is(err, ErrNoSamples) && !other {

@@ -168,7 +168,8 @@ func TestStreamsDetectAnotherArchivesIndex(t *testing.T) {
 		}
 		_, err = collect(t, l, 0, 1)
 		l.Close()
-		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), changed.Name)) {
+		if c.want == "" && err != nil || c.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), changed.Name)) {
 			t.Errorf("%s: error %v", c.name, err)
 		}
 	}
@@ -184,7 +185,8 @@ func TestUnknownClassIsAnErrorByIndex(t *testing.T) {
 		}
 		l.Close()
 	}
-	_, err := open(t.Context(), path, Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}, openFile, fakeCodec{})
+	_, err := open(t.Context(), path, Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}},
+		openFile, fakeCodec{})
 	var unknown *UnknownClassError
 	if !errors.As(err, &unknown) || unknown.Class != "class2" || unknown.Name != "train/class2/0002.png" {
 		t.Errorf("error %v, want an error of type *UnknownClassError, unknown.Class = %q, unknown.Name "+
@@ -197,15 +199,17 @@ func TestMadeIndexSparesTheScan(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(50)...)))
 	last := Progress{}
 	r, err := MakeIndex(t.Context(), path, Options{}, func(p Progress) { last = p })
-	if err != nil || r.Samples != 50 || r.Classes != 3 || !r.Random || r.Checkpoints < 25 || r.File != path+indextest.Suffix || last.Members == 0 {
+	if err != nil || r.Samples != 50 || r.Classes != 3 || !r.Random || r.Checkpoints < 25 ||
+		r.File != path+indextest.Suffix || last.Members == 0 {
 		t.Fatalf("%+v, %+v, error %v", r, last, err)
 	}
 	var from []*countingSource
-	l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (archive.File, error) {
-		f, err := openFile(path)
-		from = append(from, &countingSource{File: f})
-		return from[len(from)-1], err
-	}, fakeCodec{})
+	l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1},
+		func(path string) (archive.File, error) {
+			f, err := openFile(path)
+			from = append(from, &countingSource{File: f})
+			return from[len(from)-1], err
+		}, fakeCodec{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +329,8 @@ func indexed(t *testing.T, name string, data []byte, o Options) (path, want stri
 func TestCutArchiveIsAnError(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	classes := []string{"class0", "class1", "class2", "class3", "class4"}
-	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
+	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data),
+		"a.tar.zst": archivetest.Zstd(t, data)} {
 		for _, part := range []int{1, 4, 7} { // eighths
 			for _, given := range [][]string{nil, classes} {
 				archivetest.Within(t)
@@ -387,7 +392,8 @@ func TestChangedTarIsAnError(t *testing.T) {
 	members := func(order ...int) []byte {
 		var list []archivetest.Member
 		for _, i := range order {
-			list = append(list, archivetest.Member{Name: fmt.Sprintf("a/%d.png", i), Data: archivetest.Image(fmt.Sprint("content ", i))})
+			list = append(list, archivetest.Member{Name: fmt.Sprintf("a/%d.png", i),
+				Data: archivetest.Image(fmt.Sprint("content ", i))})
 		}
 		return archivetest.Tar(t, list...)
 	}
@@ -410,7 +416,9 @@ func TestChangedTarIsAnError(t *testing.T) {
 		_, err = collect(t, l, 0, 2)
 		l.Close()
 		var damage *ArchiveError
-		if c.member == "" && err != nil || c.member != "" && (!errors.As(err, &damage) || damage.File != path || damage.Member != c.member || !errors.Is(err, index.ErrStale)) {
+		if c.member == "" && err != nil || c.member != "" &&
+			(!errors.As(err, &damage) || damage.File != path || damage.Member != c.member ||
+				!errors.Is(err, index.ErrStale)) {
 			t.Errorf("%s: error %v", what, err)
 		}
 	}
@@ -421,7 +429,8 @@ func TestChangedTarIsAnError(t *testing.T) {
 func TestForgedPlacesInATarAreAnError(t *testing.T) {
 	var list []archivetest.Member
 	for i := range 4 {
-		list = append(list, archivetest.Member{Name: fmt.Sprintf("a/%d.png", i), Data: archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000))})
+		list = append(list, archivetest.Member{Name: fmt.Sprintf("a/%d.png", i),
+			Data: archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000))})
 	}
 	o := Options{Transform: Eval(4, 4), BatchSize: 1}
 	for what, change := range map[string]func(second, third []byte){
@@ -435,7 +444,8 @@ func TestForgedPlacesInATarAreAnError(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		index = indextest.Forge(t, index, indextest.Members, func(b []byte) { change(b[indextest.MemberBytes:], b[2*indextest.MemberBytes:]) })
+		index = indextest.Forge(t, index, indextest.Members,
+			func(b []byte) { change(b[indextest.MemberBytes:], b[2*indextest.MemberBytes:]) })
 		if err := os.WriteFile(path+indextest.Suffix, index, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -459,7 +469,8 @@ func TestForgedPlacesInATarAreAnError(t *testing.T) {
 func TestForgedIndexExchangesNoSamples(t *testing.T) {
 	long := strings.Repeat("long ", 30)
 	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
-	list := []archivetest.Member{{Name: "a/0.png", Data: content(0)}, {Name: "b/1.png", Data: content(1)}, {Name: "a/2.png", Data: content(2)},
+	list := []archivetest.Member{{Name: "a/0.png", Data: content(0)}, {Name: "b/1.png", Data: content(1)},
+		{Name: "a/2.png", Data: content(2)},
 		{Name: "b/" + long + "3.png", Data: content(3)}, {Name: "a/" + long + "4.png", Data: content(4)}}
 	data := archivetest.Tar(t, list...)
 	member := func(b []byte, i int) []byte { return b[i*indextest.MemberBytes:][:indextest.MemberBytes] }
@@ -482,11 +493,13 @@ func TestForgedIndexExchangesNoSamples(t *testing.T) {
 		"sizes": {indextest.Members, func(b []byte) {
 			member(b, 1)[8]--
 			if member(b, 1)[31]&2 != 0 {
-				binary.LittleEndian.PutUint32(member(b, 1)[24:], crc32.ChecksumIEEE([]byte(content(1)[:len(content(1))-1])))
+				binary.LittleEndian.PutUint32(member(b, 1)[24:],
+					crc32.ChecksumIEEE([]byte(content(1)[:len(content(1))-1])))
 			}
 		}, "b/1.png"},
-		"names":            {indextest.Names, func(b []byte) { copy(b, "a/2.png") }, "a/2.png"},
-		"labels":           {indextest.Members, func(b []byte) { member(b, 0)[20], member(b, 1)[20] = member(b, 1)[20], member(b, 0)[20] }, ""},
+		"names": {indextest.Names, func(b []byte) { copy(b, "a/2.png") }, "a/2.png"},
+		"labels": {indextest.Members,
+			func(b []byte) { member(b, 0)[20], member(b, 1)[20] = member(b, 1)[20], member(b, 0)[20] }, ""},
 		"names and labels": {indextest.Directories, func(b []byte) { b[4], b[9] = 'b', 'a' }, ""},
 	} {
 		for _, kind := range []struct {
@@ -502,13 +515,14 @@ func TestForgedIndexExchangesNoSamples(t *testing.T) {
 			{"a.tar.zst", archivetest.Zstd(t, data), 1},
 			{"a.tar.zst", archivetest.Zstd(t, data), 0},
 		} {
-			t.Run(fmt.Sprintf("%s of %s of %d bytes, held %d", what, kind.name, len(kind.data), kind.held), func(t *testing.T) {
-				o := Options{Transform: Eval(4, 4), BatchSize: 1, ShuffleBytes: kind.held}
-				path, _ := indexed(t, kind.name, kind.data, o)
-				o.IndexFile = path + indextest.Suffix
-				forge(t, o.IndexFile, c.section, c.change)
-				checkForged(t, path, o, c.want, list)
-			})
+			t.Run(fmt.Sprintf("%s of %s of %d bytes, held %d", what, kind.name, len(kind.data), kind.held),
+				func(t *testing.T) {
+					o := Options{Transform: Eval(4, 4), BatchSize: 1, ShuffleBytes: kind.held}
+					path, _ := indexed(t, kind.name, kind.data, o)
+					o.IndexFile = path + indextest.Suffix
+					forge(t, o.IndexFile, c.section, c.change)
+					checkForged(t, path, o, c.want, list)
+				})
 		}
 	}
 }
@@ -520,7 +534,8 @@ func TestLongExtendedHeadersAreFound(t *testing.T) {
 	w := tar.NewWriter(&b)
 	for i, size := range []int{0, 3000, 20_000, 200_000} {
 		content := archivetest.Image(strings.Repeat(fmt.Sprint(i), 50_000))
-		h := &tar.Header{Name: fmt.Sprintf("ä/%d.png", i), Size: int64(len(content)), Mode: 0o644, PAXRecords: map[string]string{}}
+		h := &tar.Header{Name: fmt.Sprintf("ä/%d.png", i), Size: int64(len(content)), Mode: 0o644,
+			PAXRecords: map[string]string{}}
 		if size > 0 {
 			h.PAXRecords["VENDOR.note"] = strings.Repeat("n", size)
 		}
@@ -534,7 +549,8 @@ func TestLongExtendedHeadersAreFound(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range map[string][]byte{"a.tar": b.Bytes(), "a.tgz": archivetest.GzipSplit(t, b.Bytes(), 60_000, 1), "a.tar.zst": archivetest.Zstd(t, b.Bytes())} {
+	for name, data := range map[string][]byte{"a.tar": b.Bytes(),
+		"a.tgz": archivetest.GzipSplit(t, b.Bytes(), 60_000, 1), "a.tar.zst": archivetest.Zstd(t, b.Bytes())} {
 		for _, held := range []int64{1, 0} {
 			o := Options{Transform: Eval(4, 4), BatchSize: 1, ShuffleBytes: held}
 			path, want := indexed(t, name, data, o)
@@ -590,7 +606,8 @@ func TestExchangedContentsAreAnError(t *testing.T) {
 		archivetest.Rewrite(t, path, after)
 		var damage *ArchiveError
 		batches, err := read(o)
-		if !errors.As(err, &damage) || damage.Member != "a/1.png" || len(batches) != 1 || !strings.Contains(err.Error(), "torchstream index") {
+		if !errors.As(err, &damage) || damage.Member != "a/1.png" || len(batches) != 1 ||
+			!strings.Contains(err.Error(), "torchstream index") {
 			t.Errorf("%d batches, error %v, want an error of type *ArchiveError, damage.Member = %q, "+
 				"len(batches) = 1, an error with %q", len(batches), err, "a/1.png", "torchstream index")
 		}
@@ -662,7 +679,9 @@ func checkForged(t *testing.T, path string, o Options, want string, list []archi
 		}
 		return
 	}
-	if err != nil || len(batches) != len(list) || batches[0].samples[0] != (Sample{Name: "a/0.png", Index: 0, Label: 0}) || batches[1].samples[0] != (Sample{Name: "b/1.png", Index: 1, Label: 1}) {
+	if err != nil || len(batches) != len(list) ||
+		batches[0].samples[0] != (Sample{Name: "a/0.png", Index: 0, Label: 0}) ||
+		batches[1].samples[0] != (Sample{Name: "b/1.png", Index: 1, Label: 1}) {
 		t.Errorf("%d batches, error %v", len(batches), err)
 	}
 }
@@ -672,13 +691,16 @@ func checkForged(t *testing.T, path string, o Options, want string, list []archi
 // change needs no second request.
 func TestChangedTarBehindURLIsAnError(t *testing.T) {
 	const url = "store://b/a.tar"
-	s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: string(archivetest.Numbered(t, 0, 1, 2, 3)), Version: "1"}})
-	o := Options{Transform: Eval(4, 4), BatchSize: 1, Workers: 1, IndexFile: filepath.Join(t.TempDir(), "index"), OpenSource: s.OpenSource}
+	s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: string(archivetest.Numbered(t, 0, 1, 2,
+		3)), Version: "1"}})
+	o := Options{Transform: Eval(4, 4), BatchSize: 1, Workers: 1,
+		IndexFile: filepath.Join(t.TempDir(), "index"), OpenSource: s.OpenSource}
 	for _, c := range []struct {
 		data    []byte
 		version string
 		samples int // before the error; 4: no error
-	}{{archivetest.Numbered(t, 0, 1, 2, 3), "1", 4}, {archivetest.Numbered(t, 0, 1, 2, 3), "2", 4}, {archivetest.Numbered(t, 0, 2, 1, 3), "3", 1}} {
+	}{{archivetest.Numbered(t, 0, 1, 2, 3), "1", 4}, {archivetest.Numbered(t, 0, 1, 2, 3), "2", 4},
+		{archivetest.Numbered(t, 0, 2, 1, 3), "3", 1}} {
 		s.Objects[url] = sourcetest.Object{Data: string(c.data), Version: c.version}
 		l, err := open(t.Context(), url, o, openFile, fakeCodec{})
 		if err != nil {
@@ -687,7 +709,8 @@ func TestChangedTarBehindURLIsAnError(t *testing.T) {
 		batches, err := collect(t, l, 0, 2)
 		l.Close()
 		var damage *ArchiveError
-		if len(batches) != c.samples || (err == nil) != (c.samples == 4) || err != nil && (!errors.As(err, &damage) || damage.Member != "a/1.png" || !errors.Is(err, index.ErrStale)) {
+		if len(batches) != c.samples || (err == nil) != (c.samples == 4) || err != nil &&
+			(!errors.As(err, &damage) || damage.Member != "a/1.png" || !errors.Is(err, index.ErrStale)) {
 			t.Errorf("version %s: %d samples, error %v", c.version, len(batches), err)
 		}
 		if c.samples < 4 {
@@ -700,7 +723,8 @@ func TestChangedTarBehindURLIsAnError(t *testing.T) {
 		r, asked := index.NewReader(l.index.Load(), a), s.Asked
 		for i := range 4 {
 			got := make([]byte, l.index.Load().Size(i))
-			if err := r.Read(i, got); err != nil || !slices.Equal(got, []byte(archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)))) {
+			if err := r.Read(i, got); err != nil ||
+				!slices.Equal(got, []byte(archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)))) {
 				t.Errorf("sample %d: error %v, or other bytes", i, err)
 			}
 		}
@@ -717,10 +741,12 @@ func TestChangedTarBehindURLIsAnError(t *testing.T) {
 func TestIndexOfURLHasNoSecret(t *testing.T) {
 	data := string(archivetest.Gzip(t, archivetest.Numbered(t, 0, 1, 2, 3)))
 	file := filepath.Join(t.TempDir(), "index")
-	for i, url := range []string{"store://name:SECRET@b/a.tgz?sig=SECRET/1", "store://name:SECRET@b/a.tgz?sig=SECRET/22", "store://b/other.tgz"} {
+	for i, url := range []string{"store://name:SECRET@b/a.tgz?sig=SECRET/1",
+		"store://name:SECRET@b/a.tgz?sig=SECRET/22", "store://b/other.tgz"} {
 		s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: data, Version: "1"}})
 		var log bytes.Buffer
-		o := Options{Transform: Eval(4, 4), BatchSize: 1, IndexFile: file, OpenSource: s.OpenSource, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+		o := Options{Transform: Eval(4, 4), BatchSize: 1, IndexFile: file, OpenSource: s.OpenSource,
+			Logger: slog.New(slog.NewTextHandler(&log, nil))}
 		l, err := open(t.Context(), url, o, openFile, fakeCodec{})
 		if err != nil {
 			t.Fatal(err)
@@ -730,7 +756,8 @@ func TestIndexOfURLHasNoSecret(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if opened := strings.Contains(log.String(), "opened index"); opened != (i == 1) || strings.Contains(log.String(), "SECRET") {
+		if opened := strings.Contains(log.String(), "opened index"); opened != (i == 1) ||
+			strings.Contains(log.String(), "SECRET") {
 			t.Errorf("%s: opened the index: %t\n%s", url, opened, &log)
 		}
 		index, err := os.ReadFile(file)
@@ -759,9 +786,11 @@ func (r readCounter) ReadAt(p []byte, at int64) (int, error) {
 func TestTooLargeImageByIndexIsNotRead(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 6 {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("a/%d.jpg", i), Data: string(archivetest.Photo(t, uint64(i)))})
+		members = append(members,
+			archivetest.Member{Name: fmt.Sprintf("a/%d.jpg", i), Data: string(archivetest.Photo(t, uint64(i)))})
 	}
-	members = append(members, archivetest.Member{Name: "a/small.png", Data: archivetest.PNG(t, archivetest.Gradient(20, 20))})
+	members = append(members,
+		archivetest.Member{Name: "a/small.png", Data: archivetest.PNG(t, archivetest.Gradient(20, 20))})
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
 	o := Options{Transform: Train(8), BadSamples: Skip, MaxPixels: 10_000, NoIndex: true}
 	var bad [2]string
@@ -872,7 +901,8 @@ func TestForgedHeadersChangeNoPixel(t *testing.T) {
 					t.Errorf("round %d: %s has other pixels, want the source's", round, name)
 				}
 			}
-			if more := stats.BadBy[TooLarge] - before.BadBy[TooLarge]; int(more) != missing || round > 20 && missing > 0 {
+			if more := stats.BadBy[TooLarge] - before.BadBy[TooLarge]; int(more) != missing || round > 20 &&
+				missing > 0 {
 				t.Errorf("round %d: %d samples are missing, %d are refused as too large", round, missing, more)
 			}
 		}
@@ -922,7 +952,8 @@ func TestSegmentsReadTheFileOnce(t *testing.T) {
 		f, err := openFile(path)
 		return countedSource{f, &read}, err
 	}
-	o := Options{Transform: Eval(4, 4), Shuffle: true, BadSamples: Skip, MaxSampleBytes: 10_000, Workers: 3, NoIndex: true}
+	o := Options{Transform: Eval(4, 4), Shuffle: true, BadSamples: Skip, MaxSampleBytes: 10_000, Workers: 3,
+		NoIndex: true}
 	var want []string
 	for round := range 3 { // from start to end, index made, index found
 		read.Store(0)
@@ -971,7 +1002,8 @@ func TestSegmentsReadTheFileOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-	victim := slices.IndexFunc(members, func(m archivetest.Member) bool { return strings.HasSuffix(m.Name, "/1500.png") })
+	victim := slices.IndexFunc(members,
+		func(m archivetest.Member) bool { return strings.HasSuffix(m.Name, "/1500.png") })
 	at := bytes.Index(store, []byte(members[victim].Data[20:60]))
 	changed := bytes.Clone(store)
 	changed[at] ^= 1
@@ -995,7 +1027,8 @@ func TestSegmentsReadTheFileOnce(t *testing.T) {
 		}
 		b := make([]byte, x.Size(i))
 		err := r.Read(i, b)
-		if name := x.Name(i); name == members[victim].Name && !errors.Is(err, index.ErrStale) || name != members[victim].Name && (err != nil || string(b) != contents[name]) {
+		if name := x.Name(i); name == members[victim].Name && !errors.Is(err, index.ErrStale) ||
+			name != members[victim].Name && (err != nil || string(b) != contents[name]) {
 			t.Errorf("%s: error %v, or other bytes", name, err)
 		}
 	}
@@ -1005,7 +1038,8 @@ func TestSegmentsReadTheFileOnce(t *testing.T) {
 // larger than the archive can inflate to.
 func TestForgedSizesAreRefused(t *testing.T) {
 	data := archivetest.Images(t, 6, nil)
-	for name, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data), "a.tar": data} {
+	for name, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data),
+		"a.tar.zst": archivetest.Zstd(t, data), "a.tar": data} {
 		for _, size := range []uint64{1 << 40, 1 << 62, math.MaxInt64, math.MaxInt64 / 6} {
 			path := archivetest.WriteFile(t, name, packed)
 			side := filepath.Join(t.TempDir(), "index")
@@ -1060,7 +1094,9 @@ func TestFlippedBitDamagesTheIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	forged := indextest.Forge(t, index, indextest.Members, func(b []byte) { b[2*indextest.MemberBytes+31] |= indextest.FlagsOfImage }) // of class2
+	// of class2
+	forged := indextest.Forge(t, index, indextest.Members,
+		func(b []byte) { b[2*indextest.MemberBytes+31] |= indextest.FlagsOfImage })
 	table := indextest.FileHeader + int(binary.LittleEndian.Uint32(index[12:]))*indextest.TableItem
 	index = append(index[:table], forged[table:]...) // with the checksums of the original
 	if err := os.WriteFile(path+indextest.Suffix, index, 0o644); err != nil {
@@ -1082,16 +1118,20 @@ func TestFlippedBitDamagesTheIndex(t *testing.T) {
 func TestEveryOpenHasTheSameOrder(t *testing.T) {
 	samples := archivetest.Images(t, 40, nil)
 	notes := strings.Repeat("notes", 12_000)
-	large := archivetest.Tar(t, archivetest.Member{Name: "notes/a.txt", Data: notes}, archivetest.Member{Name: "notes/b.txt", Data: notes})
-	tooLarge := archivetest.Tar(t, archivetest.Member{Name: "train/class0/large.png", Data: archivetest.Image(strings.Repeat("large", 40_000))})
+	large := archivetest.Tar(t, archivetest.Member{Name: "notes/a.txt", Data: notes},
+		archivetest.Member{Name: "notes/b.txt", Data: notes})
+	tooLarge := archivetest.Tar(t,
+		archivetest.Member{Name: "train/class0/large.png", Data: archivetest.Image(strings.Repeat("large", 40_000))})
 	for name, data := range map[string][]byte{
 		"samples":            samples,
 		"notes before":       append(large, samples...),
 		"a sample too large": append(tooLarge, samples...),
 	} {
-		for file, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
+		for file, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data),
+			"a.tar.zst": archivetest.Zstd(t, data)} {
 			path := archivetest.WriteFile(t, file, packed)
-			o := Options{Transform: Eval(4, 4), BatchSize: 8, Shuffle: true, Seed: 3, BadSamples: Skip, ShuffleBytes: 100_000, MaxSampleBytes: 100_000, World: 2}
+			o := Options{Transform: Eval(4, 4), BatchSize: 8, Shuffle: true, Seed: 3, BadSamples: Skip,
+				ShuffleBytes: 100_000, MaxSampleBytes: 100_000, World: 2}
 			var first *Loader
 			var want string
 			for i := range 3 {
@@ -1141,7 +1181,9 @@ func TestOpenWaitsForTheIndexOfAnother(t *testing.T) {
 			const scanning, waiting = "scanning archive", "waiting for the index that another process makes"
 			file := filepath.Join(t.TempDir(), "index")
 			open := func(ctx context.Context, log onLog) error {
-				l, err := open(ctx, path, Options{Transform: Eval(4, 4), IndexFile: file, OpenSource: s.OpenSource, Logger: slog.New(log)}, openFile, fakeCodec{})
+				l, err := open(ctx, path,
+					Options{Transform: Eval(4, 4), IndexFile: file, OpenSource: s.OpenSource,
+						Logger: slog.New(log)}, openFile, fakeCodec{})
 				if err == nil {
 					err = l.Close()
 				}

@@ -44,9 +44,10 @@ func TestEpochsAreDeterministic(t *testing.T) {
 		shuffleBytes int64
 		held         bool
 	}{
-		"tar":               {tar, 0, false},
-		"tgz in memory":     {tgz, 0, true},
-		"tgz":               {tgz, int64(len(zipped)), false}, // the file fits into the buffer, its inflated samples do not
+		"tar":           {tar, 0, false},
+		"tgz in memory": {tgz, 0, true},
+		// the file fits into the buffer, its inflated samples do not
+		"tgz":               {tgz, int64(len(zipped)), false},
 		"tgz, buffer ramps": {tgz, int64(len(zipped)) / 2, false},
 	} {
 		path := archive.path
@@ -54,14 +55,17 @@ func TestEpochsAreDeterministic(t *testing.T) {
 			for _, shuffle := range []bool{false, true} {
 				t.Run(fmt.Sprint(format, "/", policy, "/shuffle=", shuffle), func(t *testing.T) {
 					archivetest.Within(t)
-					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle, ShuffleBuffer: 40, ShuffleBytes: archive.shuffleBytes, Seed: 7, BadSamples: policy}
+					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle, ShuffleBuffer: 40,
+						ShuffleBytes: archive.shuffleBytes, Seed: 7, BadSamples: policy}
 					digests := map[string]bool{}
 					others := map[string]bool{}
 					for _, workers := range []int{1, 2, 5, 16} {
 						for _, slots := range []int{1, 2, 8} {
 							o.Workers = workers
 							o.Classes = nil
-							if workers == 5 && !(archive.held && shuffle) { // without a scan, the first epoch of a .tar.gz reads it differently from the second
+							// without a scan, the first epoch of a .tar.gz reads it differently
+							// from the second
+							if workers == 5 && !(archive.held && shuffle) {
 								o.Classes = classes
 							}
 							l := openFake(t, path, o)
@@ -94,12 +98,14 @@ func TestEpochsAreDeterministic(t *testing.T) {
 func TestShufflePermutesEachEpoch(t *testing.T) {
 	const n = 300
 	data := archivetest.Images(t, n, nil)
-	for format, path := range map[string]string{"tar": archivetest.WriteFile(t, "a.tar", data), "tgz": archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))} {
+	for format, path := range map[string]string{"tar": archivetest.WriteFile(t, "a.tar", data),
+		"tgz": archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))} {
 		for _, buffer := range []int{1, 2, 50, 0} {
 			orders := map[string]bool{}
 			for _, seed := range []uint64{0, 1, 2} {
 				for epoch := range 3 {
-					l := openFake(t, path, Options{BatchSize: 7, Transform: Eval(4, 4), Shuffle: true, Seed: seed, ShuffleBuffer: buffer, ShuffleBytes: 100_000})
+					l := openFake(t, path, Options{BatchSize: 7, Transform: Eval(4, 4), Shuffle: true,
+						Seed: seed, ShuffleBuffer: buffer, ShuffleBytes: 100_000})
 					got, err := collect(t, l, epoch, 2)
 					if err != nil {
 						t.Fatal(err)
@@ -145,7 +151,8 @@ func TestFittingArchiveIsHeldInMemory(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))
 	for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4"}} {
 		for limit, held := range map[int64]bool{content: true, content - 1: false} {
-			l := openFake(t, path, Options{Transform: Eval(4, 4), ShuffleBytes: limit, Classes: classes, BadSamples: Skip})
+			l := openFake(t, path, Options{Transform: Eval(4, 4), ShuffleBytes: limit, Classes: classes,
+				BadSamples: Skip})
 			digests := map[string]bool{}
 			for range 3 {
 				got, err := collect(t, l, 5, 2)
@@ -160,7 +167,8 @@ func TestFittingArchiveIsHeldInMemory(t *testing.T) {
 				bytes += int64(len(l.index.Load().InMemory(i)))
 			}
 			if bytes > 0 != held || held && bytes != content || len(digests) != 1 {
-				t.Errorf("limit %d of %d bytes, classes %v: %d bytes kept in memory, %d different epochs", limit, content, classes, bytes, len(digests))
+				t.Errorf("limit %d of %d bytes, classes %v: %d bytes kept in memory, %d different epochs",
+					limit, content, classes, bytes, len(digests))
 			}
 		}
 	}
@@ -199,7 +207,8 @@ func TestClassesAreSortedDirectories(t *testing.T) {
 		{Name: "../up/bee/1.png", Data: image},
 		{Name: "../dots.png", Data: image},
 		{Name: "a/../ant/2.png", Data: image},
-		{Name: strings.Repeat("long/", 60) + "ant/" + strings.Repeat("n", 120) + ".png", Data: image}, // PAX or GNU long name
+		// PAX or GNU long name
+		{Name: strings.Repeat("long/", 60) + "ant/" + strings.Repeat("n", 120) + ".png", Data: image},
 		{Name: "dir/çedilla/1.png", Data: image},
 		{Name: "sym", Kind: tar.TypeSymlink, Link: "ant/1"},
 	}
@@ -227,7 +236,8 @@ func TestClassesAreSortedDirectories(t *testing.T) {
 // been read. If an image has another class, the error names the image.
 func TestGivenClassesOrderTheLabels(t *testing.T) {
 	image := archivetest.Image("x")
-	members := []archivetest.Member{{Name: "b/1.png", Data: image}, {Name: "a/1.png", Data: image}, {Name: "notes/README", Data: "text"}, {Name: "c/1.png", Data: image}}
+	members := []archivetest.Member{{Name: "b/1.png", Data: image}, {Name: "a/1.png", Data: image},
+		{Name: "notes/README", Data: "text"}, {Name: "c/1.png", Data: image}}
 	for _, format := range []string{"tar", "tgz"} {
 		write := func(m []archivetest.Member) string {
 			data := archivetest.Tar(t, m...)
@@ -236,7 +246,8 @@ func TestGivenClassesOrderTheLabels(t *testing.T) {
 			}
 			return archivetest.WriteFile(t, "a."+format, data)
 		}
-		l := openFake(t, write(members), Options{Transform: Eval(4, 4), Classes: []string{"c", "b", "a"}, Shuffle: true})
+		l := openFake(t, write(members), Options{Transform: Eval(4, 4), Classes: []string{"c", "b", "a"},
+			Shuffle: true})
 		if want := map[string]int{"tar": 3, "tgz": -1}[format]; l.Len() != want {
 			t.Errorf("%s: Len is %d at first, want %d", format, l.Len(), want)
 		}
@@ -251,7 +262,8 @@ func TestGivenClassesOrderTheLabels(t *testing.T) {
 			}
 		}
 
-		l, err = open(t.Context(), write(members), Options{Transform: Eval(4, 4), Classes: []string{"b", "a"}, BadSamples: Skip}, openFile, fakeCodec{})
+		l, err = open(t.Context(), write(members),
+			Options{Transform: Eval(4, 4), Classes: []string{"b", "a"}, BadSamples: Skip}, openFile, fakeCodec{})
 		if err == nil {
 			var got []copied
 			if got, err = collect(t, l, 0, 2); len(names(got)) != 2 {
@@ -260,17 +272,22 @@ func TestGivenClassesOrderTheLabels(t *testing.T) {
 			}
 		}
 		var unknown *UnknownClassError
-		if !errors.As(err, &unknown) || unknown.Name != "c/1.png" || unknown.Class != "c" || !strings.Contains(err.Error(), "b, a") {
+		if !errors.As(err, &unknown) || unknown.Name != "c/1.png" || unknown.Class != "c" ||
+			!strings.Contains(err.Error(), "b, a") {
 			t.Errorf("%s: error %v, want an error of type *UnknownClassError, unknown.Name = %q, "+
 				"unknown.Class = %q, an error with %q", format, err, "c/1.png", "c", "b, a")
 		}
 	}
-	bear := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "Ba\u0308r/1.png", Data: image}))
-	_, err := open(t.Context(), bear, Options{Transform: Eval(4, 4), Classes: []string{"B\u00e4r"}}, openFile, fakeCodec{})
-	if want := `"Ba\u0308r" and "B\u00e4r" differ only in their Unicode normal form (NFD, NFC)`; err == nil || !strings.Contains(err.Error(), want) {
+	bear := archivetest.WriteFile(t, "a.tar",
+		archivetest.Tar(t, archivetest.Member{Name: "Ba\u0308r/1.png", Data: image}))
+	_, err := open(t.Context(), bear, Options{Transform: Eval(4, 4), Classes: []string{"B\u00e4r"}},
+		openFile, fakeCodec{})
+	if want := `"Ba\u0308r" and "B\u00e4r" differ only in their Unicode normal form (NFD, NFC)`; err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want it with %s", err, want)
 	}
-	if _, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{Classes: []string{"a", "b", "a"}}); err == nil {
+	if _, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)),
+		Options{Classes: []string{"a", "b", "a"}}); err == nil {
 		t.Error("Open with a class given twice: got no error, want one")
 	}
 }
@@ -286,15 +303,17 @@ func (s *shortReads) Read(p []byte) (int, error) { return s.reader.Read(p) }
 func TestShortReadsAreCompleted(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
-		for kind, wrap := range map[string]func(io.Reader) io.Reader{"one byte": iotest.OneByteReader, "half": iotest.HalfReader, "data and EOF": iotest.DataErrReader} {
+		for kind, wrap := range map[string]func(io.Reader) io.Reader{"one byte": iotest.OneByteReader,
+			"half": iotest.HalfReader, "data and EOF": iotest.DataErrReader} {
 			if kind == "data and EOF" && name == "a.tar" {
 				continue // it reads ahead, so it can't seek
 			}
 			path := archivetest.WriteFile(t, name, data)
-			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (archive.File, error) {
-				f, err := os.Open(path)
-				return &shortReads{f, wrap(f)}, err
-			}, fakeCodec{})
+			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1},
+				func(path string) (archive.File, error) {
+					f, err := os.Open(path)
+					return &shortReads{f, wrap(f)}, err
+				}, fakeCodec{})
 			if err != nil {
 				t.Fatal(kind, err)
 			}
@@ -315,10 +334,11 @@ func TestReadErrorNamesItsPlace(t *testing.T) {
 	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		path := archivetest.WriteFile(t, name, data)
 		var failing atomic.Bool
-		l, err := open(t.Context(), path, Options{BatchSize: 8, Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (archive.File, error) {
-			f, err := os.Open(path)
-			return &failingSource{f, &failing, int64(len(data)) / 2, broken}, err
-		}, fakeCodec{})
+		l, err := open(t.Context(), path, Options{BatchSize: 8, Transform: Eval(4, 4), ShuffleBytes: 1},
+			func(path string) (archive.File, error) {
+				f, err := os.Open(path)
+				return &failingSource{f, &failing, int64(len(data)) / 2, broken}, err
+			}, fakeCodec{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -371,7 +391,8 @@ func TestBadArchivesNameTheirDamage(t *testing.T) {
 		for i := range incompressible {
 			incompressible[i] = byte(rand.Uint32())
 		}
-		big = append(big, archivetest.Member{Name: fmt.Sprintf("c/%02d.png", i), Data: archivetest.Image(fmt.Sprint(i)) + string(incompressible)})
+		big = append(big, archivetest.Member{Name: fmt.Sprintf("c/%02d.png", i),
+			Data: archivetest.Image(fmt.Sprint(i)) + string(incompressible)})
 	}
 	bigTgz := archivetest.Gzip(t, archivetest.Tar(t, big...))
 	headerAt := func(data []byte, name string) int { return bytes.Index(data, []byte(name)) }
@@ -383,7 +404,8 @@ func TestBadArchivesNameTheirDamage(t *testing.T) {
 	hugeHeader := func() []byte { // a member of 1 TB, with a right checksum
 		var b bytes.Buffer
 		w := tar.NewWriter(&b)
-		if err := w.WriteHeader(&tar.Header{Name: "c/huge.png", Size: 1 << 40, Typeflag: tar.TypeReg, Format: tar.FormatGNU}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: "c/huge.png", Size: 1 << 40, Typeflag: tar.TypeReg,
+			Format: tar.FormatGNU}); err != nil {
 			t.Fatal(err)
 		}
 		b.WriteString(archivetest.Image("x"))
@@ -399,37 +421,64 @@ func TestBadArchivesNameTheirDamage(t *testing.T) {
 		readable int      // minimum number of samples before the error
 		scanOnly bool
 	}{
-		"missing file":           {path: filepath.Join(dir, "none.tgz"), is: os.ErrNotExist, want: "none.tgz"},
-		"empty directory":        {path: dir, is: ErrNoSamples, want: "no files"},
-		"empty file":             {data: []byte{}, want: "empty"},
-		"not an archive":         {data: []byte(strings.Repeat("hello ", 500)), want: `it is no archive (it begins with "hello hello hello he")`},
-		"short text":             {data: []byte("hello"), want: `it is no archive (it begins with "hello")`},
-		"zip":                    {data: []byte("PK\x03\x04 and so on"), want: "zip"},
-		"zstd":                   {data: []byte("\x28\xb5\x2f\xfd and so on"), want: "zstd"},
-		"an image":               {data: []byte(archivetest.Image("x")), want: "PNG"},
-		"gzip of text":           {data: archivetest.Gzip(t, []byte(strings.Repeat("hello ", 500))), want: "not a tar archive", classes: []string{"c"}},
-		"gzip of nothing":        {data: archivetest.Gzip(t, nil), is: ErrNoSamples, classes: []string{"c"}},
-		"gzip header cut off":    {data: tgz[:5], want: "cut off", is: io.ErrUnexpectedEOF},
-		"empty archive":          {data: archivetest.Tar(t), is: ErrNoSamples, want: "no files", classes: []string{"c"}},
-		"empty tgz":              {data: archivetest.Gzip(t, archivetest.Tar(t)), is: ErrNoSamples, want: "no files", classes: []string{"c"}},
-		"only text":              {data: archivetest.Tar(t, archivetest.Member{Name: "a/README", Data: "x"}), is: ErrNoSamples, want: "none of its 1 member is"},
-		"archives in it":         {data: archivetest.Tar(t, archivetest.Member{Name: "n01440764.tar", Data: "x"}, archivetest.Member{Name: "a/n01443537.tgz", Data: "x"}), is: ErrNoSamples, want: `2 archives in the archive (unpack each into a folder with its name), the first is "n01440764.tar"`},
-		"tar of tars":            {data: archivetest.Tar(t, archivetest.Member{Name: "n01440764.tar", Data: "x"}), is: ErrNoSamples, want: `"n01440764.tar" is an archive inside of it: unpack each into a folder`},
-		"zips in a folder":       {path: archivetest.Extract(t, []archivetest.Member{{Name: "data/train.zip", Data: "x"}}), is: ErrNoSamples, want: `"data/train.zip" is an archive inside of it: unpack each into a folder`},
-		"backslashes":            {data: archivetest.Tar(t, archivetest.Member{Name: `ds\cat\0.png`, Data: archivetest.Image("")}), is: ErrNoSamples, want: `the path "ds\\cat\\0.png" has backslashes`},
-		"labels of WebDataset":   {data: archivetest.Tar(t, archivetest.Member{Name: "0.png", Data: archivetest.Image("")}, archivetest.Member{Name: "0.cls", Data: "1"}), is: ErrNoSamples, want: `"0.cls" seems to be a label of WebDataset: set Options.WebDataset`},
-		"only at the root":       {data: archivetest.Tar(t, archivetest.Member{Name: "x.png", Data: archivetest.Image("")}), is: ErrNoSamples, want: "1 image lies outside of any directory; a sample's class is the name of the directory that it is in, unless Options.WebDataset or Options.List"},
-		"truncated tar":          {data: whole[:len(whole)/2+100], want: "fetch it again", is: io.ErrUnexpectedEOF},
-		"truncated gzip":         {data: bigTgz[:len(bigTgz)/2], want: "cut off", is: io.ErrUnexpectedEOF, classes: []string{"c"}, readable: 20},
-		"truncated gzip trailer": {data: bigTgz[:len(bigTgz)-4], want: "cut off", is: io.ErrUnexpectedEOF, classes: []string{"c"}, readable: 60},
-		"gzip checksum":          {data: edit(bigTgz, len(bigTgz)-6, 0x40), want: "checksum", classes: []string{"c"}, readable: 60},
-		"gzip flipped byte":      {data: edit(bigTgz, len(bigTgz)/2, 0x40), want: "", classes: []string{"c"}},
-		"corrupt tar header":     {data: edit(whole, headerAt(whole, "train/class3/0024.png")+30, 1), want: "0023.png", is: tar.ErrHeader},
-		"corrupt header in tgz": {data: archivetest.Gzip(t, edit(whole, headerAt(whole, "train/class3/0024.png")+30, 1)), want: "0023.png", is: tar.ErrHeader,
+		"missing file":    {path: filepath.Join(dir, "none.tgz"), is: os.ErrNotExist, want: "none.tgz"},
+		"empty directory": {path: dir, is: ErrNoSamples, want: "no files"},
+		"empty file":      {data: []byte{}, want: "empty"},
+		"not an archive": {data: []byte(strings.Repeat("hello ", 500)),
+			want: `it is no archive (it begins with "hello hello hello he")`},
+		"short text": {data: []byte("hello"), want: `it is no archive (it begins with "hello")`},
+		"zip":        {data: []byte("PK\x03\x04 and so on"), want: "zip"},
+		"zstd":       {data: []byte("\x28\xb5\x2f\xfd and so on"), want: "zstd"},
+		"an image":   {data: []byte(archivetest.Image("x")), want: "PNG"},
+		"gzip of text": {data: archivetest.Gzip(t, []byte(strings.Repeat("hello ", 500))),
+			want: "not a tar archive", classes: []string{"c"}},
+		"gzip of nothing":     {data: archivetest.Gzip(t, nil), is: ErrNoSamples, classes: []string{"c"}},
+		"gzip header cut off": {data: tgz[:5], want: "cut off", is: io.ErrUnexpectedEOF},
+		"empty archive": {data: archivetest.Tar(t), is: ErrNoSamples, want: "no files",
+			classes: []string{"c"}},
+		"empty tgz": {data: archivetest.Gzip(t, archivetest.Tar(t)), is: ErrNoSamples,
+			want: "no files", classes: []string{"c"}},
+		"only text": {data: archivetest.Tar(t,
+			archivetest.Member{Name: "a/README", Data: "x"}), is: ErrNoSamples, want: "none of its 1 member is"},
+		"archives in it": {data: archivetest.Tar(t,
+			archivetest.Member{Name: "n01440764.tar", Data: "x"},
+			archivetest.Member{Name: "a/n01443537.tgz", Data: "x"}), is: ErrNoSamples,
+			want: `2 archives in the archive (unpack each into a folder with its name), the first is "n01440764.tar"`},
+		"tar of tars": {data: archivetest.Tar(t,
+			archivetest.Member{Name: "n01440764.tar", Data: "x"}), is: ErrNoSamples,
+			want: `"n01440764.tar" is an archive inside of it: unpack each into a folder`},
+		"zips in a folder": {path: archivetest.Extract(t,
+			[]archivetest.Member{{Name: "data/train.zip", Data: "x"}}), is: ErrNoSamples,
+			want: `"data/train.zip" is an archive inside of it: unpack each into a folder`},
+		"backslashes": {data: archivetest.Tar(t,
+			archivetest.Member{Name: `ds\cat\0.png`, Data: archivetest.Image("")}), is: ErrNoSamples,
+			want: `the path "ds\\cat\\0.png" has backslashes`},
+		"labels of WebDataset": {data: archivetest.Tar(t,
+			archivetest.Member{Name: "0.png", Data: archivetest.Image("")},
+			archivetest.Member{Name: "0.cls", Data: "1"}), is: ErrNoSamples,
+			want: `"0.cls" seems to be a label of WebDataset: set Options.WebDataset`},
+		"only at the root": {data: archivetest.Tar(t,
+			archivetest.Member{Name: "x.png", Data: archivetest.Image("")}), is: ErrNoSamples,
+			want: "1 image lies outside of any directory; a sample's class is the name of the directory " +
+				"that it is in, unless Options.WebDataset or Options.List"},
+		"truncated tar": {data: whole[:len(whole)/2+100], want: "fetch it again", is: io.ErrUnexpectedEOF},
+		"truncated gzip": {data: bigTgz[:len(bigTgz)/2], want: "cut off", is: io.ErrUnexpectedEOF,
+			classes: []string{"c"}, readable: 20},
+		"truncated gzip trailer": {data: bigTgz[:len(bigTgz)-4], want: "cut off", is: io.ErrUnexpectedEOF,
+			classes: []string{"c"}, readable: 60},
+		"gzip checksum": {data: edit(bigTgz, len(bigTgz)-6, 0x40), want: "checksum",
+			classes: []string{"c"}, readable: 60},
+		"gzip flipped byte": {data: edit(bigTgz, len(bigTgz)/2, 0x40), want: "", classes: []string{"c"}},
+		"corrupt tar header": {data: edit(whole, headerAt(whole, "train/class3/0024.png")+30, 1),
+			want: "0023.png", is: tar.ErrHeader},
+		"corrupt header in tgz": {data: archivetest.Gzip(t,
+			edit(whole, headerAt(whole, "train/class3/0024.png")+30, 1)), want: "0023.png", is: tar.ErrHeader,
 			classes: []string{"class0", "class1", "class2", "class3", "class4"}, readable: 24},
-		"junk after the end":  {data: append(bytes.Clone(whole), bytes.Repeat([]byte("junk"), 400)...), is: tar.ErrHeader, want: "0059.png"},
+		"junk after the end": {data: append(bytes.Clone(whole), bytes.Repeat([]byte("junk"), 400)...),
+			is: tar.ErrHeader, want: "0059.png"},
 		"declares a terabyte": {data: hugeHeader, want: "huge.png", is: io.ErrUnexpectedEOF},
-		"terabyte in tgz":     {data: archivetest.Gzip(t, hugeHeader), want: "huge.png", is: io.ErrUnexpectedEOF, classes: []string{"c"}},
+		"terabyte in tgz": {data: archivetest.Gzip(t, hugeHeader), want: "huge.png",
+			is: io.ErrUnexpectedEOF, classes: []string{"c"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			archivetest.Within(t)
@@ -440,7 +489,8 @@ func TestBadArchivesNameTheirDamage(t *testing.T) {
 			}
 			check := func(err error) {
 				t.Helper()
-				if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Base(path)) || c.is != nil && !errors.Is(err, c.is) {
+				if err == nil || !strings.Contains(err.Error(), c.want) ||
+					!strings.Contains(err.Error(), filepath.Base(path)) || c.is != nil && !errors.Is(err, c.is) {
 					t.Errorf("error %v, want %q in it, and %v", err, c.want, c.is)
 				}
 			}
@@ -484,12 +534,14 @@ func TestBadArchivesNameTheirDamage(t *testing.T) {
 func TestUnusualArchivesAreRead(t *testing.T) {
 	whole := archivetest.Images(t, 40, nil)
 	half := len(whole) / 2
-	second := archivetest.Tar(t, archivetest.Member{Name: "train/class9/x.png", Data: archivetest.Image("second archive")})
+	second := archivetest.Tar(t,
+		archivetest.Member{Name: "train/class9/x.png", Data: archivetest.Image("second archive")})
 	end := len(bytes.TrimRight(whole, "\x00")) // the end of the last content
 	end += (512 - end%512) % 512
 	var incremental []byte // as GNU tar writes it with -g and -V: directories list their members
 	for _, kind := range []byte("VNDAEIX") {
-		metadata := archivetest.Tar(t, archivetest.Member{Name: "train/class1/of the archive.png", Data: "Ya.png\x00Nb.png\x00\x00", Kind: kind})
+		metadata := archivetest.Tar(t,
+			archivetest.Member{Name: "train/class1/of the archive.png", Data: "Ya.png\x00Nb.png\x00\x00", Kind: kind})
 		incremental = append(incremental, metadata[:1024]...)
 	}
 	incremental = append(append(incremental, second[:len(second)-1024]...), whole...)
@@ -497,7 +549,8 @@ func TestUnusualArchivesAreRead(t *testing.T) {
 		data []byte
 		want int
 	}{
-		"gzip of two members":     {append(archivetest.Gzip(t, whole[:half]), archivetest.Gzip(t, whole[half:])...), 40},
+		"gzip of two members": {append(archivetest.Gzip(t, whole[:half]),
+			archivetest.Gzip(t, whole[half:])...), 40},
 		"two archives":            {append(bytes.Clone(whole), second...), 41},
 		"two gzipped archives":    {append(archivetest.Gzip(t, whole), archivetest.Gzip(t, second)...), 41},
 		"padded to 10240":         {append(bytes.Clone(whole), make([]byte, 10240)...), 40},
@@ -514,9 +567,11 @@ func TestUnusualArchivesAreRead(t *testing.T) {
 			server := httptest.NewServer(http.FileServer(http.Dir(filepath.Dir(path))))
 			defer server.Close()
 			file := path + ".tsidx"
-			for _, path := range []string{path, server.URL + "/a", server.URL + "/a"} { // the last loader finds an index
+			// the last loader finds an index
+			for _, path := range []string{path, server.URL + "/a", server.URL + "/a"} {
 				for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4", "class9"}} {
-					l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), Classes: classes, Shuffle: classes == nil, IndexFile: file})
+					l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), Classes: classes,
+						Shuffle: classes == nil, IndexFile: file})
 					for range 2 {
 						got, err := collect(t, l, 0, 2)
 						if err != nil || len(names(got)) != c.want {
@@ -553,7 +608,8 @@ func TestSparseMemberIsABadSample(t *testing.T) {
 		return append(slices.Clone(hole), good...)
 	}
 	data, most := archive(1<<62), archive(math.MaxInt64)
-	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "most.tar": most, "most.tgz": archivetest.Gzip(t, most)} {
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data),
+		"most.tar": most, "most.tgz": archivetest.Gzip(t, most)} {
 		path := archivetest.WriteFile(t, name, data)
 		done := make(chan error, 1)
 		go func() {
@@ -622,13 +678,16 @@ func TestSamplesMayExceedTheBudget(t *testing.T) {
 	archivetest.NoLeaks(t)
 	var members []archivetest.Member
 	for i, size := range []int{300_000, 200_000, 640_001, 10_000, 300_000, 50_000} {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("c/%d.png", i), Data: archivetest.Image(strings.Repeat("x", size))})
+		members = append(members,
+			archivetest.Member{Name: fmt.Sprintf("c/%d.png", i), Data: archivetest.Image(strings.Repeat("x", size))})
 	}
-	members = append(members, archivetest.Member{Name: "c/bad", Data: strings.Repeat("x", 400_000)}, archivetest.Member{Name: "c/last.png", Data: archivetest.Image(strings.Repeat("y", 400_000))})
+	members = append(members, archivetest.Member{Name: "c/bad", Data: strings.Repeat("x", 400_000)},
+		archivetest.Member{Name: "c/last.png", Data: archivetest.Image(strings.Repeat("y", 400_000))})
 	data := archivetest.Tar(t, members...)
 	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		for _, shuffle := range []bool{false, true} {
-			l, err := open(t.Context(), archivetest.WriteFile(t, name, data), Options{BatchSize: 3, Transform: Eval(4, 4), Shuffle: shuffle, ShuffleBytes: 800_000, BadSamples: Skip},
+			l, err := open(t.Context(), archivetest.WriteFile(t, name, data),
+				Options{BatchSize: 3, Transform: Eval(4, 4), Shuffle: shuffle, ShuffleBytes: 800_000, BadSamples: Skip},
 				openFile, fakeCodec{})
 			if err != nil {
 				t.Fatal(err)
@@ -649,24 +708,29 @@ func TestSamplesMayExceedTheBudget(t *testing.T) {
 // TestTooNarrowImageIsUnsupported: a very narrow image is refused, because resizing its shorter
 // side would make the longer side enormous.
 func TestTooNarrowImageIsUnsupported(t *testing.T) {
-	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.PNG(t, archivetest.Gradient(1, 5000))}))
+	path := archivetest.WriteFile(t, "a.tar",
+		archivetest.Tar(t, archivetest.Member{Name: "c/a.png",
+			Data: archivetest.PNG(t, archivetest.Gradient(1, 5000))}))
 	l, err := Open(path, Options{Transform: Eval(256, 224)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var e *SampleError
-	if _, err := collect(t, l, 0, 2); !errors.As(err, &e) || e.Reason != Unsupported || !strings.Contains(err.Error(), "too narrow") {
+	if _, err := collect(t, l, 0, 2); !errors.As(err, &e) || e.Reason != Unsupported ||
+		!strings.Contains(err.Error(), "too narrow") {
 		t.Errorf("error %v, want an error of type *SampleError, e.Reason = %v, an error with %q",
 			err, Unsupported, "too narrow")
 	}
 }
 
 func TestDropLastOfTooFew(t *testing.T) {
-	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil)), Options{BatchSize: 16, DropLast: true, Transform: Eval(4, 4)})
+	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil)),
+		Options{BatchSize: 16, DropLast: true, Transform: Eval(4, 4)})
 	if _, err := collect(t, l, 0, 2); !errors.Is(err, ErrNoSamples) {
 		t.Errorf("error %v, want the error %v", err, ErrNoSamples)
 	}
-	l = openFake(t, archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 10, func(int) bool { return true })), Options{Transform: Eval(4, 4), BadSamples: Skip})
+	l = openFake(t, archivetest.WriteFile(t, "b.tar",
+		archivetest.Images(t, 10, func(int) bool { return true })), Options{Transform: Eval(4, 4), BadSamples: Skip})
 	if _, err := collect(t, l, 0, 2); !errors.Is(err, ErrNoSamples) || !errors.As(err, new(*SampleError)) {
 		t.Errorf("error %v, want the error %v of type *SampleError", err, ErrNoSamples)
 	}
@@ -679,7 +743,8 @@ func TestTooManyPixelsAreRefusedByTheHeader(t *testing.T) {
 	binary.BigEndian.PutUint32(huge[16:], 20_000) // IHDR's width and height
 	binary.BigEndian.PutUint32(huge[20:], 20_000)
 	binary.BigEndian.PutUint32(huge[29:], crc32.ChecksumIEEE(huge[12:29]))
-	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/huge.png", Data: string(huge)}))
+	path := archivetest.WriteFile(t, "a.tar",
+		archivetest.Tar(t, archivetest.Member{Name: "c/huge.png", Data: string(huge)}))
 	l, err := Open(path, Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -759,7 +824,9 @@ func TestBadSamplesAreCountedAndLogged(t *testing.T) {
 	data := archivetest.Tar(t, members...)
 	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		var log bytes.Buffer
-		l := openFake(t, archivetest.WriteFile(t, name, data), Options{Transform: Eval(4, 4), BadSamples: Skip, MaxSampleBytes: 1000, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		l := openFake(t, archivetest.WriteFile(t, name, data),
+			Options{Transform: Eval(4, 4), BadSamples: Skip, MaxSampleBytes: 1000,
+				Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		for epoch := range 2 {
 			got, err := collect(t, l, epoch, 1)
 			if err != nil || !slices.Equal(names(got), []string{"c/good.png"}) {
@@ -768,10 +835,12 @@ func TestBadSamplesAreCountedAndLogged(t *testing.T) {
 		}
 		s := l.Stats()
 		want := map[Reason]int64{Damaged: 2, NotImage: 6, Empty: 2, NotRegular: 4, TooLarge: 2}
-		if fmt.Sprint(s.BadBy) != fmt.Sprint(want) || s.Bad != 16 || len(s.BadNamed) != 8 || s.Samples != 2 || s.Batches != 2 || s.Queue != 0 || s.Ignored != 3 {
+		if fmt.Sprint(s.BadBy) != fmt.Sprint(want) || s.Bad != 16 || len(s.BadNamed) != 8 ||
+			s.Samples != 2 || s.Batches != 2 || s.Queue != 0 || s.Ignored != 3 {
 			t.Errorf("%s: %+v, want %v and 3 ignored", name, s, want)
 		}
-		if !strings.Contains(log.String(), "COPYFILE_DISABLE") || !strings.Contains(log.String(), "git lfs pull") || strings.Count(log.String(), "bad sample") != 16 {
+		if !strings.Contains(log.String(), "COPYFILE_DISABLE") ||
+			!strings.Contains(log.String(), "git lfs pull") || strings.Count(log.String(), "bad sample") != 16 {
 			t.Errorf("log:\n%s", &log)
 		}
 	}
@@ -786,7 +855,8 @@ func TestCancelEndsTheEpochSoon(t *testing.T) {
 		path := archivetest.WriteFile(t, name, data)
 		for round := range 100 {
 			var decoders, begun atomic.Int64
-			o := Options{BatchSize: 1 + round%20, Transform: Train(4), Workers: 1 + round%5, BadSamples: BadSamplePolicy(1 + round%2), Shuffle: round%3 != 0, ShuffleBuffer: 64}
+			o := Options{BatchSize: 1 + round%20, Transform: Train(4), Workers: 1 + round%5,
+				BadSamples: BadSamplePolicy(1 + round%2), Shuffle: round%3 != 0, ShuffleBuffer: 64}
 			if round%3 == 0 { // not held in memory
 				o.ShuffleBytes = 20_000
 			}
@@ -867,7 +937,8 @@ func TestLeavingTheLoopReleasesEverything(t *testing.T) {
 	archivetest.NoLeaks(t)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 200, nil)))
 	for round := range 60 {
-		l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true, ShuffleBytes: int64(round%2) * 20_000, Workers: 3})
+		l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true,
+			ShuffleBytes: int64(round%2) * 20_000, Workers: 3})
 		ctx, cancel := context.WithCancel(t.Context())
 		n := 0
 		var last error
@@ -889,7 +960,8 @@ func TestLeavingTheLoopReleasesEverything(t *testing.T) {
 		}
 		cancel()
 		switch {
-		case round%3 == 1 && !errors.Is(last, context.Canceled), round%3 == 2 && !errors.Is(last, ErrClosed), round%3 == 0 && last != nil:
+		case round%3 == 1 && !errors.Is(last, context.Canceled), round%3 == 2 &&
+			!errors.Is(last, ErrClosed), round%3 == 0 && last != nil:
 			t.Errorf("round %d: error %v", round, last)
 		}
 		_, err := collect(t, l, 1, 2)
@@ -915,7 +987,8 @@ func TestLeavingTheLoopReleasesEverything(t *testing.T) {
 func TestConcurrentEpochsAreIndependent(t *testing.T) {
 	archivetest.Within(t)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 100, nil)))
-	l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true, Classes: []string{"class0", "class1", "class2", "class3", "class4"}})
+	l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true,
+		Classes: []string{"class0", "class1", "class2", "class3", "class4"}})
 	got := make(chan string)
 	for range 4 {
 		go func() {
@@ -970,7 +1043,12 @@ func TestRealImagesKeepTheirLabels(t *testing.T) {
 		{Name: "jpeg/cut.jpg", Data: jpeg[:len(jpeg)/2]},
 		{Name: "jpeg/header.jpg", Data: jpeg[:20]},
 		{Name: "png/cut.png", Data: archivetest.PNG(t, photo)[:200]},
-		{Name: "png/sum.png", Data: func() string { b := []byte(archivetest.PNG(t, photo)); b[len(b)-20] ^= 1; return string(b) }()},
+		{Name: "png/sum.png", Data: func() string {
+			b := []byte(archivetest.PNG(t,
+				photo))
+			b[len(b)-20] ^= 1
+			return string(b)
+		}()},
 		{Name: "png/readme.png", Data: "this is text"},
 		{Name: "png/zero.png"},
 		{Name: "jpeg/one.jpg", Data: archivetest.JPEG(t, archivetest.Gradient(1, 1))},
@@ -987,7 +1065,8 @@ func TestRealImagesKeepTheirLabels(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := l.Stats()
-		if want := map[Reason]int64{Damaged: 4, NotImage: 1, Empty: 1}; fmt.Sprint(s.BadBy) != fmt.Sprint(want) || s.Samples != 11 {
+		if want := map[Reason]int64{Damaged: 4, NotImage: 1,
+			Empty: 1}; fmt.Sprint(s.BadBy) != fmt.Sprint(want) || s.Samples != 11 {
 			for _, e := range s.BadNamed {
 				t.Log(e)
 			}
@@ -1000,7 +1079,8 @@ func TestRealImagesKeepTheirLabels(t *testing.T) {
 				t.Errorf("%s has the label of %s", sample.Name, l.Classes()[got[0].labels[i]])
 			}
 			row := got[0].images[i*32*32*3 : (i+1)*32*32*3]
-			if !transform.RandomResizedCrop && class != "palette" && class != "cmyk" && sample.Name[len(sample.Name)-5] == 'a' {
+			if !transform.RandomResizedCrop && class != "palette" && class != "cmyk" &&
+				sample.Name[len(sample.Name)-5] == 'a' {
 				// Red grows from left to right, green from top to bottom, and blue is 128. Grey
 				// grows from left to right.
 				left, right, top, bottom := row[(16*32+2)*3], row[(16*32+29)*3], row[(2*32+16)*3+1], row[(29*32+16)*3+1]
@@ -1020,10 +1100,12 @@ func TestRealImagesKeepTheirLabels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Samples != 17 || len(r.Bad) != 6 || r.Width.Max != 90 || r.Height.Max != 1500 || len(r.Classes) != 8 || last.Members != 17 || last.Bytes != last.TotalBytes {
+	if r.Samples != 17 || len(r.Bad) != 6 || r.Width.Max != 90 || r.Height.Max != 1500 ||
+		len(r.Classes) != 8 || last.Members != 17 || last.Bytes != last.TotalBytes {
 		t.Errorf("%+v, %+v", r, last)
 	}
-	if r.Formats["JPEG CMYK"] != 1 || r.Formats["JPEG grey"] != 1 || r.Formats["JPEG"] != 3 || r.Formats["PNG 16-bit"] != 1 || r.Formats["PNG with alpha"] != 1 {
+	if r.Formats["JPEG CMYK"] != 1 || r.Formats["JPEG grey"] != 1 || r.Formats["JPEG"] != 3 ||
+		r.Formats["PNG 16-bit"] != 1 || r.Formats["PNG with alpha"] != 1 {
 		t.Errorf("%v", r.Formats)
 	}
 }
@@ -1034,11 +1116,14 @@ func TestLeavingTheLoopFreesDecoders(t *testing.T) {
 	archivetest.NoLeaks(t)
 	var members []archivetest.Member
 	for i := range 40 {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("c/%d.jpg", i), Data: archivetest.JPEG(t, archivetest.Gradient(200+i, 150))})
+		members = append(members,
+			archivetest.Member{Name: fmt.Sprintf("c/%d.jpg", i),
+				Data: archivetest.JPEG(t, archivetest.Gradient(200+i, 150))})
 	}
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
 	for round := range 20 {
-		l, err := Open(path, Options{BatchSize: 4, Transform: Train(64), Shuffle: true, ShuffleBytes: int64(round % 2), Workers: 3})
+		l, err := Open(path, Options{BatchSize: 4, Transform: Train(64), Shuffle: true,
+			ShuffleBytes: int64(round % 2), Workers: 3})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1092,14 +1177,19 @@ func TestFailedOpenLeavesNoFileOpen(t *testing.T) {
 
 // TestLongLabelsAreRefused: labels of WebDataset samples stay in memory, so their size is bounded.
 func TestLongLabelsAreRefused(t *testing.T) {
-	for size, want := range map[int]string{archive.MaxNameBytes: "", archive.MaxNameBytes + 1: "\"a.cls\": a label of 4097 bytes"} {
-		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: archivetest.Image("a")}, archivetest.Member{Name: "a.cls", Data: strings.Repeat("l", size) + "\n"}))
-		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true}, openFile, fakeCodec{})
+	for size, want := range map[int]string{archive.MaxNameBytes: "",
+		archive.MaxNameBytes + 1: "\"a.cls\": a label of 4097 bytes"} {
+		path := archivetest.WriteFile(t, "a.tar",
+			archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: archivetest.Image("a")},
+				archivetest.Member{Name: "a.cls", Data: strings.Repeat("l", size) + "\n"}))
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true},
+			openFile, fakeCodec{})
 		if err == nil {
 			l.Close()
 		}
 		var at *ArchiveError
-		if (err == nil) != (want == "") || err != nil && (!errors.As(err, &at) || at.File != path || !strings.Contains(err.Error(), want)) {
+		if (err == nil) != (want == "") || err != nil &&
+			(!errors.As(err, &at) || at.File != path || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%d bytes: error %v", size, err)
 		}
 	}
@@ -1130,7 +1220,8 @@ func TestContextEndsOpenOfSilentServer(t *testing.T) {
 func TestConcurrentCloseIsAllowed(t *testing.T) {
 	for _, noIndex := range []bool{false, true} {
 		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 30, nil)))
-		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1, NoIndex: noIndex}, openFile, fakeCodec{})
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1, NoIndex: noIndex},
+			openFile, fakeCodec{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1150,7 +1241,8 @@ func TestConcurrentCloseIsAllowed(t *testing.T) {
 // TestAbandonedBatchIsNotReused: the memory of the current batch is not reused after its loop
 // has ended early, even by a panic. A closed loader holds no memory for epochs.
 func TestAbandonedBatchIsNotReused(t *testing.T) {
-	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{Transform: Eval(4, 4), BatchSize: 4})
+	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)),
+		Options{Transform: Eval(4, 4), BatchSize: 4})
 	var left []byte
 	func() {
 		defer func() { _ = recover() }()

@@ -72,7 +72,8 @@ func collectMasks(t *testing.T, l *Loader, epoch int, moved bool) (all []byte) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(b.Images) != 3*len(b.Masks) || b.N == 0 || len(b.Soft) != 0 || slices.ContainsFunc(b.Labels, func(n int64) bool { return n != 0 }) {
+		if len(b.Images) != 3*len(b.Masks) || b.N == 0 || len(b.Soft) != 0 ||
+			slices.ContainsFunc(b.Labels, func(n int64) bool { return n != 0 }) {
 			t.Fatalf("%d bytes of images, %d of masks, labels %v", len(b.Images), len(b.Masks), b.Labels)
 		}
 		wrong := 0
@@ -85,7 +86,8 @@ func collectMasks(t *testing.T, l *Loader, epoch int, moved bool) (all []byte) {
 			t.Errorf("%d of %d pixels have another class than their mask says, want 0", wrong, len(b.Masks))
 		}
 		for i, s := range b.Samples {
-			if number := fmt.Sprintf("set/images/%02d.png", b.Images[3*len(b.Masks)/b.N*i+1]); !moved && s.Name != number {
+			if number := fmt.Sprintf("set/images/%02d.png", b.Images[3*len(b.Masks)/b.N*i+1]); !moved &&
+				s.Name != number {
 				t.Errorf("%s has the pixels of %s", s.Name, number)
 			}
 		}
@@ -108,14 +110,16 @@ func TestMasksFollowTheirImages(t *testing.T) {
 	}
 	same := transform.Color{7, 7, 7}
 	for name, tr := range map[string]Transform{
-		"crop":    {Size: 32, Resize: 40, RandomCrop: true, FlipP: 0.5}, // the images' short side, so nothing is resized
+		// the images' short side, so nothing is resized
+		"crop":    {Size: 32, Resize: 40, RandomCrop: true, FlipP: 0.5},
 		"resized": {Size: 40, Resize: 40},
 		"moved": {Size: 32, Resize: 40, RandomCrop: true, FlipP: 0.5, Ops: []transform.Op{
 			transform.RandomRotation{Degrees: [2]float64{-40, 40}, Fill: same},
 			transform.RandomErasing{P: 1e-9}, // draws
 			transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}, Fill: same},
 			&transform.RandomVerticalFlip{},
-			transform.RandomApply{Ops: []transform.Op{transform.RandomPerspective{P: 1, Interpolation: transform.Nearest, Fill: same}}},
+			transform.RandomApply{Ops: []transform.Op{transform.RandomPerspective{P: 1,
+				Interpolation: transform.Nearest, Fill: same}}},
 			transform.RandomRotation{Degrees: [2]float64{90, 90}, Expand: true}, transform.CenterCrop{Size: 32}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -165,7 +169,8 @@ func TestMasksHaveTheirType(t *testing.T) {
 		}
 		defer l.Close()
 		want := tensor.Spec{Name: "masks", DType: dtype, Shape: []int64{32, 32}}
-		if f, u := l.Fields(), l.Outputs(); !reflect.DeepEqual(f[1], want) || !reflect.DeepEqual(u[1], want) || len(f) != 2 || len(l.Finishes()) != 2 {
+		if f, u := l.Fields(), l.Outputs(); !reflect.DeepEqual(f[1], want) ||
+			!reflect.DeepEqual(u[1], want) || len(f) != 2 || len(l.Finishes()) != 2 {
 			t.Errorf("fields %v, outputs %v", f, u)
 		}
 		for b, err := range l.Epoch(t.Context(), 0) {
@@ -205,7 +210,10 @@ func TestMaskOptionsAreChecked(t *testing.T) {
 		"field Ops[0] (transform.RandomApply) adds up images": func(o *Options) {
 			o.Transform.Ops = []transform.Op{transform.RandomApply{Ops: []transform.Op{&transform.AugMix{}}}}
 		},
-		"field Mix":                            func(o *Options) { o.Transform.Mix = []transform.BatchOp{transform.CutMix{}} },
+		"field Mix": func(
+			o *Options) {
+			o.Transform.Mix = []transform.BatchOp{transform.CutMix{}}
+		},
 		"no image has a mask by Options.Masks": func(o *Options) { o.Masks.Mask = "labels/*" },
 	} {
 		o := Options{Masks: sceneMasks, NoIndex: true}
@@ -217,7 +225,8 @@ func TestMaskOptionsAreChecked(t *testing.T) {
 	// A stream that is not kept in memory has no random access.
 	data := archivetest.Tar(t, scenes(t, 30)...)
 	path = archivetest.WriteFile(t, "a.tar.zst", archivetest.Zstd(t, data))
-	if _, err := Open(path, Options{Masks: sceneMasks, NoIndex: true, ShuffleBytes: 1000}); err == nil || !strings.Contains(err.Error(), "Options.Masks needs random access") {
+	if _, err := Open(path, Options{Masks: sceneMasks, NoIndex: true, ShuffleBytes: 1000}); err == nil ||
+		!strings.Contains(err.Error(), "Options.Masks needs random access") {
 		t.Errorf("a stream: %v, want an error with %q", err, "Options.Masks needs random access")
 	}
 }
@@ -231,7 +240,8 @@ func TestBadMasksAreBadSamples(t *testing.T) {
 	if err := png.Encode(&colours, image.NewNRGBA(image.Rect(0, 0, 40, 40))); err != nil {
 		t.Fatal(err)
 	}
-	if err := gif.Encode(&animation, image.NewPaletted(image.Rect(0, 0, 40, 40), color.Palette{color.Black}), nil); err != nil {
+	if err := gif.Encode(&animation,
+		image.NewPaletted(image.Rect(0, 0, 40, 40), color.Palette{color.Black}), nil); err != nil {
 		t.Fatal(err)
 	}
 	flipped := bytes.Clone(good)
@@ -241,22 +251,26 @@ func TestBadMasksAreBadSamples(t *testing.T) {
 		reason Reason
 		says   string
 	}{
-		"another size":  {archivetest.Member{Data: string(large)}, MaskSize, "40 x 41 pixels, and 40 x 40"},
-		"colours":       {archivetest.Member{Data: colours.String()}, Unsupported, "grey levels or a palette"},
-		"16 bits":       {archivetest.Member{Data: string(archivetest.MaskPNG(t, 40, 40, 1000))}, Unsupported, "set tensor.Int64"},
-		"a GIF":         {archivetest.Member{Data: animation.String()}, Unsupported, "no PNG"},
-		"text":          {archivetest.Member{Data: "a text"}, NotImage, "a text"},
-		"cut off":       {archivetest.Member{Data: string(good[:len(good)-20])}, Damaged, ""},
-		"a header":      {archivetest.Member{Data: string(good[:20])}, Damaged, "cut off"},
-		"a wrong bit":   {archivetest.Member{Data: string(flipped)}, Damaged, ""},
-		"empty":         {archivetest.Member{}, Empty, ""},
-		"a link":        {archivetest.Member{Kind: tar.TypeSymlink, Link: "a"}, NotRegular, "symbolic"},
-		"too large":     {archivetest.Member{Data: string(good) + strings.Repeat("x", 5000)}, TooLarge, "MaxSampleBytes"},
-		"a small bomb":  {archivetest.Member{Data: string(archivetest.PNGBomb(t, 3000, 3000))}, MaskSize, "3000 x 3000"},
-		"a bit of PNG":  {archivetest.Member{Data: string(good[:8])}, Damaged, "cut off"},
-		"no width":      {archivetest.Member{Data: string(archivetest.PNGBomb(t, 0, 40))}, MaskSize, "0 x 40"},
-		"a huge claim":  {archivetest.Member{Data: string(archivetest.PNGBomb(t, 1<<31, 1<<31))}, MaskSize, ""},
-		"unknown depth": {archivetest.Member{Data: string(good[:24]) + "\x05" + string(good[25:])}, Unsupported, "bit depth 5"},
+		"another size": {archivetest.Member{Data: string(large)}, MaskSize, "40 x 41 pixels, and 40 x 40"},
+		"colours":      {archivetest.Member{Data: colours.String()}, Unsupported, "grey levels or a palette"},
+		"16 bits": {archivetest.Member{Data: string(archivetest.MaskPNG(t, 40, 40, 1000))},
+			Unsupported, "set tensor.Int64"},
+		"a GIF":       {archivetest.Member{Data: animation.String()}, Unsupported, "no PNG"},
+		"text":        {archivetest.Member{Data: "a text"}, NotImage, "a text"},
+		"cut off":     {archivetest.Member{Data: string(good[:len(good)-20])}, Damaged, ""},
+		"a header":    {archivetest.Member{Data: string(good[:20])}, Damaged, "cut off"},
+		"a wrong bit": {archivetest.Member{Data: string(flipped)}, Damaged, ""},
+		"empty":       {archivetest.Member{}, Empty, ""},
+		"a link":      {archivetest.Member{Kind: tar.TypeSymlink, Link: "a"}, NotRegular, "symbolic"},
+		"too large": {archivetest.Member{Data: string(good) + strings.Repeat("x", 5000)}, TooLarge,
+			"MaxSampleBytes"},
+		"a small bomb": {archivetest.Member{Data: string(archivetest.PNGBomb(t, 3000, 3000))}, MaskSize,
+			"3000 x 3000"},
+		"a bit of PNG": {archivetest.Member{Data: string(good[:8])}, Damaged, "cut off"},
+		"no width":     {archivetest.Member{Data: string(archivetest.PNGBomb(t, 0, 40))}, MaskSize, "0 x 40"},
+		"a huge claim": {archivetest.Member{Data: string(archivetest.PNGBomb(t, 1<<31, 1<<31))}, MaskSize, ""},
+		"unknown depth": {archivetest.Member{Data: string(good[:24]) + "\x05" + string(good[25:])},
+			Unsupported, "bit depth 5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			members := []archivetest.Member{}
@@ -269,9 +283,11 @@ func TestBadMasksAreBadSamples(t *testing.T) {
 				members = append(members, archivetest.Member{Name: fmt.Sprintf("%02d.png", i), Data: string(file)}, m)
 			}
 			path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
-			o := Options{BatchSize: 3, Transform: Transform{Size: 32, Resize: 40, RandomCrop: true}, Masks: Masks{Image: "*.*", Mask: "*.seg.png"},
+			o := Options{BatchSize: 3, Transform: Transform{Size: 32, Resize: 40, RandomCrop: true},
+				Masks:   Masks{Image: "*.*", Mask: "*.seg.png"},
 				NoIndex: true, MaxSampleBytes: 5000}
-			for policy, want := range map[BadSamplePolicy]string{Skip: "00 01 03 04 05", Substitute: "00 01 01 03 04 05"} {
+			for policy, want := range map[BadSamplePolicy]string{Skip: "00 01 03 04 05",
+				Substitute: "00 01 01 03 04 05"} {
 				o.BadSamples = policy
 				l, err := Open(path, o)
 				if err != nil {
@@ -292,7 +308,8 @@ func TestBadMasksAreBadSamples(t *testing.T) {
 					}
 				}
 				s := l.Stats()
-				if strings.Join(got, " ") != want || s.Bad != 1 || s.BadBy[c.reason] != 1 || len(s.BadNamed) != 1 || s.BadNamed[0].Name != "02.seg.png" {
+				if strings.Join(got, " ") != want || s.Bad != 1 || s.BadBy[c.reason] != 1 ||
+					len(s.BadNamed) != 1 || s.BadNamed[0].Name != "02.seg.png" {
 					t.Errorf("%v: samples %v, bad %v %v", policy, got, s.BadBy, s.BadNamed)
 				}
 				l.Close()
@@ -308,7 +325,8 @@ func TestBadMasksAreBadSamples(t *testing.T) {
 				err = errors.Join(err, e)
 			}
 			var bad *SampleError
-			if !errors.As(err, &bad) || bad.Name != "02.seg.png" || bad.Index != 2 || bad.File != path || bad.Reason != c.reason || !strings.Contains(err.Error(), c.says) {
+			if !errors.As(err, &bad) || bad.Name != "02.seg.png" || bad.Index != 2 || bad.File != path ||
+				bad.Reason != c.reason || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("error %v", err)
 			}
 		})
@@ -327,8 +345,11 @@ func TestMaskHasTheSizeOfTheCroppedImage(t *testing.T) {
 	}
 	for upright, size := range map[bool][2]int32{false: {info.Width, info.Height}, true: {info.Height, info.Width}} {
 		mask := archivetest.MaskPNG(t, int(size[0]), int(size[1]), 9)
-		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.jpg", Data: string(file)}, archivetest.Member{Name: "a.png", Data: string(mask)}))
-		l, err := Open(path, Options{Transform: Transform{Size: 8, Resize: 8, ApplyEXIFOrientation: upright}, Masks: Masks{Image: "*.jpg", Mask: "*.png"}, NoIndex: true})
+		path := archivetest.WriteFile(t, "a.tar",
+			archivetest.Tar(t, archivetest.Member{Name: "a.jpg", Data: string(file)},
+				archivetest.Member{Name: "a.png", Data: string(mask)}))
+		l, err := Open(path, Options{Transform: Transform{Size: 8, Resize: 8,
+			ApplyEXIFOrientation: upright}, Masks: Masks{Image: "*.jpg", Mask: "*.png"}, NoIndex: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -345,7 +366,8 @@ func TestMaskHasTheSizeOfTheCroppedImage(t *testing.T) {
 // its masks, and a loader with masks refuses a state of a loader without masks.
 func TestMaskedEpochsResume(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, scenes(t, 21)...)))
-	o := Options{BatchSize: 4, Transform: Transform{Size: 16, RandomResizedCrop: true, FlipP: 0.5}, Masks: sceneMasks, Shuffle: true, NoIndex: true}
+	o := Options{BatchSize: 4, Transform: Transform{Size: 16, RandomResizedCrop: true, FlipP: 0.5},
+		Masks: sceneMasks, Shuffle: true, NoIndex: true}
 	open := func(o Options) *Loader {
 		l, err := Open(path, o)
 		if err != nil {
@@ -431,7 +453,8 @@ func TestMaskIndexServesAllPatterns(t *testing.T) {
 	if after, err := os.ReadFile(r.File); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the index was made anew; %v", err)
 	}
-	if _, err := InspectIndex(t.Context(), path, Options{}, nil); err == nil || !strings.Contains(err.Error(), "Options.Masks") {
+	if _, err := InspectIndex(t.Context(), path, Options{}, nil); err == nil ||
+		!strings.Contains(err.Error(), "Options.Masks") {
 		t.Errorf("an index of masks is inspected: %v, want an error with %q", err, "Options.Masks")
 	}
 }

@@ -36,7 +36,8 @@ func TestMemberBytes(t *testing.T) {
 				}
 				return
 			}
-			if min(staging, rooms) < 1<<20 || max(staging, rooms) > 256<<20 || staging%decodeplan.Align+rooms%decodeplan.Align != 0 {
+			if min(staging, rooms) < 1<<20 || max(staging, rooms) > 256<<20 ||
+				staging%decodeplan.Align+rooms%decodeplan.Align != 0 {
 				t.Errorf("%d and %d bytes", staging, rooms)
 			}
 			x := l.index.Load()

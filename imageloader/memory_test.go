@@ -186,7 +186,8 @@ func TestDecodingMemory(t *testing.T) {
 		for range 3 { // memory kept from one image counts during the next image
 			info, err := d.Header(data)
 			if err == nil {
-				g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+				g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8,
+					ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 				if strings.HasPrefix(filepath.Base(file), "mask") {
 					m := mask.Decoder{DType: tensor.Int64}
 					err = m.Decode(data, int(info.Width), int(info.Height), &g, nil, make([]byte, 8*8*8))
@@ -252,7 +253,8 @@ func forged(t testing.TB, data []byte) []byte {
 	if data[0] == 'B' {
 		return data[:2048]
 	}
-	m := madeTIFF{binary.LittleEndian, largeSide, largeSide, 2, 4, 16, 2, int(binary.LittleEndian.Uint16(tiffEntry(data, 259))), false, image.Point{}, largeSide}
+	m := madeTIFF{binary.LittleEndian, largeSide, largeSide, 2, 4, 16, 2,
+		int(binary.LittleEndian.Uint16(tiffEntry(data, 259))), false, image.Point{}, largeSide}
 	return m.build(t, func(_, _, stride int) []byte { return make([]byte, 64*stride/largeSide) })
 }
 

@@ -15,12 +15,14 @@ import (
 func TestMixedLabelsFollowThePixels(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 33, func(i int) bool { return i == 9 }))
 	load := func(workers int, mix ...transform.BatchOp) (images [][]byte, soft [][]float32, samples [][]Sample) {
-		l := openFake(t, path, Options{BatchSize: 8, Workers: workers, Shuffle: true, Seed: 4, BadSamples: Skip, Transform: Transform{Size: 8, Resize: 8, Mix: mix}})
+		l := openFake(t, path, Options{BatchSize: 8, Workers: workers, Shuffle: true, Seed: 4,
+			BadSamples: Skip, Transform: Transform{Size: 8, Resize: 8, Mix: mix}})
 		for b, err := range l.Epoch(t.Context(), 2) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			images, soft, samples = append(images, slices.Clone(b.Images)), append(soft, slices.Clone(b.Soft)), append(samples, b.Samples)
+			images, soft, samples = append(images, slices.Clone(b.Images)), append(soft,
+				slices.Clone(b.Soft)), append(samples, b.Samples)
 		}
 		return images, soft, samples
 	}
@@ -29,7 +31,8 @@ func TestMixedLabelsFollowThePixels(t *testing.T) {
 	if len(none[0]) != 0 {
 		t.Errorf("without Mix a batch has %d soft labels, want 0", len(none[0]))
 	}
-	for name, mix := range map[string][]transform.BatchOp{"MixUp": {transform.MixUp{}}, "CutMix": {transform.CutMix{}}, "both": {transform.MixUp{Alpha: 0.2}, transform.CutMix{}}} {
+	for name, mix := range map[string][]transform.BatchOp{"MixUp": {transform.MixUp{}},
+		"CutMix": {transform.CutMix{}}, "both": {transform.MixUp{Alpha: 0.2}, transform.CutMix{}}} {
 		images, soft, samples := load(1, mix...)
 		for b := range images {
 			n := len(samples[b])
@@ -58,7 +61,8 @@ func TestMixedLabelsFollowThePixels(t *testing.T) {
 						same++
 					case name == "CutMix" && v != other[k]:
 						t.Fatalf("%s: byte %d is from neither image", name, k)
-					case name == "MixUp" && math.Abs(share*float64(own[k])+(1-share)*float64(other[k])-float64(v)) > 1.01:
+					case name == "MixUp" && math.Abs(
+						share*float64(own[k])+(1-share)*float64(other[k])-float64(v)) > 1.01:
 						t.Fatalf("%s: byte %d is %d of %d and %d with share %v", name, k, v, own[k], other[k], share)
 					}
 				}
@@ -76,7 +80,8 @@ func TestMixedLabelsFollowThePixels(t *testing.T) {
 
 func TestMixMakesLabelsFloat32(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
-	l := openFake(t, path, Options{Transform: Transform{Size: 8, Resize: 8, Mix: []transform.BatchOp{transform.MixUp{}}}})
+	l := openFake(t, path, Options{Transform: Transform{Size: 8, Resize: 8,
+		Mix: []transform.BatchOp{transform.MixUp{}}}})
 	for _, specs := range [][]tensor.Spec{l.Fields(), l.Outputs()} {
 		if s := specs[1]; s.DType != tensor.Float32 || !slices.Equal(s.Shape, []int64{5}) {
 			t.Errorf("%+v, want s.DType = %v, s.Shape = %+v", s, tensor.Float32, []int64{5})

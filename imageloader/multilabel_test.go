@@ -21,7 +21,8 @@ func withLabelFiles(t *testing.T, files ...string) string {
 	for i, file := range files {
 		extension, content, _ := strings.Cut(file, ":")
 		key := fmt.Sprintf("s/%03d", i)
-		members = append(members, archivetest.Member{Name: key + ".png", Data: archivetest.Image(fmt.Sprint("image ", i))},
+		members = append(members,
+			archivetest.Member{Name: key + ".png", Data: archivetest.Image(fmt.Sprint("image ", i))},
 			archivetest.Member{Name: key + "." + extension, Data: content})
 	}
 	return archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
@@ -53,7 +54,8 @@ func hotLabels(t *testing.T, l *Loader) (hot []string) {
 }
 
 func multiLabelOptions() Options {
-	return Options{BatchSize: 2, Transform: Transform{Size: 6, Resize: 8}, Shuffle: true, WebDataset: true, MultiLabel: true}
+	return Options{BatchSize: 2, Transform: Transform{Size: 6, Resize: 8}, Shuffle: true, WebDataset: true,
+		MultiLabel: true}
 }
 
 // TestListsOfLabelsAreRead: lists are read from .cls and .json, by the scan and by the index file.
@@ -64,11 +66,13 @@ func TestListsOfLabelsAreRead(t *testing.T) {
 		classes string
 		want    []string
 	}{
-		"names": {[]string{"cls:dog cat", `json:{"labels":["cow","cat"],"label":"x"}`, "cls:\n", `json:{"label":"cow"}`, "cls:cat,dog cat"}, nil,
+		"names": {[]string{"cls:dog cat", `json:{"labels":["cow","cat"],"label":"x"}`, "cls:\n",
+			`json:{"label":"cow"}`, "cls:cat,dog cat"}, nil,
 			"cat cow dog", []string{"cat dog", "cat cow", "", "cow", "cat dog"}},
-		"numbers": {[]string{"cls:3 1", `json:{"cls":[0,2]}`, `json:{"class":4}`, "json:{\"labels\":[]}"}, nil, "0 1 2 3 4", []string{"1 3", "0 2", "4", ""}},
-		"given":   {[]string{"cls:b a", "cls:a"}, []string{"z", "b", "a"}, "z b a", []string{"b a", "a"}},
-		"mixed":   {[]string{`json:{"labels":[10,"9","a"]}`, "cls:9"}, nil, "10 9 a", []string{"10 9 a", "9"}},
+		"numbers": {[]string{"cls:3 1", `json:{"cls":[0,2]}`, `json:{"class":4}`, "json:{\"labels\":[]}"},
+			nil, "0 1 2 3 4", []string{"1 3", "0 2", "4", ""}},
+		"given": {[]string{"cls:b a", "cls:a"}, []string{"z", "b", "a"}, "z b a", []string{"b a", "a"}},
+		"mixed": {[]string{`json:{"labels":[10,"9","a"]}`, "cls:9"}, nil, "10 9 a", []string{"10 9 a", "9"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := withLabelFiles(t, c.files...)
@@ -116,7 +120,8 @@ func TestWrongListsOfLabelsAreErrors(t *testing.T) {
 			path := withLabelFiles(t, first, c.file)
 			o := multiLabelOptions()
 			o.Classes, o.NoIndex = c.given, true
-			if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), path) {
+			if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), c.says) ||
+				!strings.Contains(err.Error(), path) {
 				t.Errorf("%v does not say %s, want an error with %q and %q", err, c.says, c.says, path)
 			}
 		})

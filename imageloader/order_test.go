@@ -17,7 +17,8 @@ func TestRanksGetEqualBatches(t *testing.T) {
 	const n, size = 103, 8
 	for _, format := range []string{"tar", "tgz", "stream"} {
 		for _, policy := range []BadSamplePolicy{Skip, Substitute} {
-			for damage, isBad := range map[string]func(int) bool{"whole": nil, "damaged": func(i int) bool { return i%9 == 4 || i > 95 && i != 100 }} {
+			for damage, isBad := range map[string]func(int) bool{"whole": nil,
+				"damaged": func(i int) bool { return i%9 == 4 || i > 95 && i != 100 }} {
 				data := archivetest.Images(t, n, isBad)
 				shuffleBytes := int64(0)
 				if format != "tar" {
@@ -31,7 +32,9 @@ func TestRanksGetEqualBatches(t *testing.T) {
 					for _, world := range []int{1, 2, 3, 7} {
 						t.Run(fmt.Sprint(format, "/", policy, "/", damage, "/", end, "/", world), func(t *testing.T) {
 							archivetest.Within(t)
-							o := Options{BatchSize: size, Transform: Eval(4, 4), Shuffle: true, Seed: 3, ShuffleBytes: shuffleBytes, BadSamples: policy, DropLast: end == "drop", PadLast: end == "pad"}
+							o := Options{BatchSize: size, Transform: Eval(4, 4), Shuffle: true, Seed: 3,
+								ShuffleBytes: shuffleBytes, BadSamples: policy, DropLast: end == "drop",
+								PadLast: end == "pad"}
 							if format == "stream" { // with one rank there is no scan
 								o.Classes = []string{"class0", "class1", "class2", "class3", "class4"}
 							}
@@ -59,7 +62,8 @@ func TestRanksGetEqualBatches(t *testing.T) {
 								}
 								fixed := world > 1 || end == "pad"
 								if !slices.Equal(these, sizes) || fixed && len(these) != l.Batches() {
-									t.Fatalf("rank %d has batches of %v, rank 0 of %v; Batches is %d", rank, these, sizes, l.Batches())
+									t.Fatalf("rank %d has batches of %v, rank 0 of %v; Batches is %d", rank,
+										these, sizes, l.Batches())
 								}
 								ranks = append(ranks, names(got))
 								for _, name := range names(got) {
@@ -83,7 +87,8 @@ func TestRanksGetEqualBatches(t *testing.T) {
 								first := names(all)
 								for i := range min(delivered, len(first), n) {
 									if got := ranks[i%world][i/world]; got != first[i] {
-										t.Fatalf("rank %d has %s in turn %d, dealing gives it %s", i%world, got, i/world, first[i])
+										t.Fatalf("rank %d has %s in turn %d, dealing gives it %s", i%world,
+											got, i/world, first[i])
 									}
 								}
 								if again := delivered - len(count); again != max(0, delivered-n) {
@@ -91,7 +96,8 @@ func TestRanksGetEqualBatches(t *testing.T) {
 										delivered, again, max(0, delivered-n))
 								}
 							}
-							if end == "pad" && (delivered%(size*world) != 0 || delivered < n) || end == "drop" && (delivered%size != 0 || delivered > n) {
+							if end == "pad" && (delivered%(size*world) != 0 || delivered < n) ||
+								end == "drop" && (delivered%size != 0 || delivered > n) {
 								t.Errorf("%d samples in batches of %v", delivered, sizes)
 							}
 						})
@@ -183,7 +189,8 @@ func TestDrawsFollowTheWeights(t *testing.T) {
 		t.Errorf("epochs are not a function of their number; error %v", err)
 	}
 	for name, weight := range map[string]func(Sample) float64{
-		"negative": func(s Sample) float64 { return float64(s.Index) - 1 }, "NaN": func(Sample) float64 { return math.NaN() },
+		"negative": func(s Sample) float64 { return float64(s.Index) - 1 },
+		"NaN":      func(Sample) float64 { return math.NaN() },
 		"infinite": func(Sample) float64 { return math.Inf(1) }, "all zero": func(Sample) float64 { return 0 },
 	} {
 		o := o
@@ -193,7 +200,8 @@ func TestDrawsFollowTheWeights(t *testing.T) {
 		}
 	}
 	o.ShuffleBytes = 100
-	if _, err := Open(archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, n, nil))), o); err == nil || !strings.Contains(err.Error(), "random access") {
+	if _, err := Open(archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, n, nil))),
+		o); err == nil || !strings.Contains(err.Error(), "random access") {
 		t.Errorf("error %v, want an error with %q", err, "random access")
 	}
 }
@@ -203,11 +211,13 @@ func TestBalancedClassesComeEquallyOften(t *testing.T) {
 	var members []archivetest.Member
 	for class, samples := range []int{1, 10, 100} {
 		for i := range samples {
-			members = append(members, archivetest.Member{Name: fmt.Sprintf("c%d/%d.png", class, i), Data: archivetest.Image(fmt.Sprint(class, i))})
+			members = append(members, archivetest.Member{Name: fmt.Sprintf("c%d/%d.png", class, i),
+				Data: archivetest.Image(fmt.Sprint(class, i))})
 		}
 	}
 	const draws = 9000
-	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{BatchSize: 100, Transform: Eval(4, 4), Balanced: true, Draws: draws})
+	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)),
+		Options{BatchSize: 100, Transform: Eval(4, 4), Balanced: true, Draws: draws})
 	got, err := collect(t, l, 0, 2)
 	if err != nil {
 		t.Fatal(err)

@@ -29,7 +29,8 @@ func TestPartsOfATar(t *testing.T) {
 		f, err := os.Open(path)
 		return countingFile{f, &read}, err
 	}
-	l, err := open(t.Context(), path, Options{BatchSize: 4, Shuffle: true, Workers: 2, Transform: Train(32), BadSamples: Skip}, counting, sample.Library{})
+	l, err := open(t.Context(), path, Options{BatchSize: 4, Shuffle: true, Workers: 2, Transform: Train(32),
+		BadSamples: Skip}, counting, sample.Library{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +71,8 @@ func TestPartsOfATar(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.rows != photos || read.Load() >= files*9/10 {
-		t.Errorf("%d rows have plans, want %d; planning reads %d bytes of files of %d", c.rows, photos, read.Load(), files)
+		t.Errorf("%d rows have plans, want %d; planning reads %d bytes of files of %d", c.rows, photos,
+			read.Load(), files)
 	}
 	c.plansOnly = false
 	// The file is overwritten in place, because the loader has it open. Size and time stay the

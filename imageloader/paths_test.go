@@ -122,7 +122,8 @@ func TestPipesNeverBlock(t *testing.T) {
 	}
 	given := o
 	given.IndexFile = pipe
-	if err := within("IndexFile", func() error { _, err := Open(path, given); return err }); err == nil || !strings.Contains(err.Error(), pipe) {
+	if err := within("IndexFile", func() error { _, err := Open(path, given); return err }); err == nil ||
+		!strings.Contains(err.Error(), pipe) {
 		t.Error(err)
 	}
 	err = within("a pipe as the index", func() error {
@@ -148,7 +149,8 @@ func TestPipesNeverBlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	var l *Loader
-	if err := within("a directory", func() (err error) { l, err = Open(filepath.Dir(tree), o); return err }); err != nil {
+	if err := within("a directory",
+		func() (err error) { l, err = Open(filepath.Dir(tree), o); return err }); err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()

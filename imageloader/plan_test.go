@@ -48,49 +48,51 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 	lent := make(chan *slot, c.slots)
 	for range c.slots {
 		s := &slot{fields: [][]byte{make([]byte, batch*size), make([]byte, 8*batch)}}
-		s.plans = decodeplan.Plans{Memory: alignedBytes(c.capacity), Rows: make([]decodeplan.Row, batch), HostRows: c.hostRows}
+		s.plans = decodeplan.Plans{Memory: alignedBytes(c.capacity), Rows: make([]decodeplan.Row, batch),
+			HostRows: c.hostRows}
 		free <- s
 	}
-	err = l.devicePlanner().FillPlans(t.Context(), epoch, consumerFuncs{func(ctx context.Context) (decodeplan.Slot, error) {
-		select {
-		case s := <-free:
-			for i := range s.fields[0] { // bytes that nobody writes must not be seen
-				s.fields[0][i] = 0xEE
-			}
-			for i := range s.plans.Rows {
-				s.plans.Rows[i] = decodeplan.Row{At: -1, Bytes: 1 << 40}
-			}
-			lent <- s
-			return decodeplan.Slot{Images: s.fields[0], Labels: s.fields[1], Plans: &s.plans}, nil
-		case <-ctx.Done():
-			return decodeplan.Slot{}, context.Cause(ctx)
-		}
-	}, func(n int, info any) error {
-		s := <-lent
-		defer func() { free <- s }()
-		samples := info.(Info).Samples
-		for row := range n {
-			if p := s.plans.Rows[row]; p.Bytes > 0 {
-				c.rows++
-				c.check(t, &s.plans, p, epoch, samples[row].Index)
-				if c.plansOnly {
-					continue
+	err = l.devicePlanner().FillPlans(t.Context(), epoch,
+		consumerFuncs{func(ctx context.Context) (decodeplan.Slot, error) {
+			select {
+			case s := <-free:
+				for i := range s.fields[0] { // bytes that nobody writes must not be seen
+					s.fields[0][i] = 0xEE
 				}
-				if err := l.devicePlanner().DecodeRow(t.Context(), info, row, s.fields[0][row*size:]); err != nil {
-					return err
+				for i := range s.plans.Rows {
+					s.plans.Rows[i] = decodeplan.Row{At: -1, Bytes: 1 << 40}
+				}
+				lent <- s
+				return decodeplan.Slot{Images: s.fields[0], Labels: s.fields[1], Plans: &s.plans}, nil
+			case <-ctx.Done():
+				return decodeplan.Slot{}, context.Cause(ctx)
+			}
+		}, func(n int, info any) error {
+			s := <-lent
+			defer func() { free <- s }()
+			samples := info.(Info).Samples
+			for row := range n {
+				if p := s.plans.Rows[row]; p.Bytes > 0 {
+					c.rows++
+					c.check(t, &s.plans, p, epoch, samples[row].Index)
+					if c.plansOnly {
+						continue
+					}
+					if err := l.devicePlanner().DecodeRow(t.Context(), info, row, s.fields[0][row*size:]); err != nil {
+						return err
+					}
 				}
 			}
-		}
-		if rest := s.plans.Rows[n:]; slices.ContainsFunc(rest, func(p decodeplan.Row) bool { return p.Bytes > 0 }) {
-			t.Errorf("rows behind the %d of a batch have plans", n)
-		}
-		var labels []int64
-		for row := range n {
-			labels = append(labels, int64(binary.LittleEndian.Uint64(s.fields[1][8*row:])))
-		}
-		batches = append(batches, copied{bytes.Clone(s.fields[0][:n*size]), labels, samples})
-		return nil
-	}})
+			if rest := s.plans.Rows[n:]; slices.ContainsFunc(rest, func(p decodeplan.Row) bool { return p.Bytes > 0 }) {
+				t.Errorf("rows behind the %d of a batch have plans", n)
+			}
+			var labels []int64
+			for row := range n {
+				labels = append(labels, int64(binary.LittleEndian.Uint64(s.fields[1][8*row:])))
+			}
+			batches = append(batches, copied{bytes.Clone(s.fields[0][:n*size]), labels, samples})
+			return nil
+		}})
 	return batches, err
 }
 
@@ -135,7 +137,8 @@ func planArchive(t *testing.T, name string, photos, damaged int) string {
 	t.Helper()
 	var members []archivetest.Member
 	add := func(kind string, i int, data string) {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/%c/%03d%s", 'a'+i%3, i, kind), Data: data})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/%c/%03d%s", 'a'+i%3, i, kind),
+			Data: data})
 	}
 	for i := range photos {
 		add(".jpg", i, string(archivetest.Photo(t, uint64(i))))
@@ -160,7 +163,8 @@ func TestHostRowsHaveNoPlans(t *testing.T) {
 		d.Close()
 	}
 	const photos, capacity = 2 * decodeplan.Group, 12 << 20
-	o := Options{BatchSize: photos + 1, Transform: Train(64), Shuffle: true, Workers: 2, IndexFile: filepath.Join(t.TempDir(), "index")}
+	o := Options{BatchSize: photos + 1, Transform: Train(64), Shuffle: true, Workers: 2,
+		IndexFile: filepath.Join(t.TempDir(), "index")}
 	l, err := Open(planArchive(t, "t.tar", photos, 0), o)
 	if err != nil {
 		t.Fatal(err)
@@ -217,8 +221,10 @@ func TestPlansChangeNoBatch(t *testing.T) {
 			}{{"train", Train(64)}, {"eval", Eval(80, 64)}, {"operations", augmented}} {
 				for _, workers := range []int{1, 4} {
 					for _, capacity := range []int{1 << 20, 40 << 10} {
-						t.Run(fmt.Sprintf("%s, %v, %s, %d workers, %d bytes", name, policy, geometry.name, workers, capacity), func(t *testing.T) {
-							o := Options{BatchSize: 8, Transform: geometry.o, Shuffle: true, Workers: workers, BadSamples: policy, IndexFile: filepath.Join(t.TempDir(), "index")}
+						t.Run(fmt.Sprintf("%s, %v, %s, %d workers, %d bytes", name, policy, geometry.name,
+							workers, capacity), func(t *testing.T) {
+							o := Options{BatchSize: 8, Transform: geometry.o, Shuffle: true,
+								Workers: workers, BadSamples: policy, IndexFile: filepath.Join(t.TempDir(), "index")}
 							plain, err := Open(path, o)
 							if err != nil {
 								t.Fatal(err)
@@ -260,7 +266,8 @@ func TestPlansChangeNoBatch(t *testing.T) {
 								}
 							}
 							a, b := plain.Stats(), l.Stats()
-							if a.Bad != b.Bad || a.Samples != b.Samples || b.Decoded[ByPlan] == 0 || a.Decoded[ByPlan] != 0 {
+							if a.Bad != b.Bad || a.Samples != b.Samples || b.Decoded[ByPlan] == 0 ||
+								a.Decoded[ByPlan] != 0 {
 								t.Errorf("%+v, want %+v", b, a)
 							}
 						})
@@ -274,7 +281,8 @@ func TestPlansChangeNoBatch(t *testing.T) {
 // Trusted entry points make plans in the first epoch of a process.
 func TestTrustedEntryPointsMakePlansAtOnce(t *testing.T) {
 	const photos = 6
-	o := Options{BatchSize: 4, Transform: Train(32), Workers: 2, BadSamples: Skip, TrustIndex: true, IndexFile: filepath.Join(t.TempDir(), "index")}
+	o := Options{BatchSize: 4, Transform: Train(32), Workers: 2, BadSamples: Skip, TrustIndex: true,
+		IndexFile: filepath.Join(t.TempDir(), "index")}
 	path := planArchive(t, "t.tar", photos, 2)
 	var want []copied
 	for process := range 2 {
@@ -301,7 +309,8 @@ func TestTrustedEntryPointsMakePlansAtOnce(t *testing.T) {
 // A resumed epoch with plans has the remaining batches of the whole epoch.
 func TestPlansResume(t *testing.T) {
 	path := planArchive(t, "t.tar", 24, 2)
-	o := Options{BatchSize: 4, Transform: Train(32), Shuffle: true, Workers: 2, BadSamples: Skip, IndexFile: filepath.Join(t.TempDir(), "index")}
+	o := Options{BatchSize: 4, Transform: Train(32), Shuffle: true, Workers: 2, BadSamples: Skip,
+		IndexFile: filepath.Join(t.TempDir(), "index")}
 	l, err := Open(path, o)
 	if err != nil {
 		t.Skip(err)
@@ -342,7 +351,8 @@ func TestPlansAreRefused(t *testing.T) {
 	path := planArchive(t, "t.tar", 1, 0)
 	side := filepath.Join(t.TempDir(), "index")
 	for name, o := range map[string]Options{
-		"Mix":           {Transform: Transform{Size: 8, Mix: []transform.BatchOp{transform.CutMix{}}}, Classes: []string{"a", "b"}},
+		"Mix": {Transform: Transform{Size: 8, Mix: []transform.BatchOp{transform.CutMix{}}},
+			Classes: []string{"a", "b"}},
 		"NoEntryPoints": {NoEntryPoints: true, Damaged: Refuse},
 		"NoIndex":       {NoIndex: true, Damaged: Refuse},
 	} {
@@ -385,7 +395,8 @@ func TestPlansAreRefused(t *testing.T) {
 // the errors of Fill.
 func TestDecodeRowAndFillAgreeOnErrors(t *testing.T) {
 	path := planArchive(t, "t.tar", 3, 1)
-	l, err := Open(path, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip, IndexFile: filepath.Join(t.TempDir(), "index")})
+	l, err := Open(path, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip,
+		IndexFile: filepath.Join(t.TempDir(), "index")})
 	if err != nil {
 		t.Skip(err)
 	}
@@ -406,7 +417,8 @@ func TestDecodeRowAndFillAgreeOnErrors(t *testing.T) {
 	}
 	for i := range x.Len() {
 		s := x.Sample(i)
-		info := Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, redos: []devplan.Redo{{Size: s.Size}}}
+		info := Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x,
+			redos: []devplan.Redo{{Size: s.Size}}}
 		dst := make([]byte, 3*32*32)
 		err := l.devicePlanner().DecodeRow(t.Context(), info, 0, dst)
 		var bad *SampleError
@@ -428,7 +440,8 @@ func TestDecodeRowOpensTheArchiveOnce(t *testing.T) {
 	const url = "store://b/t.tar"
 	s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: string(data), Version: "1"}})
 	opened := 0
-	l, err := Open(url, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip, IndexFile: filepath.Join(t.TempDir(), "index"),
+	l, err := Open(url, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip,
+		IndexFile: filepath.Join(t.TempDir(), "index"),
 		OpenSource: func(ctx context.Context, url string) (Source, error) {
 			opened++
 			return s.OpenSource(ctx, url)
@@ -443,7 +456,9 @@ func TestDecodeRowOpensTheArchiveOnce(t *testing.T) {
 	x, dst := l.index.Load(), make([]byte, 3*32*32)
 	decode := func(ctx context.Context, i int) error {
 		s := x.Sample(i)
-		return l.devicePlanner().DecodeRow(ctx, Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, redos: []devplan.Redo{{Size: s.Size}}}, 0, dst)
+		return l.devicePlanner().DecodeRow(ctx,
+			Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x,
+				redos: []devplan.Redo{{Size: s.Size}}}, 0, dst)
 	}
 	good := 0 // a sample
 	for decode(t.Context(), good) != nil {

@@ -58,9 +58,11 @@ type FixReport struct {
 // Fix fails before it writes if the archive itself is damaged, if no sample is good, if a class
 // would lose all samples (see FixOptions), or if the new file already exists and is not empty. The
 // new file is complete or does not exist. If writing fails, Fix returns the Report with the error.
-func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progress func(Progress)) (*Report, *FixReport, error) {
+func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progress func(Progress)) (*Report,
+	*FixReport, error) {
 	if o.List != "" {
-		return nil, nil, errors.New("imageloader: Fix takes no Options.List: the list would name samples that are left out")
+		return nil, nil, errors.New(
+			"imageloader: Fix takes no Options.List: the list would name samples that are left out")
 	}
 	l, err := inspectedBy(path, o, nil, sample.Library{})
 	if err != nil {
@@ -131,7 +133,10 @@ func fixFormat(out string) (compression, error) {
 	case is(".tgz", ".tar.gz"):
 		return func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriter(w), nil }, nil
 	case is(".tar.zst"):
-		return func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w, zstd.WithEncoderConcurrency(1)) }, nil
+		return func(w io.Writer) (io.WriteCloser,
+			error) {
+			return zstd.NewWriter(w, zstd.WithEncoderConcurrency(1))
+		}, nil
 	}
 	return nil, fmt.Errorf("imageloader: %s: the name of a fixed archive is that of a local file and "+
 		"ends in .tar, .tgz, .tar.gz or .tar.zst", out)
@@ -161,11 +166,13 @@ func checkFixed(a *archive.Archive, out string) error {
 			return fmt.Errorf("imageloader: %s is the archive that is read: give the fixed one another name", out)
 		}
 		if s.Info.IsDir() && inside(filepath.Dir(out), folder, s.Info) {
-			return fmt.Errorf("imageloader: %s lies inside of %s, which is read: write the fixed archive elsewhere", out, s.Path)
+			return fmt.Errorf("imageloader: %s lies inside of %s, which is read: write the fixed archive "+
+				"elsewhere", out, s.Path)
 		}
 	}
 	if existing != nil && existing.Mode().IsRegular() && existing.Size() > 0 {
-		return fmt.Errorf("imageloader: %s exists, and a fixed archive replaces no file: give another name, or remove it first", out)
+		return fmt.Errorf("imageloader: %s exists, and a fixed archive replaces no file: give another "+
+			"name, or remove it first", out)
 	}
 	if err := safefile.Check(out, safefile.Raw); err != nil {
 		return fmt.Errorf("imageloader: %w", err)
@@ -382,14 +389,16 @@ func (d *decoders) rewrite(data []byte) (_ []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+	g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8,
+		WindowWidth: 8, WindowHeight: 8}
 	var small [8 * 8 * 3]byte
 	err = d.warned.Decode(data, &g, small[:], 8*3)
 	if !errors.Is(err, imagecapi.CodeDecode) {
 		return nil, err
 	}
 	g.ResizeWidth, g.ResizeHeight, g.WindowWidth, g.WindowHeight = info.Width, info.Height, info.Width, info.Height
-	pixels := audit.RGB{Pix: make([]byte, 3*int(info.Width)*int(info.Height)), Width: int(info.Width), Height: int(info.Height)}
+	pixels := audit.RGB{Pix: make([]byte, 3*int(info.Width)*int(info.Height)), Width: int(info.Width),
+		Height: int(info.Height)}
 	if err := d.partial.Decode(data, &g, pixels.Pix, 3*pixels.Width); err != nil {
 		return nil, err
 	}

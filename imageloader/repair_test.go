@@ -76,7 +76,8 @@ func folderIsClean(t *testing.T, folder string, names ...string) {
 func TestFixKeepsTheGoodMembers(t *testing.T) {
 	list := oddities(t)
 	long := "c/" + strings.Repeat("ü long ", 40) + ".jpg"
-	list = append(list, archivetest.Member{Name: long, Data: list[0].Data}, archivetest.Member{Name: "README", Data: "outside"})
+	list = append(list, archivetest.Member{Name: long, Data: list[0].Data},
+		archivetest.Member{Name: "README", Data: "outside"})
 	refused := []string{"c/cut.jpg", "c/header.jpg", "c/text.jpg", "b/link.jpg", "b/empty.jpg"}
 	list = append(list, archivetest.Member{Name: "b/good.jpg", Data: list[0].Data})
 	var want []archivetest.Member
@@ -86,7 +87,8 @@ func TestFixKeepsTheGoodMembers(t *testing.T) {
 		}
 	}
 	data := archivetest.Tar(t, list...)
-	for from, in := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
+	for from, in := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data),
+		"a.tar.zst": archivetest.Zstd(t, data)} {
 		path := archivetest.WriteFile(t, from, in)
 		for _, name := range []string{"out.tar", "out.tgz", "out.tar.gz", "out.tar.zst"} {
 			out := filepath.Join(t.TempDir(), name)
@@ -101,7 +103,8 @@ func TestFixKeepsTheGoodMembers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if fixed.Members != len(want) || fixed.LeftOut != len(refused) || fixed.Rewritten != 0 || fixed.Bytes != info.Size() || fixed.File != out ||
+			if fixed.Members != len(want) || fixed.LeftOut != len(refused) || fixed.Rewritten != 0 ||
+				fixed.Bytes != info.Size() || fixed.File != out ||
 				len(report.Bad) != len(refused) {
 				t.Errorf("%+v", fixed)
 			}
@@ -123,7 +126,8 @@ func TestFixKeepsTheGoodMembers(t *testing.T) {
 				continue
 			}
 			again, err := Inspect(t.Context(), out, Options{}, nil)
-			if err != nil || len(again.Bad) > 0 || again.Samples != report.Samples-len(refused) || len(again.Classes) != len(report.Classes) {
+			if err != nil || len(again.Bad) > 0 || again.Samples != report.Samples-len(refused) ||
+				len(again.Classes) != len(report.Classes) {
 				t.Errorf("the fixed archive: %+v, %v", again, err)
 			}
 		}
@@ -133,7 +137,9 @@ func TestFixKeepsTheGoodMembers(t *testing.T) {
 // TestFixReadsFolders: a directory is fixed as an archive is, in the order of its paths.
 func TestFixReadsFolders(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(40, 40))
-	root := archivetest.Extract(t, []archivetest.Member{{Name: "b/1.jpg", Data: jpeg}, {Name: "a/2.jpg", Data: jpeg}, {Name: "a/1.jpg", Data: jpeg[:90]}})
+	root := archivetest.Extract(t,
+		[]archivetest.Member{{Name: "b/1.jpg", Data: jpeg}, {Name: "a/2.jpg", Data: jpeg},
+			{Name: "a/1.jpg", Data: jpeg[:90]}})
 	out := filepath.Join(t.TempDir(), "out.tgz")
 	if _, _, err := Fix(t.Context(), root, out, Options{}, FixOptions{}, nil); err != nil {
 		t.Fatal(err)
@@ -142,7 +148,8 @@ func TestFixReadsFolders(t *testing.T) {
 		t.Errorf("%v, want len(got) = 2, got[0].Name = %q, got[1].Name = %q", got, "a/2.jpg", "b/1.jpg")
 	}
 	for _, inside := range []string{filepath.Join(root, "out.tgz"), filepath.Join(root, "a", "out.tgz")} {
-		if _, _, err := Fix(t.Context(), root, inside, Options{}, FixOptions{}, nil); err == nil || !strings.Contains(err.Error(), "lies inside of") {
+		if _, _, err := Fix(t.Context(), root, inside, Options{}, FixOptions{}, nil); err == nil ||
+			!strings.Contains(err.Error(), "lies inside of") {
 			t.Errorf("error %v, want an error with %q", err, "lies inside of")
 		}
 	}
@@ -185,7 +192,8 @@ func TestFixRewritesWhatOnlyPartialDecodes(t *testing.T) {
 			t.Errorf("%s has other pixels: %v", m.Name, err)
 		}
 		info, err := sample.Library{}.Header([]byte(m.Data))
-		if wantOrientation := map[string]int32{"c/cut.jpg": 1, "c/turned.jpg": 6}[m.Name]; err != nil || info.Orientation != wantOrientation {
+		if wantOrientation := map[string]int32{"c/cut.jpg": 1, "c/turned.jpg": 6}[m.Name]; err != nil ||
+			info.Orientation != wantOrientation {
 			t.Errorf("%s: orientation %d, %v, want no error, info.Orientation = %v",
 				m.Name, info.Orientation, err, wantOrientation)
 		}
@@ -218,13 +226,15 @@ func TestFixDropsWholeGroups(t *testing.T) {
 // TestFixRefusesUnsafeOutputs covers the cases in which nothing is written.
 func TestFixRefusesUnsafeOutputs(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(40, 40))
-	good := archivetest.Tar(t, archivetest.Member{Name: "a/1.jpg", Data: jpeg}, archivetest.Member{Name: "b/1.jpg", Data: jpeg[:90]}, archivetest.Member{Name: "c/1.jpg", Data: jpeg})
+	good := archivetest.Tar(t, archivetest.Member{Name: "a/1.jpg", Data: jpeg},
+		archivetest.Member{Name: "b/1.jpg", Data: jpeg[:90]}, archivetest.Member{Name: "c/1.jpg", Data: jpeg})
 	path := archivetest.WriteFile(t, "a.tar", good)
 	folder := t.TempDir()
 	other := filepath.Join(folder, "notes.tgz")
 	link := filepath.Join(folder, "link.tar")
 	earlier := filepath.Join(folder, "earlier.tar")
-	if err := errors.Join(os.WriteFile(other, []byte("notes"), 0o644), os.Symlink(path, link), os.WriteFile(earlier, good, 0o644)); err != nil {
+	if err := errors.Join(os.WriteFile(other, []byte("notes"), 0o644), os.Symlink(path, link),
+		os.WriteFile(earlier, good, 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	directory := filepath.Join(t.TempDir(), "directory.tar")
@@ -239,15 +249,17 @@ func TestFixRefusesUnsafeOutputs(t *testing.T) {
 		f       FixOptions
 		want    string
 	}{
-		"the input":                 {path, path, drop, "is the archive that is read"},
-		"a link to the input":       {path, link, drop, "is the archive that is read"},
-		"a file of another kind":    {path, other, drop, "notes.tgz exists, and a fixed archive replaces no file: give another name"},
-		"another archive":           {path, earlier, drop, "earlier.tar exists, and a fixed archive replaces no file"},
-		"a directory":               {path, directory, drop, "directory.tar is a directory"},
-		"another format":            {path, filepath.Join(folder, "out.zip"), drop, "ends in .tar"},
-		"a URL":                     {path, "http://localhost/out.tar", drop, "local file"},
-		"a missing folder":          {path, filepath.Join(folder, "none", "out.tar"), drop, "no such file"},
-		"a class that would end":    {path, filepath.Join(folder, "out.tar"), FixOptions{}, `all samples of 1 classes are bad ("b" is the first)`},
+		"the input":           {path, path, drop, "is the archive that is read"},
+		"a link to the input": {path, link, drop, "is the archive that is read"},
+		"a file of another kind": {path, other, drop,
+			"notes.tgz exists, and a fixed archive replaces no file: give another name"},
+		"another archive":  {path, earlier, drop, "earlier.tar exists, and a fixed archive replaces no file"},
+		"a directory":      {path, directory, drop, "directory.tar is a directory"},
+		"another format":   {path, filepath.Join(folder, "out.zip"), drop, "ends in .tar"},
+		"a URL":            {path, "http://localhost/out.tar", drop, "local file"},
+		"a missing folder": {path, filepath.Join(folder, "none", "out.tar"), drop, "no such file"},
+		"a class that would end": {path, filepath.Join(folder, "out.tar"), FixOptions{},
+			`all samples of 1 classes are bad ("b" is the first)`},
 		"an archive that is cut":    {cut, filepath.Join(folder, "out.tar"), drop, "cut off"},
 		"an archive without images": {bad, filepath.Join(folder, "out.tar"), drop, "no samples"},
 	} {
@@ -263,7 +275,8 @@ func TestFixRefusesUnsafeOutputs(t *testing.T) {
 		}
 	}
 	out := filepath.Join(folder, "out.tar")
-	if _, fixed, err := Fix(t.Context(), path, out, Options{}, drop, nil); err != nil || !slices.Equal(fixed.Dropped, []string{"b"}) {
+	if _, fixed, err := Fix(t.Context(), path, out, Options{}, drop, nil); err != nil ||
+		!slices.Equal(fixed.Dropped, []string{"b"}) {
 		t.Errorf("%+v, %v, want no error, fixed.Dropped = %+v", fixed, err, []string{"b"})
 	}
 }
@@ -288,7 +301,8 @@ func TestInterruptedFixLeavesNothing(t *testing.T) {
 			then()
 		}
 	}
-	if _, _, err := Fix(ctx, path, out, Options{}, FixOptions{}, progress); !errors.Is(err, context.Canceled) || !written {
+	if _, _, err := Fix(ctx, path, out, Options{}, FixOptions{}, progress); !errors.Is(err,
+		context.Canceled) || !written {
 		t.Errorf("error %v, writing begun: %v, want the error %v, written = true",
 			err, written, context.Canceled)
 	}
@@ -299,7 +313,8 @@ func TestInterruptedFixLeavesNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, _, err := Fix(t.Context(), path, out, Options{}, FixOptions{}, progress); err == nil || !strings.Contains(err.Error(), "out.tar is a file of another kind, and only an empty file is replaced") {
+	if _, _, err := Fix(t.Context(), path, out, Options{}, FixOptions{}, progress); err == nil ||
+		!strings.Contains(err.Error(), "out.tar is a file of another kind, and only an empty file is replaced") {
 		t.Errorf("error %v", err)
 	}
 	folderIsClean(t, folder, "out.tar")
@@ -312,7 +327,9 @@ func TestInterruptedFixLeavesNothing(t *testing.T) {
 // the positions of the first pass.
 func TestFixRefusesAChangedFolder(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(40, 40))
-	root := archivetest.Extract(t, []archivetest.Member{{Name: "a/2.jpg", Data: jpeg}, {Name: "a/3.jpg", Data: jpeg[:90]}, {Name: "a/4.jpg", Data: jpeg}})
+	root := archivetest.Extract(t,
+		[]archivetest.Member{{Name: "a/2.jpg", Data: jpeg}, {Name: "a/3.jpg", Data: jpeg[:90]},
+			{Name: "a/4.jpg", Data: jpeg}})
 	folder := t.TempDir()
 	added := false
 	progress := func(p Progress) {

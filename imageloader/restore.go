@@ -74,14 +74,17 @@ func (l *Loader) restore(ctx context.Context, states []State) (*epoch.Start, ord
 	}
 	r := states[0].run
 	if !l.possible(r.order) {
-		return nil, "", fmt.Errorf("it is damaged: its epochs are in the order %q, which these options do not have", r.order)
+		return nil, "", fmt.Errorf(
+			"it is damaged: its epochs are in the order %q, which these options do not have", r.order)
 	}
 	if (r.order == order.Permuted || r.order == order.Drawn) && !x.Random() {
-		return nil, "", errors.New("its epochs are in an order that needs random access, which this archive does not have (any more): " +
-			"make an index with torchstream index, repack it as .tar, or raise Options.ShuffleBytes")
+		return nil, "", errors.New(
+			"its epochs are in an order that needs random access, which this archive does not have (any more): " +
+				"make an index with torchstream index, repack it as .tar, or raise Options.ShuffleBytes")
 	}
 	if own, given := byRank[l.o.Rank]; given && r.world == l.o.World {
-		return &epoch.Start{Epoch: r.epoch, Done: r.done, Turn: own.turns, Batches: own.batches, Before: r.before}, r.order, nil
+		return &epoch.Start{Epoch: r.epoch, Done: r.done, Turn: own.turns, Batches: own.batches,
+			Before: r.before}, r.order, nil
 	}
 	if len(byRank) < r.world && l.o.BadSamples == Skip {
 		return nil, "", fmt.Errorf("there are the states of %d of %d ranks: "+
@@ -116,7 +119,8 @@ func (l *Loader) fits(s, first State, total int) error {
 		return err
 	}
 	n := len(r.done.Ahead)
-	if r.done.Len() > total || n > 0 && r.done.Ahead[n-1] >= total || s.turns > d.MaxTurns() || s.batches > d.Batches() {
+	if r.done.Len() > total || n > 0 && r.done.Ahead[n-1] >= total || s.turns > d.MaxTurns() ||
+		s.batches > d.Batches() {
 		return fmt.Errorf("it is damaged: epochs have %d samples, and it lies behind them", total)
 	}
 	return nil

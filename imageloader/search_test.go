@@ -10,7 +10,8 @@ import (
 // KeepEntryPoints ignores entry points that belong to no row of a batch. A closed loader ignores
 // all entry points.
 func TestKeepEntryPointsIgnoresOtherBatches(t *testing.T) {
-	l, err := Open(planArchive(t, "t.tar", 2, 0), Options{BatchSize: 2, Transform: Train(32), IndexFile: filepath.Join(t.TempDir(), "index")})
+	l, err := Open(planArchive(t, "t.tar", 2, 0),
+		Options{BatchSize: 2, Transform: Train(32), IndexFile: filepath.Join(t.TempDir(), "index")})
 	if err != nil {
 		t.Skip(err)
 	}

@@ -47,7 +47,8 @@ func awayLoader(t *testing.T, log *bytes.Buffer) (*Loader, *outage) {
 		"store://user:SECRET@b/0.tar": {Data: string(archivetest.Numbered(t, 0, 1, 2, 3)), Version: "1"},
 		"store://user:SECRET@b/1.tar": {Data: string(archivetest.Numbered(t, 4, 5, 6, 7)), Version: "1"},
 	})}
-	o := Options{BatchSize: 2, Transform: Eval(4, 4), NoIndex: true, OpenSource: store.open, Logger: slog.New(slog.NewTextHandler(log, nil))}
+	o := Options{BatchSize: 2, Transform: Eval(4, 4), NoIndex: true, OpenSource: store.open,
+		Logger: slog.New(slog.NewTextHandler(log, nil))}
 	l, err := open(t.Context(), "store://user:SECRET@b/{0,1}.tar", o, openFile, fakeCodec{})
 	if err != nil {
 		t.Fatal(err)
@@ -78,10 +79,12 @@ func TestServerOutageBetweenEpochsEndsNoEpoch(t *testing.T) {
 				store.away(url, time.Now().Add(away))
 				began := time.Now()
 				if n, err := samplesOf(t.Context(), l, epoch); n != 8 || err != nil || time.Since(began) < away {
-					t.Errorf("%q is away for %v: %d samples after %v, error %v, want 8 samples", url, away, n, time.Since(began), err)
+					t.Errorf("%q is away for %v: %d samples after %v, error %v, want 8 samples", url, away,
+						n, time.Since(began), err)
 				}
 			}
-			if text := log.String(); !strings.Contains(text, "request failed and is repeated") || strings.Contains(text, "SECRET") {
+			if text := log.String(); !strings.Contains(text, "request failed and is repeated") ||
+				strings.Contains(text, "SECRET") {
 				t.Errorf("want warnings without the secret, got\n%s", text)
 			}
 		})
@@ -106,8 +109,10 @@ func TestContextErrorNamesTheFailedRequest(t *testing.T) {
 			if err == nil {
 				t.Fatalf("away for %v: got no error, want one", away)
 			}
-			named := strings.Contains(err.Error(), sourcetest.ErrBusy.Error()) && strings.Contains(err.Error(), "store://b/0.tar")
-			if named != (away > 0) || away > 0 && !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "SECRET") {
+			named := strings.Contains(err.Error(), sourcetest.ErrBusy.Error()) &&
+				strings.Contains(err.Error(), "store://b/0.tar")
+			if named != (away > 0) || away > 0 && !errors.Is(err, context.DeadlineExceeded) ||
+				strings.Contains(err.Error(), "SECRET") {
 				t.Errorf("away for %v: error %v, want the context's, with the failure if the store is away", away, err)
 			}
 		}

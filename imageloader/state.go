@@ -96,7 +96,8 @@ func (s State) MarshalJSON() ([]byte, error) {
 	if r.identify != nil {
 		id = r.identify()
 	}
-	return json.Marshal(wireState{stateVersion, r.epoch, r.order, r.rank, r.world, r.done.Next, append([]int{}, r.done.Ahead...), r.before, s.batches, s.turns,
+	return json.Marshal(wireState{stateVersion, r.epoch, r.order, r.rank, r.world, r.done.Next,
+		append([]int{}, r.done.Ahead...), r.before, s.batches, s.turns,
 		id, r.classes, r.options})
 }
 
@@ -113,7 +114,8 @@ func (s *State) UnmarshalJSON(data []byte) error {
 		return fmt.Errorf("imageloader: damaged state: %w", err)
 	}
 	if version.Version != stateVersion {
-		return fmt.Errorf("imageloader: the state is of version %d, this program reads %d", version.Version, stateVersion)
+		return fmt.Errorf("imageloader: the state is of version %d, this program reads %d", version.Version,
+			stateVersion)
 	}
 	var w wireState
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -127,7 +129,8 @@ func (s *State) UnmarshalJSON(data []byte) error {
 	if err := w.check(); err != nil {
 		return fmt.Errorf("imageloader: damaged state: %w", err)
 	}
-	s.run = &run{epoch: w.Epoch, order: w.Order, rank: w.Rank, world: w.World, done: order.Positions{Next: w.Next, Ahead: w.Ahead}, before: w.Before,
+	s.run = &run{epoch: w.Epoch, order: w.Order, rank: w.Rank, world: w.World,
+		done: order.Positions{Next: w.Next, Ahead: w.Ahead}, before: w.Before,
 		archive: w.Archive, classes: w.Classes, options: w.Options}
 	s.batches, s.turns = w.Batches, w.Turns
 	return nil
@@ -138,7 +141,8 @@ func (w *wireState) check() error {
 	for _, c := range []struct {
 		name  string
 		value int
-	}{{"epoch", w.Epoch}, {"next", w.Next}, {"before", w.Before}, {"batches", w.Batches}, {"turns", w.Turns}, {"samples", w.Archive.Samples}, {"bytes", int(w.Archive.Bytes)}} {
+	}{{"epoch", w.Epoch}, {"next", w.Next}, {"before", w.Before}, {"batches", w.Batches},
+		{"turns", w.Turns}, {"samples", w.Archive.Samples}, {"bytes", int(w.Archive.Bytes)}} {
 		if c.value < 0 || c.value > maxCount {
 			return fmt.Errorf("%q is %d", c.name, c.value)
 		}

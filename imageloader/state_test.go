@@ -88,7 +88,8 @@ func TestResumeGivesTheSameBytes(t *testing.T) {
 				}
 				t.Run(fmt.Sprint(format, "/", policy, "/", name), func(t *testing.T) {
 					archivetest.Within(t)
-					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: true, ShuffleBuffer: 40, ShuffleBytes: archive.shuffleBytes, Seed: 7, BadSamples: policy,
+					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: true, ShuffleBuffer: 40,
+						ShuffleBytes: archive.shuffleBytes, Seed: 7, BadSamples: policy,
 						Classes: archive.classes, Workers: 3}
 					change(&o)
 					l := openFake(t, archive.path, o)
@@ -99,7 +100,8 @@ func TestResumeGivesTheSameBytes(t *testing.T) {
 						l := openFake(t, archive.path, o)
 						s := throughJSON(t, after[at])
 						if s.Epoch() != 2 || s.Batches() != at+1 {
-							t.Fatalf("epoch %d, %d batches, but the state was made after batch %d", s.Epoch(), s.Batches(), at)
+							t.Fatalf("epoch %d, %d batches, but the state was made after batch %d",
+								s.Epoch(), s.Batches(), at)
 						}
 						if err := l.Restore(t.Context(), s); err != nil {
 							t.Fatal(err)
@@ -107,7 +109,8 @@ func TestResumeGivesTheSameBytes(t *testing.T) {
 						for range 2 { // every run of the epoch
 							rest, then := states(t, l, s.Epoch(), 1+rng.IntN(4))
 							if digest(rest) != digest(whole[at+1:]) {
-								t.Fatalf("after batch %d of %d the rest differs:\n got %q\nwant %q", at, len(whole), names(rest), names(whole[at+1:]))
+								t.Fatalf("after batch %d of %d the rest differs:\n got %q\nwant %q", at,
+									len(whole), names(rest), names(whole[at+1:]))
 							}
 							for i := range then {
 								got, _ := json.Marshal(then[i])
@@ -124,7 +127,8 @@ func TestResumeGivesTheSameBytes(t *testing.T) {
 						if err := l.Restore(t.Context()); err != nil {
 							t.Fatal(err)
 						}
-						if got, _ := collect(t, l, 2, 2); format != "memory, not at first" && digest(got) != digest(whole) {
+						if got, _ := collect(t, l, 2, 2); format != "memory, not at first" &&
+							digest(got) != digest(whole) {
 							t.Errorf("after Restore without a state\n%q, want\n%q with the same pixels",
 								names(got), names(whole))
 						}
@@ -156,12 +160,15 @@ func TestResumeInAnotherWorldLosesNoSample(t *testing.T) {
 	const n = 240
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, policy := range []BadSamplePolicy{Skip, Substitute} {
-		isBad := func(i int) bool { return i%11 == 3 || policy == Skip && i > 60 && i < 66 } // a batch with only bad samples has no substitutes
+		// a batch with only bad samples has no substitutes
+		isBad := func(i int) bool { return i%11 == 3 || policy == Skip && i > 60 && i < 66 }
 		for format, archive := range archives(t, archivetest.Images(t, n, isBad)) {
 			t.Run(fmt.Sprint(format, "/", policy), func(t *testing.T) {
 				archivetest.Within(t)
 				for round := range 6 {
-					o := Options{BatchSize: 4, Transform: Train(4), Shuffle: round%2 == 0, ShuffleBuffer: 40, ShuffleBytes: archive.shuffleBytes, Seed: uint64(round), BadSamples: policy, Classes: archive.classes,
+					o := Options{BatchSize: 4, Transform: Train(4), Shuffle: round%2 == 0,
+						ShuffleBuffer: 40, ShuffleBytes: archive.shuffleBytes, Seed: uint64(round),
+						BadSamples: policy, Classes: archive.classes,
 						PadLast: policy == Substitute}
 					count := map[string]int{}
 					var last []State
@@ -254,12 +261,16 @@ func TestRestoreRefusesOtherStates(t *testing.T) {
 		"order":     {path, func(o *Options) { o.Shuffle = false }, "Options.Shuffle"},
 		"policy":    {path, func(o *Options) { o.BadSamples = Skip }, "Options.BadSamples"},
 		"weights":   {path, func(o *Options) { o.Weights = func(Sample) float64 { return 1 } }, "Options.Weights"},
-		"classes":   {path, func(o *Options) { o.Classes = []string{"class4", "class3", "class2", "class1", "class0"} }, "other classes"},
-		"size":      {archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 61, nil)), func(*Options) {}, "another archive"},
-		"content":   {archivetest.WriteFile(t, "b.tar", fakeArchiveRenamed(t, 60)), func(*Options) {}, "other names"},
-		"workers":   {path, func(o *Options) { o.Workers = 9 }, ""},
-		"entries":   {path, func(o *Options) { o.NoEntryPoints, o.TrustIndex = true, true }, ""},
-		"copies":    {path, func(o *Options) { o.MaxTranscodedBytes = 1 }, ""},
+		"classes": {path, func(o *Options) {
+			o.Classes = []string{"class4", "class3", "class2", "class1",
+				"class0"}
+		}, "other classes"},
+		"size": {archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 61, nil)), func(*Options) {},
+			"another archive"},
+		"content": {archivetest.WriteFile(t, "b.tar", fakeArchiveRenamed(t, 60)), func(*Options) {}, "other names"},
+		"workers": {path, func(o *Options) { o.Workers = 9 }, ""},
+		"entries": {path, func(o *Options) { o.NoEntryPoints, o.TrustIndex = true, true }, ""},
+		"copies":  {path, func(o *Options) { o.MaxTranscodedBytes = 1 }, ""},
 	} {
 		o := base
 		c.change(&o)
@@ -296,7 +307,8 @@ func TestRestoreRefusesOtherStates(t *testing.T) {
 	o.BadSamples, o.World = Skip, 2
 	_, after = states(t, openFake(t, path, o), 0, 2)
 	o.World = 3
-	if err := openFake(t, path, o).Restore(t.Context(), after[1]); err == nil || !strings.Contains(err.Error(), "1 of 2 ranks") {
+	if err := openFake(t, path, o).Restore(t.Context(), after[1]); err == nil ||
+		!strings.Contains(err.Error(), "1 of 2 ranks") {
 		t.Errorf("one rank's state under Skip: %v, want an error with %q", err, "1 of 2 ranks")
 	}
 
@@ -305,7 +317,8 @@ func TestRestoreRefusesOtherStates(t *testing.T) {
 	_, after = states(t, openFake(t, tgz, base), 0, 2)
 	o = base
 	o.ShuffleBytes = 1000
-	if err := openFake(t, tgz, o).Restore(t.Context(), after[1]); err == nil || !strings.Contains(err.Error(), "random access") {
+	if err := openFake(t, tgz, o).Restore(t.Context(), after[1]); err == nil ||
+		!strings.Contains(err.Error(), "random access") {
 		t.Errorf("a permutation on a stream: %v, want an error with %q", err, "random access")
 	}
 }
@@ -318,22 +331,27 @@ func fakeArchiveRenamed(t *testing.T, n int) []byte {
 		if i == 31 {
 			name = strings.Replace(name, "0031", "0O31", 1)
 		}
-		members = append(members, archivetest.Member{Name: name, Data: archivetest.Image(fmt.Sprintf("image %d %s", i, strings.Repeat("x", i*37%900)))})
+		members = append(members,
+			archivetest.Member{Name: name,
+				Data: archivetest.Image(fmt.Sprintf("image %d %s", i, strings.Repeat("x", i*37%900)))})
 	}
 	return archivetest.Tar(t, members...)
 }
 
 // TestDamagedStatesAreRefused: reading a state refuses bytes that are not a state.
 func TestDamagedStatesAreRefused(t *testing.T) {
-	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, nil)), Options{BatchSize: 8, Transform: Train(4), Shuffle: true})
+	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, nil)),
+		Options{BatchSize: 8, Transform: Train(4), Shuffle: true})
 	_, after := states(t, l, 0, 2)
 	good, err := json.Marshal(after[1])
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range [][2]string{
-		{`"version":1`, `"version":2`}, {`"epoch":0`, `"epoch":-1`}, {`"world":1`, `"world":0`}, {`"rank":0`, `"rank":1`}, {`"order":"permutation"`, `"order":"dice"`},
-		{`"ahead":[]`, `"ahead":[0]`}, {`"ahead":[]`, `"ahead":[5,4]`}, {`"turns":16`, `"turns":-16`}, {`"turns":16`, `"turns":1e300`}, {`"next":0`, `"nest":0`},
+		{`"version":1`, `"version":2`}, {`"epoch":0`, `"epoch":-1`}, {`"world":1`, `"world":0`},
+		{`"rank":0`, `"rank":1`}, {`"order":"permutation"`, `"order":"dice"`},
+		{`"ahead":[]`, `"ahead":[0]`}, {`"ahead":[]`, `"ahead":[5,4]`}, {`"turns":16`, `"turns":-16`},
+		{`"turns":16`, `"turns":1e300`}, {`"next":0`, `"nest":0`},
 		{`"before":0`, `"before":9223372036854775807`}, {`}}`, `}} more`}, {`{`, ``}, {`"samples":60`, `"samples":-60`},
 	} {
 		bad := strings.Replace(string(good), c[0], c[1], 1)
@@ -390,22 +408,36 @@ func earlierOptions() map[string]Options {
 	return map[string]Options{
 		"operations": {BatchSize: 7, Shuffle: true, Seed: 3, BadSamples: Substitute,
 			OpenSource: func(context.Context, string) (Source, error) { return nil, errors.New("not asked for") },
-			Transform: Transform{Size: 16, RandomResizedCrop: true, FlipP: 0.25, ApplyEXIFOrientation: true, DType: tensor.BFloat16, Ops: []transform.Op{
-				transform.RandomHorizontalFlip{P: 0.5}, &transform.RandomVerticalFlip{P: 0.25},
-				transform.Pad{Padding: [4]int{3, 2, 1, 4}, Mode: transform.PadReflect, Fill: transform.Color{1, 2, 3}}, transform.RandomCrop{Size: 16}, transform.CenterCrop{Size: 16},
-				transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1}, transform.RandomPhotometricDistort{P: 0.5}, transform.RandomChannelPermutation{},
-				transform.GaussianNoise{Mean: 0.1, Sigma: 0.2}, transform.Grayscale{}, transform.RandomGrayscale{P: 0.5}, transform.GaussianBlur{KernelSize: [2]int{5, 5}},
-				transform.RandomErasing{Value: transform.Color{1, 2, 3}}, transform.RandomInvert{P: 0.5}, transform.RandomPosterize{Bits: 3}, transform.RandomSolarize{Threshold: 128},
-				transform.RandomAdjustSharpness{SharpnessFactor: 2}, transform.RandomAutocontrast{}, transform.RandomEqualize{},
-				transform.RandomApply{Ops: []transform.Op{transform.Func(nothing), &transform.Grayscale{}}, P: 0.5},
-				transform.RandomChoice{Ops: []transform.Op{transform.RandAugment{NumOps: 3}, transform.TrivialAugmentWide{}, transform.AutoAugment{Policy: transform.SVHNPolicy, Interpolation: transform.Bilinear}}, P: []float64{1, 2, 3}},
-				transform.RandomOrder{Ops: []transform.Op{transform.RandomRotation{Degrees: [2]float64{-3, 3}, Center: &[2]float64{1, 2}}, transform.RandomAffine{Degrees: [2]float64{-9, 9}}}},
-				transform.RandomPerspective{DistortionScale: 0.25}, transform.Func(nothing),
-			}}},
-		"mixed":   {BatchSize: 8, BadSamples: Skip, Shuffle: true, Seed: 4, Transform: Transform{Size: 8, Resize: 8, Bytes: true, Mix: []transform.BatchOp{transform.MixUp{Alpha: 0.5}, &transform.CutMix{}}}},
+			Transform: Transform{Size: 16, RandomResizedCrop: true, FlipP: 0.25, ApplyEXIFOrientation: true,
+				DType: tensor.BFloat16, Ops: []transform.Op{
+					transform.RandomHorizontalFlip{P: 0.5}, &transform.RandomVerticalFlip{P: 0.25},
+					transform.Pad{Padding: [4]int{3, 2, 1, 4}, Mode: transform.PadReflect,
+						Fill: transform.Color{1, 2, 3}}, transform.RandomCrop{Size: 16}, transform.CenterCrop{Size: 16},
+					transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1},
+					transform.RandomPhotometricDistort{P: 0.5}, transform.RandomChannelPermutation{},
+					transform.GaussianNoise{Mean: 0.1, Sigma: 0.2}, transform.Grayscale{},
+					transform.RandomGrayscale{P: 0.5}, transform.GaussianBlur{KernelSize: [2]int{5, 5}},
+					transform.RandomErasing{Value: transform.Color{1, 2, 3}}, transform.RandomInvert{P: 0.5},
+					transform.RandomPosterize{Bits: 3}, transform.RandomSolarize{Threshold: 128},
+					transform.RandomAdjustSharpness{SharpnessFactor: 2}, transform.RandomAutocontrast{},
+					transform.RandomEqualize{},
+					transform.RandomApply{Ops: []transform.Op{transform.Func(nothing), &transform.Grayscale{}}, P: 0.5},
+					transform.RandomChoice{Ops: []transform.Op{transform.RandAugment{NumOps: 3},
+						transform.TrivialAugmentWide{},
+						transform.AutoAugment{Policy: transform.SVHNPolicy,
+							Interpolation: transform.Bilinear}}, P: []float64{1, 2, 3}},
+					transform.RandomOrder{Ops: []transform.Op{transform.RandomRotation{Degrees: [2]float64{-3,
+						3}, Center: &[2]float64{1, 2}}, transform.RandomAffine{Degrees: [2]float64{-9, 9}}}},
+					transform.RandomPerspective{DistortionScale: 0.25}, transform.Func(nothing),
+				}}},
+		"mixed": {BatchSize: 8, BadSamples: Skip, Shuffle: true, Seed: 4,
+			Transform: Transform{Size: 8, Resize: 8, Bytes: true,
+				Mix: []transform.BatchOp{transform.MixUp{Alpha: 0.5}, &transform.CutMix{}}}},
 		"default": {BatchSize: 8, Transform: Eval(32, 16), Balanced: true, Draws: 64, BadSamples: Skip},
-		"train":   {BatchSize: 9, Transform: Train(12), Weights: func(s Sample) float64 { return float64(1 + s.Index) }, BadSamples: Skip, Repeat: 2},
-		"ranks":   {BatchSize: 4, Transform: Train(12), Shuffle: true, Rank: 1, World: 3, PadLast: true, BadSamples: Skip},
+		"train": {BatchSize: 9, Transform: Train(12),
+			Weights: func(s Sample) float64 { return float64(1 + s.Index) }, BadSamples: Skip, Repeat: 2},
+		"ranks": {BatchSize: 4, Transform: Train(12), Shuffle: true, Rank: 1, World: 3, PadLast: true,
+			BadSamples: Skip},
 	}
 }
 
@@ -500,7 +532,8 @@ func TestForgedOrderIsRefused(t *testing.T) {
 		for _, kind := range []order.Kind{order.Archive, order.Permuted, order.Buffered, order.Drawn} {
 			was := fmt.Sprintf("%q:%q", "order", after[1].run.order)
 			var forged State
-			if err := json.Unmarshal([]byte(strings.Replace(string(data), was, fmt.Sprintf("%q:%q", "order", kind), 1)), &forged); err != nil {
+			if err := json.Unmarshal([]byte(strings.Replace(string(data), was,
+				fmt.Sprintf("%q:%q", "order", kind), 1)), &forged); err != nil {
 				t.Fatal(err)
 			}
 			// A forged shuffle buffer needs these options.

@@ -51,8 +51,11 @@ type Stats struct {
 	Inflate time.Duration // inflating, including the checksums and headers of a compressed archive
 	Decode  time.Duration // header, decode, crop, resize, and the operations of the transform; or planning
 
-	WaitData     time.Duration // workers, or planning goroutines, waiting for samples: high if reading or the consumer is the bottleneck
-	WaitSlot     time.Duration // samples waiting for a free slot: high if the consumer is the bottleneck, as it should be
+	// workers, or planning goroutines, waiting for samples: high if reading or the consumer is the
+	// bottleneck
+	WaitData time.Duration
+	// samples waiting for a free slot: high if the consumer is the bottleneck, as it should be
+	WaitSlot     time.Duration
 	ConsumerWait time.Duration // the loop over Epoch waiting for a batch; a prefetcher has its own count
 }
 
@@ -128,17 +131,21 @@ func (s Stats) Bottleneck() (Stage, string) {
 	busy, idle, slot := s.Decode.Seconds()/workers, s.WaitData.Seconds()/workers, s.WaitSlot.Seconds()/s.Elapsed.Seconds()
 	switch {
 	case busy >= 0.75:
-		return Decoding, fmt.Sprintf("decoding is the bottleneck: the %d workers are busy %.0f %% of the time: give the process more CPUs (GOMAXPROCS, the cgroup's quota, "+
+		return Decoding, fmt.Sprintf("decoding is the bottleneck: the %d workers are busy %.0f %% of the "+
+			"time: give the process more CPUs (GOMAXPROCS, the cgroup's quota, "+
 			"Options.Workers), or store smaller images", s.Workers, 100*busy)
 	case slot > idle/2:
-		return Consuming, fmt.Sprintf("the consumer is the bottleneck, as it should be: samples wait for a free slot %.0f %% of the time, and the workers are busy %.0f %%",
+		return Consuming, fmt.Sprintf("the consumer is the bottleneck, as it should be: samples wait for "+
+			"a free slot %.0f %% of the time, and the workers are busy %.0f %%",
 			100*slot, 100*busy)
 	}
 	if s.Inflate > s.Read {
-		return Inflating, fmt.Sprintf("inflating is the bottleneck: the %d workers wait for samples %.0f %% of the time: make an index of the archive, so that several goroutines "+
+		return Inflating, fmt.Sprintf("inflating is the bottleneck: the %d workers wait for samples %.0f "+
+			"%% of the time: make an index of the archive, so that several goroutines "+
 			"inflate it, raise Options.ShuffleBytes so that it stays in memory, or repack it as a plain .tar", s.Workers, 100*idle)
 	}
-	return Reading, fmt.Sprintf("reading is the bottleneck: the %d workers wait for samples %.0f %% of the time: keep the archive on a faster disk or nearer, in several shards, "+
+	return Reading, fmt.Sprintf("reading is the bottleneck: the %d workers wait for samples %.0f %% of "+
+		"the time: keep the archive on a faster disk or nearer, in several shards, "+
 		"or raise Options.ShuffleBytes so that it stays in memory", s.Workers, 100*idle)
 }
 
@@ -147,11 +154,16 @@ func (s Stats) Bottleneck() (Stage, string) {
 func (s Stats) LogValue() slog.Value {
 	stage, advice := s.Bottleneck()
 	attrs := []slog.Attr{
-		slog.Int64("samples", s.Samples), slog.Int64("batches", s.Batches), slog.Int64("bytes", s.Bytes), slog.Int64("bad", s.Bad), slog.Int64("warned", s.Warned),
-		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers), slog.Int("ignored", s.Ignored), slog.Int("orphans", s.Orphans),
-		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read), slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode),
-		slog.Duration("wait_data", s.WaitData), slog.Duration("wait_slot", s.WaitSlot), slog.Duration("consumer_wait", s.ConsumerWait),
-		slog.Int64("cropped", s.Cropped), slog.Int64("gave_up", s.GaveUp), slog.Int64("entries_made", s.EntriesMade), slog.Int64("entries_refused", s.EntriesRefused),
+		slog.Int64("samples", s.Samples), slog.Int64("batches", s.Batches), slog.Int64("bytes", s.Bytes),
+		slog.Int64("bad", s.Bad), slog.Int64("warned", s.Warned),
+		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers),
+		slog.Int("ignored", s.Ignored), slog.Int("orphans", s.Orphans),
+		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read),
+		slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode),
+		slog.Duration("wait_data", s.WaitData), slog.Duration("wait_slot", s.WaitSlot),
+		slog.Duration("consumer_wait", s.ConsumerWait),
+		slog.Int64("cropped", s.Cropped), slog.Int64("gave_up", s.GaveUp),
+		slog.Int64("entries_made", s.EntriesMade), slog.Int64("entries_refused", s.EntriesRefused),
 		slog.Int64("transcoded_bytes", s.TranscodedBytes),
 		slog.String("bottleneck", string(stage)), slog.String("advice", advice),
 	}
@@ -205,8 +217,11 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		ConsumerWait float64              `json:"consumer_wait_seconds"`
 		Bottleneck   Stage                `json:"bottleneck"`
 		Advice       string               `json:"advice"`
-	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named(s.BadNamed), s.Warned, named(s.WarnedNamed), s.Ignored, s.Orphans, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused, s.TranscodedBytes, s.Workers, s.Queue, s.QueueBytes,
-		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
+	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named(s.BadNamed), s.Warned, named(s.WarnedNamed),
+		s.Ignored, s.Orphans, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused,
+		s.TranscodedBytes, s.Workers, s.Queue, s.QueueBytes,
+		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(),
+		s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
 }
 
 // Stats may be called at any time, also while an epoch runs.
@@ -218,7 +233,8 @@ func (l *Loader) Stats() Stats {
 		Samples: c.Delivered.Samples.Load(), Batches: c.Delivered.Batches.Load(), Bytes: d.Bytes.Load(),
 		Bad: p.Bad, BadBy: p.BadBy, BadNamed: p.BadNamed, Warned: p.Warned, WarnedNamed: p.WarnedNamed,
 		Workers: l.o.Workers, Queue: int(c.Queue.Samples.Load()), QueueBytes: c.Queue.Bytes.Load(),
-		Decoded: d.Paths(), Cropped: d.Cropped.Load(), GaveUp: d.GaveUp.Load(), EntriesMade: d.EntriesMade.Load(), EntriesRefused: d.EntriesRefused.Load(),
+		Decoded: d.Paths(), Cropped: d.Cropped.Load(), GaveUp: d.GaveUp.Load(),
+		EntriesMade: d.EntriesMade.Load(), EntriesRefused: d.EntriesRefused.Load(),
 		Elapsed: c.Elapsed(), Read: duration(&t.Read), Inflate: duration(&t.Inflate), Decode: duration(&t.Decode),
 		WaitData: duration(&t.WaitData), WaitSlot: duration(&t.WaitSlot), ConsumerWait: duration(&t.ConsumerWait),
 	}

@@ -34,11 +34,15 @@ func TestBottleneckNamesTheSlowStage(t *testing.T) {
 		want Stage
 		says string
 	}{
-		"nothing":  {Stats{Workers: 2}, "", "too few"},
-		"decode":   {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: 3900 * time.Millisecond, WaitSlot: 300 * time.Millisecond}, Decoding, "more CPUs"},
-		"read":     {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second, WaitData: 3 * time.Second, Read: time.Second}, Reading, "wait for samples 75 %"},
-		"inflate":  {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second, WaitData: 3 * time.Second, Read: time.Second, Inflate: 2 * time.Second}, Inflating, "make an index"},
-		"consumer": {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second, WaitData: 3 * time.Second, WaitSlot: 700 * time.Millisecond}, Consuming, "70 %"},
+		"nothing": {Stats{Workers: 2}, "", "too few"},
+		"decode": {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: 3900 * time.Millisecond,
+			WaitSlot: 300 * time.Millisecond}, Decoding, "more CPUs"},
+		"read": {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second,
+			WaitData: 3 * time.Second, Read: time.Second}, Reading, "wait for samples 75 %"},
+		"inflate": {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second,
+			WaitData: 3 * time.Second, Read: time.Second, Inflate: 2 * time.Second}, Inflating, "make an index"},
+		"consumer": {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second,
+			WaitData: 3 * time.Second, WaitSlot: 700 * time.Millisecond}, Consuming, "70 %"},
 	} {
 		stage, advice := c.s.Bottleneck()
 		if stage != c.want || !strings.Contains(advice, c.says) {
@@ -60,10 +64,12 @@ func TestStatsForms(t *testing.T) {
 	}
 	both := l.Stats()
 	d := both.Since(first)
-	if d.Samples != 59 || d.Batches != 8 || d.Bad != 1 || d.BadBy[Damaged] != 1 || d.Bytes != first.Bytes || d.Bytes == 0 || first.BadBy[Damaged] != 1 || both.BadBy[Damaged] != 2 {
+	if d.Samples != 59 || d.Batches != 8 || d.Bad != 1 || d.BadBy[Damaged] != 1 || d.Bytes != first.Bytes ||
+		d.Bytes == 0 || first.BadBy[Damaged] != 1 || both.BadBy[Damaged] != 2 {
 		t.Errorf("%+v\n%+v\n%+v", first, both, d)
 	}
-	if both.Decode <= 0 || both.Elapsed <= 0 || both.Read <= 0 || both.ConsumerWait <= 0 || both.Queue != 0 || both.QueueBytes != 0 {
+	if both.Decode <= 0 || both.Elapsed <= 0 || both.Read <= 0 || both.ConsumerWait <= 0 ||
+		both.Queue != 0 || both.QueueBytes != 0 {
 		t.Errorf("%+v", both)
 	}
 	var v expvar.Var = l.Var()
@@ -71,13 +77,15 @@ func TestStatsForms(t *testing.T) {
 	if err := json.Unmarshal([]byte(v.String()), &fields); err != nil {
 		t.Fatalf("%v in %s, want no error", err, v)
 	}
-	if fields["samples"] != 118. || fields["bad"] != 2. || !strings.Contains(v.String(), "0003.png") || fields["decode_seconds"] != both.Decode.Seconds() {
+	if fields["samples"] != 118. || fields["bad"] != 2. || !strings.Contains(v.String(), "0003.png") ||
+		fields["decode_seconds"] != both.Decode.Seconds() {
 		t.Errorf("%s", v)
 	}
 	var log bytes.Buffer
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "stats", both)
 	var line struct{ Stats map[string]any }
-	if err := json.Unmarshal(log.Bytes(), &line); err != nil || line.Stats["samples"] != 118. || line.Stats["bad damaged"] != 2. || line.Stats["advice"] == "" {
+	if err := json.Unmarshal(log.Bytes(), &line); err != nil || line.Stats["samples"] != 118. ||
+		line.Stats["bad damaged"] != 2. || line.Stats["advice"] == "" {
 		t.Errorf("%v in %s", err, &log)
 	}
 }
@@ -85,7 +93,8 @@ func TestStatsForms(t *testing.T) {
 // TestStatsFieldsAreComplete: Since, LogValue and MarshalJSON have every field of Stats. The test
 // sets one field at a time, and requires that exactly this field changes in each of them.
 func TestStatsFieldsAreComplete(t *testing.T) {
-	gauges := []string{"BadNamed", "WarnedNamed", "Ignored", "Orphans", "Workers", "Queue", "QueueBytes", "TranscodedBytes"}
+	gauges := []string{"BadNamed", "WarnedNamed", "Ignored", "Orphans", "Workers", "Queue", "QueueBytes",
+		"TranscodedBytes"}
 	inJSON := map[string]string{"Decoded": "decodedby"}
 	inLog := map[string]string{"BadNamed": "", "WarnedNamed": "", "BadBy": "bad damaged", "Decoded": "decoded png"}
 	// with returns a Stats whose field of the given number is n, and whose other fields are zero.
@@ -179,9 +188,14 @@ func TestDecodedCountsTheDecodePaths(t *testing.T) {
 	for i := range 300 {
 		damaged[len(damaged)/2+i] = 0xfe
 	}
-	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Member{Name: "c/1.jpg", Data: string(archivetest.Photo(t, 1))}, archivetest.Member{Name: "c/2.jpg", Data: string(archivetest.Photo(t, 2))},
-		archivetest.Member{Name: "c/3.jpg", Data: string(cmyk)}, archivetest.Member{Name: "c/4.png", Data: archivetest.PNG(t, archivetest.Gradient(40, 40))}, archivetest.Member{Name: "c/5.gif", Data: frame.String()},
-		archivetest.Member{Name: "c/6.jpg", Data: string(damaged)})))
+	path := archivetest.WriteFile(t, "a.tgz",
+		archivetest.Gzip(t, archivetest.Tar(t,
+			archivetest.Member{Name: "c/1.jpg", Data: string(archivetest.Photo(t, 1))},
+			archivetest.Member{Name: "c/2.jpg", Data: string(archivetest.Photo(t, 2))},
+			archivetest.Member{Name: "c/3.jpg", Data: string(cmyk)},
+			archivetest.Member{Name: "c/4.png", Data: archivetest.PNG(t, archivetest.Gradient(40, 40))},
+			archivetest.Member{Name: "c/5.gif", Data: frame.String()},
+			archivetest.Member{Name: "c/6.jpg", Data: string(damaged)})))
 	l, err := Open(path, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip, Workers: 2, ShuffleBytes: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +212,8 @@ func TestDecodedCountsTheDecodePaths(t *testing.T) {
 		now := l.Stats()
 		got := now.Since(before)
 		before = now
-		if !maps.Equal(got.Decoded, want.Decoded) || got.GaveUp != want.GaveUp || got.EntriesMade != want.EntriesMade || got.EntriesRefused != 0 || got.Cropped < 1 || got.Cropped > 6 {
+		if !maps.Equal(got.Decoded, want.Decoded) || got.GaveUp != want.GaveUp ||
+			got.EntriesMade != want.EntriesMade || got.EntriesRefused != 0 || got.Cropped < 1 || got.Cropped > 6 {
 			t.Errorf("epoch %d: %+v", epoch, got)
 		}
 		if got.Read <= 0 || got.Inflate <= 0 {
@@ -236,7 +251,8 @@ func TestStatsEveryLogsWithoutBatches(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	log := lines{slog.DiscardHandler, make(chan string, 1)}
 	block := make(chan struct{})
-	l, err := open(t.Context(), path, Options{BatchSize: 4, Transform: Eval(4, 4), Logger: slog.New(log), StatsEvery: time.Millisecond, NoIndex: true}, openFile, fakeCodec{block: block})
+	l, err := open(t.Context(), path, Options{BatchSize: 4, Transform: Eval(4, 4), Logger: slog.New(log),
+		StatsEvery: time.Millisecond, NoIndex: true}, openFile, fakeCodec{block: block})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,14 +268,19 @@ func TestStatsEveryLogsWithoutBatches(t *testing.T) {
 
 // TestRefusedBatchIsNotCounted: the loader does not count a batch that the consumer refused.
 func TestRefusedBatchIsNotCounted(t *testing.T) {
-	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{BatchSize: 8, Transform: Eval(4, 4)})
+	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)),
+		Options{BatchSize: 8, Transform: Eval(4, 4)})
 	n := 0
-	err := l.Fill(t.Context(), 0, func(context.Context) ([][]byte, error) { return [][]byte{make([]byte, 8*48), make([]byte, 64)}, nil }, func(int, any) error {
-		if n++; n == 3 {
-			return errors.New("broken")
-		}
-		return nil
-	})
+	err := l.Fill(t.Context(), 0,
+		func(context.Context) ([][]byte, error) {
+			return [][]byte{make([]byte, 8*48), make([]byte, 64)},
+				nil
+		}, func(int, any) error {
+			if n++; n == 3 {
+				return errors.New("broken")
+			}
+			return nil
+		})
 	if s := l.Stats(); err == nil || s.Batches != 2 || s.Samples != 16 || s.QueueBytes != 0 {
 		t.Errorf("%+v, error %v, want an error, s.Batches = 2, s.Samples = 16, s.QueueBytes = 0", s, err)
 	}
@@ -410,7 +431,8 @@ func TestWorkerThreadsFollowTheOptions(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	for _, o := range []Options{{WorkerNice: -1}, {WorkerNice: 20}, {WorkerCPUs: []int{-1}}, {WorkerCPUs: []int{1023}}} {
+	for _, o := range []Options{{WorkerNice: -1}, {WorkerNice: 20}, {WorkerCPUs: []int{-1}},
+		{WorkerCPUs: []int{1023}}} {
 		if slices.Contains(all, 1023) {
 			break
 		}

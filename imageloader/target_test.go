@@ -34,7 +34,8 @@ func multiHot(s Sample, target []float32) error {
 }
 
 func targetOptions() Options {
-	return Options{BatchSize: 4, Transform: Transform{Size: 6, Resize: 8}, Shuffle: true, Target: multiHot, TargetWidth: 3}
+	return Options{BatchSize: 4, Transform: Transform{Size: 6, Resize: 8}, Shuffle: true, Target: multiHot,
+		TargetWidth: 3}
 }
 
 // collectTargets returns the targets of an epoch by sample index, and checks their rows.
@@ -59,7 +60,8 @@ func collectTargets(t *testing.T, l *Loader, epoch int) (byIndex map[int][]float
 // TestTargetsBelongToTheirSamples covers every order, number of workers and policy.
 func TestTargetsBelongToTheirSamples(t *testing.T) {
 	data := archivetest.Images(t, 30, func(i int) bool { return i%9 == 4 })
-	paths := []string{archivetest.WriteFile(t, "a.tar", data), archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))}
+	paths := []string{archivetest.WriteFile(t, "a.tar", data),
+		archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))}
 	for _, path := range paths {
 		for _, workers := range []int{1, 4} {
 			for _, policy := range []BadSamplePolicy{Skip, Substitute} {
@@ -125,12 +127,13 @@ func TestPanicsOfCallbacksAreBadSamples(t *testing.T) {
 			}
 			return nil
 		}, TargetWidth: 1},
-		"Func": {Transform: Transform{Size: 8, Resize: 8, Ops: []transform.Op{transform.Func(func(*rand.Rand, *transform.Pixels) error {
-			if calls++; calls%12 == 6 {
-				panic("no such row")
-			}
-			return nil
-		})}}, Workers: 1},
+		"Func": {Transform: Transform{Size: 8, Resize: 8,
+			Ops: []transform.Op{transform.Func(func(*rand.Rand, *transform.Pixels) error {
+				if calls++; calls%12 == 6 {
+					panic("no such row")
+				}
+				return nil
+			})}}, Workers: 1},
 	} {
 		o.BadSamples = Skip
 		l := openFake(t, path, o)
@@ -144,7 +147,8 @@ func TestPanicsOfCallbacksAreBadSamples(t *testing.T) {
 				name, samples, s.BadBy, err)
 		}
 		o.BadSamples = Fail
-		if _, err := collect(t, openFake(t, path, o), 0, 1); err == nil || !strings.Contains(err.Error(), "panicked: no such row") {
+		if _, err := collect(t, openFake(t, path, o), 0, 1); err == nil ||
+			!strings.Contains(err.Error(), "panicked: no such row") {
 			t.Errorf("%s: %v, want an error with %q", name, err, "panicked: no such row")
 		}
 	}
@@ -245,7 +249,8 @@ func TestTargetsResume(t *testing.T) {
 	}
 	plain := targetOptions()
 	plain.Target, plain.TargetWidth = nil, 0
-	if err := openFake(t, path, plain).Restore(t.Context(), state); err == nil || !strings.Contains(err.Error(), "Options.Target") {
+	if err := openFake(t, path, plain).Restore(t.Context(), state); err == nil ||
+		!strings.Contains(err.Error(), "Options.Target") {
 		t.Errorf("a loader without a target: %v, want an error with %q", err, "Options.Target")
 	}
 }

@@ -41,7 +41,8 @@ type madeTIFF struct {
 }
 
 func (m madeTIFF) String() string {
-	return fmt.Sprintf("%v %dx%d photometric %d, %d samples of %d bits, extra %d, compression %d, predictor %v, tile %v, %d rows", m.order, m.width, m.height, m.photometric, m.samples, m.bits,
+	return fmt.Sprintf("%v %dx%d photometric %d, %d samples of %d bits, extra %d, compression %d, "+
+		"predictor %v, tile %v, %d rows", m.order, m.width, m.height, m.photometric, m.samples, m.bits,
 		m.extra, m.compression, m.predictor, m.tile, m.rows)
 }
 
@@ -116,7 +117,8 @@ func (m madeTIFF) buildBlocks(t testing.TB, content func(k, rows, stride int) []
 			put(257)
 			put(0) // fills up the last byte
 		}
-		offsets, counts = m.order.AppendUint32(offsets, uint32(len(data))), m.order.AppendUint32(counts, uint32(len(packed)))
+		offsets, counts = m.order.AppendUint32(offsets, uint32(len(data))), m.order.AppendUint32(counts,
+			uint32(len(packed)))
 		data = append(data, packed...)
 	}
 	end = len(data)
@@ -266,12 +268,14 @@ func TestTIFFEqualsTheLibrary(t *testing.T) {
 			check(fmt.Sprintf("%v, damaged", m), changed)
 		}
 	}
-	kinds := [][4]int{{0, 1, 1}, {0, 1, 8}, {0, 1, 16}, {1, 1, 1}, {1, 1, 8}, {1, 1, 16}, {2, 3, 8}, {2, 3, 16}, {2, 4, 8, 2}, {2, 4, 16, 2}, {3, 1, 1}, {3, 1, 8}}
+	kinds := [][4]int{{0, 1, 1}, {0, 1, 8}, {0, 1, 16}, {1, 1, 1}, {1, 1, 8}, {1, 1, 16}, {2, 3, 8},
+		{2, 3, 16}, {2, 4, 8, 2}, {2, 4, 16, 2}, {3, 1, 1}, {3, 1, 8}}
 	for _, order := range []binary.AppendByteOrder{binary.LittleEndian, binary.BigEndian} {
 		for _, kind := range kinds {
 			for _, compression := range []int{tiffUncompressed, tiffLZW, tiffDeflate, tiffPackBits, tiffDeflateOld} {
 				for _, tile := range []image.Point{{}, {16, 16}, {32, 48}} {
-					m := madeTIFF{order, 1 + rng.IntN(70), 1 + rng.IntN(70), kind[0], kind[1], kind[2], kind[3], compression, false, tile, 1 + rng.IntN(80)}
+					m := madeTIFF{order, 1 + rng.IntN(70), 1 + rng.IntN(70), kind[0], kind[1], kind[2],
+						kind[3], compression, false, tile, 1 + rng.IntN(80)}
 					build(m)
 					if compression != tiffUncompressed && compression != tiffPackBits && kind[2] >= 8 {
 						m.predictor = true

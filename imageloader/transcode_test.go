@@ -45,7 +45,8 @@ func TestTranscodeWritesABaselineFile(t *testing.T) {
 	pixels := func(data []byte) []byte {
 		w, h := info.Width, info.Height
 		to := make([]byte, 3*w*h)
-		g := imagecapi.Geometry{CropWidth: w, CropHeight: h, ResizeWidth: w, ResizeHeight: h, WindowWidth: w, WindowHeight: h}
+		g := imagecapi.Geometry{CropWidth: w, CropHeight: h, ResizeWidth: w, ResizeHeight: h,
+			WindowWidth: w, WindowHeight: h}
 		if err := d.Decode(data, &g, to, 3*int(w)); err != nil {
 			t.Fatal(err)
 		}
@@ -82,7 +83,8 @@ func TestProgressivePlansNeedNoArchive(t *testing.T) {
 		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/%c/%03d.jpg", 'a'+i%3, i), Data: data})
 	}
 	path := archivetest.WriteFile(t, "progressive.tar", archivetest.Tar(t, members...))
-	l, err := Open(path, Options{BatchSize: 8, Shuffle: true, Workers: 2, Transform: Train(32), IndexFile: filepath.Join(t.TempDir(), "index")})
+	l, err := Open(path, Options{BatchSize: 8, Shuffle: true, Workers: 2, Transform: Train(32),
+		IndexFile: filepath.Join(t.TempDir(), "index")})
 	if err != nil {
 		t.Fatal(err)
 	}

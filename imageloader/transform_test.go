@@ -22,9 +22,11 @@ func TestInterpolationsEqualTorchvision(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/small.png", Data: string(data)}))
+	path := archivetest.WriteFile(t, "a.tar",
+		archivetest.Tar(t, archivetest.Member{Name: "c/small.png", Data: string(data)}))
 	for interpolation, want := range map[transform.Interpolation]uint32{
-		transform.DefaultInterpolation: 0x0af09b9d, transform.Bilinear: 0x0af09b9d, transform.Bicubic: 0x97c77a4a, transform.Nearest: 0x71159795,
+		transform.DefaultInterpolation: 0x0af09b9d, transform.Bilinear: 0x0af09b9d,
+		transform.Bicubic: 0x97c77a4a, transform.Nearest: 0x71159795,
 	} {
 		eval := Eval(24, 20)
 		eval.Interpolation = interpolation
@@ -38,7 +40,8 @@ func TestInterpolationsEqualTorchvision(t *testing.T) {
 			t.Errorf("interpolation %d: the pixels differ from torchvision's; %v", interpolation, err)
 		}
 	}
-	if _, err := Open(path, Options{Transform: Transform{Interpolation: 4}}); err == nil || !strings.Contains(err.Error(), "field Interpolation is 4") {
+	if _, err := Open(path, Options{Transform: Transform{Interpolation: 4}}); err == nil ||
+		!strings.Contains(err.Error(), "field Interpolation is 4") {
 		t.Errorf("another interpolation: %v, want an error with %q", err, "field Interpolation is 4")
 	}
 }
@@ -54,7 +57,9 @@ func TestEvalEqualsTorchvision(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/small.png", Data: string(data)})), Options{Transform: Eval(24, 20)})
+	l, err := Open(archivetest.WriteFile(t, "a.tar",
+		archivetest.Tar(t, archivetest.Member{Name: "c/small.png", Data: string(data)})),
+		Options{Transform: Eval(24, 20)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,14 +76,18 @@ func TestEvalEqualsTorchvision(t *testing.T) {
 func everyOp() []transform.Op {
 	return []transform.Op{
 		transform.Pad{Padding: [4]int{3, 2, 1, 4}, Mode: transform.PadReflect}, transform.RandomCrop{Size: 16},
-		transform.RandomVerticalFlip{}, transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1}, transform.RandomGrayscale{},
+		transform.RandomVerticalFlip{},
+		transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1}, transform.RandomGrayscale{},
 		transform.Func(func(rng *rand.Rand, m *transform.Pixels) error {
 			m.Pix[rng.IntN(len(m.Pix))] ^= byte(rng.Uint32())
 			return nil
 		}),
-		transform.RandomApply{Ops: []transform.Op{transform.GaussianBlur{KernelSize: [2]int{5, 5}}}}, transform.RandomErasing{Value: transform.Color{1, 2, 3}},
-		transform.RandomChoice{Ops: []transform.Op{transform.RandAugment{}, transform.TrivialAugmentWide{}, transform.AutoAugment{Policy: transform.SVHNPolicy}}},
-		transform.RandomAffine{Degrees: [2]float64{-9, 9}, Scale: [2]float64{0.9, 1.1}, Interpolation: transform.Bilinear}, transform.RandomPerspective{},
+		transform.RandomApply{Ops: []transform.Op{transform.GaussianBlur{KernelSize: [2]int{5, 5}}}},
+		transform.RandomErasing{Value: transform.Color{1, 2, 3}},
+		transform.RandomChoice{Ops: []transform.Op{transform.RandAugment{}, transform.TrivialAugmentWide{},
+			transform.AutoAugment{Policy: transform.SVHNPolicy}}},
+		transform.RandomAffine{Degrees: [2]float64{-9, 9}, Scale: [2]float64{0.9, 1.1},
+			Interpolation: transform.Bilinear}, transform.RandomPerspective{},
 		transform.Pad{Padding: [4]int{1, 1, 1, 1}}, transform.CenterCrop{Size: 16},
 	}
 }
@@ -102,7 +111,8 @@ func TestOpsAreDeterministic(t *testing.T) {
 			t.Errorf("digest with %d workers = %s, want %s", workers, got, want)
 		}
 	}
-	for what, got := range map[string]string{"epoch": run(3, 1, 1, everyOp()), "seed": run(3, 0, 2, everyOp()), "steps": run(3, 0, 1, everyOp()[2:])} {
+	for what, got := range map[string]string{"epoch": run(3, 1, 1, everyOp()),
+		"seed": run(3, 0, 2, everyOp()), "steps": run(3, 0, 1, everyOp()[2:])} {
 		if got == want {
 			t.Errorf("digest with another %s = %s, want another one", what, got)
 		}
@@ -113,7 +123,8 @@ func TestOpsAreDeterministic(t *testing.T) {
 func TestOpsLeaveTheCropAlone(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	var digests []string
-	for _, ops := range [][]transform.Op{nil, {transform.RandomInvert{P: 1}, transform.RandomInvert{P: 1}}, {transform.Func(func(rng *rand.Rand, m *transform.Pixels) error { rng.Uint64(); return nil })}} {
+	for _, ops := range [][]transform.Op{nil, {transform.RandomInvert{P: 1}, transform.RandomInvert{P: 1}},
+		{transform.Func(func(rng *rand.Rand, m *transform.Pixels) error { rng.Uint64(); return nil })}} {
 		l := openFake(t, path, Options{Transform: Transform{Size: 8, RandomResizedCrop: true, FlipP: 0.5, Ops: ops}})
 		batches, err := collect(t, l, 0, 2)
 		if err != nil {
@@ -179,7 +190,8 @@ func TestOpsChangeRealPixels(t *testing.T) {
 	}
 	inverted := Eval(24, 20)
 	inverted.Ops = []transform.Op{transform.RandomInvert{P: 1}}
-	l, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/small.png", Data: string(data)})), Options{Transform: inverted})
+	l, err := Open(archivetest.WriteFile(t, "a.tar",
+		archivetest.Tar(t, archivetest.Member{Name: "c/small.png", Data: string(data)})), Options{Transform: inverted})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,7 +58,8 @@ func (r autocastRecord) make(t *testing.T) (net nn.Module, shape []int64) {
 				Feedforward: 64, NoDropout: true, BatchFirst: true, Activation: nn.NewGELU(nn.GELUOptions{}),
 			})
 		}
-		net, shape = &encoder{nn.NewSequential(layer(), layer()), nn.NewLinear(32, 10, nn.LinearOptions{})}, []int64{2, 6, 32}
+		net, shape = &encoder{nn.NewSequential(layer(), layer()),
+			nn.NewLinear(32, 10, nn.LinearOptions{})}, []int64{2, 6, 32}
 	default:
 		t.Fatalf("no network %s", r.Name)
 	}

@@ -124,7 +124,10 @@ func TestNormsWithReLUKeepNoMoreMemory(t *testing.T) {
 					t.Fatal(err)
 				}
 				input := scope.Own(random).Contiguous(torch.ChannelsLast)
-				forward := func(s *torch.Scope) *torch.Tensor { return net.Forward(input.In(s).Autocast(torch.BFloat16)) }
+				forward := func(s *torch.Scope) *torch.Tensor {
+					return net.Forward(
+						input.In(s).Autocast(torch.BFloat16))
+				}
 				first := torch.NewScope("first") // makes the workspaces of libraries
 				err = forward(first).Err()
 				first.Close()

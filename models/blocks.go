@@ -47,7 +47,8 @@ func reluInPlace() nn.Module { return nn.Func((*torch.Tensor).ReLU_) }
 
 // convNorm returns torchvision's Conv2dNormActivation: a convolution that pads to keep the size
 // (before the stride), batch normalisation, and the activation if it is not nil.
-func convNorm(in, out, kernel int, conv nn.Conv2dOptions, norm nn.BatchNorm2dOptions, activation func() nn.Module) *nn.Sequential {
+func convNorm(in, out, kernel int, conv nn.Conv2dOptions, norm nn.BatchNorm2dOptions,
+	activation func() nn.Module) *nn.Sequential {
 	conv.Padding, conv.NoBias = (kernel-1)/2, true
 	layers := []nn.Module{nn.NewConv2d(in, out, kernel, conv), nn.NewBatchNorm2d(out, norm)}
 	if activation != nil {

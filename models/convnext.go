@@ -38,7 +38,8 @@ func NewConvNeXtT(o ConvNeXtOptions) (*ConvNeXt, error) {
 	for i, s := range stages {
 		if i > 0 {
 			in := stages[i-1].channels
-			layers = append(layers, nn.NewSequential(newLayerNorm2d(in), nn.NewConv2d(in, s.channels, 2, nn.Conv2dOptions{Stride: 2})))
+			layers = append(layers, nn.NewSequential(newLayerNorm2d(in),
+				nn.NewConv2d(in, s.channels, 2, nn.Conv2dOptions{Stride: 2})))
 		}
 		stage := make([]nn.Module, s.blocks)
 		for j := range stage {
@@ -48,9 +49,10 @@ func NewConvNeXtT(o ConvNeXtOptions) (*ConvNeXt, error) {
 		layers = append(layers, nn.NewSequential(stage...))
 	}
 	c := &ConvNeXt{
-		features:   nn.NewSequential(layers...),
-		mean:       nn.NewAdaptiveAvgPool2d(1),
-		Classifier: nn.NewSequential(newLayerNorm2d(768), nn.NewFlatten(), nn.NewLinear(768, classes(o.NumClasses), nn.LinearOptions{})),
+		features: nn.NewSequential(layers...),
+		mean:     nn.NewAdaptiveAvgPool2d(1),
+		Classifier: nn.NewSequential(newLayerNorm2d(768), nn.NewFlatten(),
+			nn.NewLinear(768, classes(o.NumClasses), nn.LinearOptions{})),
 	}
 	weights := nn.TruncNormal(0, 0.02, -2, 2)
 	return checked(kind, c, initialise(c, weights, weights))

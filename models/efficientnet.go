@@ -62,9 +62,10 @@ func NewEfficientNetB0(o EfficientNetOptions) (*EfficientNet, error) {
 	layers = append(layers, convNorm(320, 1280, 1, nn.Conv2dOptions{}, norm, nn.NewSiLU))
 	n := classes(o.NumClasses)
 	e := &EfficientNet{
-		features:   nn.NewSequential(layers...),
-		mean:       nn.NewAdaptiveAvgPool2d(1),
-		Classifier: nn.NewSequential(nn.NewDropout(probability(o.Dropout, 0.2)), nn.NewLinear(1280, n, nn.LinearOptions{})),
+		features: nn.NewSequential(layers...),
+		mean:     nn.NewAdaptiveAvgPool2d(1),
+		Classifier: nn.NewSequential(nn.NewDropout(probability(o.Dropout, 0.2)),
+			nn.NewLinear(1280, n, nn.LinearOptions{})),
 	}
 	bound := 1 / math.Sqrt(float64(n))
 	return checked(kind, e, initialise(e, nn.KaimingNormalFanOut(), nn.Uniform(-bound, bound)))

@@ -24,12 +24,14 @@ type GPT2 struct {
 // The larger ones have Layers, Heads and Width of 24, 16 and 1024 (gpt2-medium), 36, 20 and 1280
 // (gpt2-large), and 48, 25 and 1600 (gpt2-xl).
 type GPT2Options struct {
-	VocabSize int     // tokens; 0 stands for 50257
-	Positions int     // the maximum length of a sequence; 0 stands for 1024
-	Layers    int     // 0 stands for 12
-	Heads     int     // of each layer; 0 stands for 12
-	Width     int     // of an embedding, a multiple of Heads; 0 stands for 768
-	Dropout   float64 // the probability after embeddings, attention and each part; 0 stands for 0.1, a negative value for none
+	VocabSize int // tokens; 0 stands for 50257
+	Positions int // the maximum length of a sequence; 0 stands for 1024
+	Layers    int // 0 stands for 12
+	Heads     int // of each layer; 0 stands for 12
+	Width     int // of an embedding, a multiple of Heads; 0 stands for 768
+	// the probability after embeddings, attention and each part; 0 stands for 0.1, a negative value
+	// for none
+	Dropout float64
 }
 
 // NewGPT2 returns a GPT-2. For tokens [N T] of int64 it returns logits [N T VocabSize], which
@@ -40,7 +42,8 @@ func NewGPT2(o GPT2Options) (*GPT2, error) {
 		name    string
 		value   *int
 		publish int
-	}{{"VocabSize", &o.VocabSize, 50257}, {"Positions", &o.Positions, 1024}, {"Layers", &o.Layers, 12}, {"Heads", &o.Heads, 12}, {"Width", &o.Width, 768}} {
+	}{{"VocabSize", &o.VocabSize, 50257}, {"Positions", &o.Positions, 1024}, {"Layers", &o.Layers, 12},
+		{"Heads", &o.Heads, 12}, {"Width", &o.Width, 768}} {
 		if *size.value < 0 {
 			return nil, invalid(kind, "%s is %d", size.name, *size.value)
 		}
@@ -121,7 +124,9 @@ func (g *GPT2) Generate(tokens *torch.Tensor, o GenerateOptions) *torch.Tensor {
 	}
 	shape, t := tokens.Shape(), g.transformer
 	if len(shape) != 2 || shape[1] < 1 || o.Tokens < 0 || shape[1]+int64(o.Tokens) > t.longest {
-		return torch.Fail(op, fmt.Errorf("%d tokens after %v: want [N T], and T and Tokens together at most %d: %w", o.Tokens, shape, t.longest, cuda.ErrInvalidArgument))
+		return torch.Fail(op, fmt.Errorf(
+			"%d tokens after %v: want [N T], and T and Tokens together at most %d: %w", o.Tokens, shape,
+			t.longest, cuda.ErrInvalidArgument))
 	}
 	all := torch.NewScope(op)
 	defer all.Close()
@@ -194,7 +199,8 @@ func rows(x *torch.Tensor) (*torch.Tensor, gpt2Batch) {
 	case shape == nil:
 		return x, gpt2Batch{}
 	case len(shape) != 3:
-		return torch.Fail("models.GPT2", fmt.Errorf("the input is %v, and it must be [N T Width]: %w", shape, cuda.ErrInvalidArgument)), gpt2Batch{}
+		return torch.Fail("models.GPT2", fmt.Errorf("the input is %v, and it must be [N T Width]: %w",
+			shape, cuda.ErrInvalidArgument)), gpt2Batch{}
 	}
 	b := gpt2Batch{shape[0], shape[1]}
 	return x.Reshape(b.n*b.t, shape[2]), b
@@ -245,10 +251,13 @@ func (g *gpt2Transformer) embed(tokens *torch.Tensor, past int64) *torch.Tensor 
 		return g.tokens.Forward(tokens) // reports what is wrong with the tokens
 	}
 	if len(shape) != 2 {
-		return torch.Fail("models.GPT2", fmt.Errorf("the input is %v, and it must be [N T]: %w", shape, cuda.ErrInvalidArgument))
+		return torch.Fail("models.GPT2", fmt.Errorf("the input is %v, and it must be [N T]: %w", shape,
+			cuda.ErrInvalidArgument))
 	}
 	if shape[1] > g.longest {
-		return torch.Fail("models.GPT2", fmt.Errorf("a sequence has %d tokens, and the model has %d positions: %w", shape[1], g.longest, cuda.ErrInvalidArgument))
+		return torch.Fail("models.GPT2",
+			fmt.Errorf("a sequence has %d tokens, and the model has %d positions: %w", shape[1], g.longest,
+				cuda.ErrInvalidArgument))
 	}
 	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
 		positions := g.positions.Weight.Narrow(0, past, shape[1])
@@ -259,7 +268,8 @@ func (g *gpt2Transformer) embed(tokens *torch.Tensor, past int64) *torch.Tensor 
 
 // Parts returns the parts by Hugging Face's names.
 func (g *gpt2Transformer) Parts() nn.Parts {
-	modules := []nn.Child{{Name: "wte", Module: g.tokens}, {Name: "wpe", Module: g.positions}, {Name: "drop", Module: g.dropout}}
+	modules := []nn.Child{{Name: "wte", Module: g.tokens}, {Name: "wpe", Module: g.positions},
+		{Name: "drop", Module: g.dropout}}
 	for i, b := range g.blocks {
 		modules = append(modules, nn.Child{Name: fmt.Sprintf("h.%d", i), Module: b})
 	}
@@ -271,7 +281,8 @@ func (g *gpt2Transformer) Parts() nn.Parts {
 func (g *gpt2Transformer) initialise() error {
 	const std = 0.02
 	small := nn.Normal(0, std/math.Sqrt(float64(2*len(g.blocks))))
-	err := errors.Join(nn.Initialise(g.tokens.Weight, nn.Normal(0, std)), nn.Initialise(g.positions.Weight, nn.Normal(0, std)))
+	err := errors.Join(nn.Initialise(g.tokens.Weight, nn.Normal(0, std)),
+		nn.Initialise(g.positions.Weight, nn.Normal(0, std)))
 	for _, b := range g.blocks {
 		for _, pair := range [][2]*conv1D{{b.attention.in, b.attention.out}, {b.up, b.down}} {
 			err = errors.Join(err,

@@ -30,7 +30,8 @@ func TestGPT2LoadsPublishedNames(t *testing.T) {
 			got := smallGPT2Logits(t, file, partial)
 			for i := range want {
 				if math.Abs(float64(got[i])-want[i]) > 1e-5 {
-					t.Errorf("%s, partial %v: logit %d is %v, and transformers has %v", file, partial, i, got[i], want[i])
+					t.Errorf("%s, partial %v: logit %d is %v, and transformers has %v", file, partial, i,
+						got[i], want[i])
 					break
 				}
 			}
@@ -40,7 +41,8 @@ func TestGPT2LoadsPublishedNames(t *testing.T) {
 
 func smallGPT2Logits(t *testing.T, file string, partial bool) []float32 {
 	t.Helper()
-	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 11, Positions: 8, Layers: 1, Heads: 2, Width: 4, Dropout: -1})
+	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 11, Positions: 8, Layers: 1, Heads: 2,
+		Width: 4, Dropout: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +96,8 @@ func TestGPT2LeavesOutMasks(t *testing.T) {
 	if err := checkpoint.Save(path, tensors, nil); err != nil {
 		t.Fatal(err)
 	}
-	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 11, Positions: 8, Layers: 1, Heads: 2, Width: 4, Dropout: -1})
+	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 11, Positions: 8, Layers: 1, Heads: 2,
+		Width: 4, Dropout: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +108,8 @@ func TestGPT2LeavesOutMasks(t *testing.T) {
 			t.Fatalf("%s: %v, want no error", name, err)
 		}
 		note := "the network does not use these tensors of the file: \"h.0.attn."
-		if text := r.String(); r.Share() != 1 || len(r.Unexpected) != 0 || !strings.Contains(text, note) || !strings.Contains(text, "masked_bias") {
+		if text := r.String(); r.Share() != 1 || len(r.Unexpected) != 0 || !strings.Contains(text, note) ||
+			!strings.Contains(text, "masked_bias") {
 			t.Errorf("%s: got %q, want all numbers, nothing unexpected and %q", name, text, note)
 		}
 	}

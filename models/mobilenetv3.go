@@ -102,9 +102,11 @@ func newMobileNetBlock(b mobileNetBlock, norm nn.BatchNorm2dOptions) *invertedRe
 	if b.expanded != b.in {
 		layers = append(layers, convNorm(b.in, b.expanded, 1, nn.Conv2dOptions{}, norm, activation))
 	}
-	layers = append(layers, convNorm(b.expanded, b.expanded, b.kernel, nn.Conv2dOptions{Stride: b.stride, Groups: b.expanded}, norm, activation))
+	layers = append(layers, convNorm(b.expanded, b.expanded, b.kernel,
+		nn.Conv2dOptions{Stride: b.stride, Groups: b.expanded}, norm, activation))
 	if b.squeezes {
-		layers = append(layers, newSqueezeExcitation(b.expanded, divisibleBy8(b.expanded/4), reluInPlace, nn.NewHardsigmoid))
+		layers = append(layers, newSqueezeExcitation(b.expanded, divisibleBy8(b.expanded/4), reluInPlace,
+			nn.NewHardsigmoid))
 	}
 	layers = append(layers, convNorm(b.expanded, b.out, 1, nn.Conv2dOptions{}, norm, nil))
 	return &invertedResidual{block: nn.NewSequential(layers...), adds: b.stride == 1 && b.in == b.out}

@@ -97,5 +97,6 @@ func ByName(name string, o Options) (nn.Module, error) {
 			return e.make(o)
 		}
 	}
-	return nil, fmt.Errorf("models: there is no model %q; there are %s: %w", name, strings.Join(Names(), ", "), cuda.ErrInvalidArgument)
+	return nil, fmt.Errorf("models: there is no model %q; there are %s: %w", name,
+		strings.Join(Names(), ", "), cuda.ErrInvalidArgument)
 }

@@ -77,7 +77,8 @@ func (r reference) sameProcessor() bool {
 	var found []string
 	for line := range strings.Lines(first) {
 		key, value, _ := strings.Cut(line, ":")
-		if key = strings.TrimSpace(key); slices.Contains([]string{"model name", "cpu family", "model", "stepping"}, key) {
+		if key = strings.TrimSpace(key); slices.Contains([]string{"model name", "cpu family", "model",
+			"stepping"}, key) {
 			found = append(found, key+": "+strings.TrimSpace(value))
 		}
 	}
@@ -270,7 +271,8 @@ func (r record) checkState(t *testing.T, net nn.Module) {
 	state := nn.State(net)
 	var keys strings.Builder
 	for _, n := range state {
-		fmt.Fprintf(&keys, "%s [%s]\n", n.Name, strings.Trim(strings.ReplaceAll(fmt.Sprint(n.Tensor.Shape()), " ", ", "), "[]"))
+		fmt.Fprintf(&keys, "%s [%s]\n", n.Name,
+			strings.Trim(strings.ReplaceAll(fmt.Sprint(n.Tensor.Shape()), " ", ", "), "[]"))
 	}
 	if sum := sha256.Sum256([]byte(keys.String())); hex.EncodeToString(sum[:]) != r.Keys {
 		t.Fatalf("the keys differ from the reference's:\n%s", keys.String())
@@ -334,7 +336,8 @@ func (r record) checkLogits(t *testing.T, logits *torch.Tensor, same bool) {
 	}
 	sum := sha256.Sum256(littleEndian(values))
 	equal := hex.EncodeToString(sum[:]) == r.SHA256
-	t.Logf("the reference's logits begin with %.6g, and these with %.6g; all bits equal: %t; furthest apart: %.1g of the largest", r.Logits[0][:3], values[:3], equal, furthest)
+	t.Logf("the reference's logits begin with %.6g, and these with %.6g; all bits equal: %t; furthest "+
+		"apart: %.1g of the largest", r.Logits[0][:3], values[:3], equal, furthest)
 	if same && !equal {
 		t.Errorf("the SHA-256 of the logits = %x, want %s", sum, r.SHA256)
 	}
@@ -417,7 +420,8 @@ func TestNames(t *testing.T) {
 
 // Every model but GPT-2 takes a number of classes by name.
 func TestByNameSetsClasses(t *testing.T) {
-	for _, name := range []string{"resnet18", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "vit_b_16"} {
+	for _, name := range []string{"resnet18", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0",
+		"convnext_tiny", "vit_b_16"} {
 		net, err := models.ByName(name, models.Options{NumClasses: 7, ImageSize: 32})
 		if err != nil {
 			t.Fatalf("%s: %v, want no error", name, err)
@@ -443,7 +447,8 @@ func TestChannelsLastAndBFloat16(t *testing.T) {
 	if err := torch.ManualSeed(3); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16"} {
+	for _, name := range []string{"resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0",
+		"convnext_tiny", "vit_b_16"} {
 		net, err := models.ByName(name, models.Options{NumClasses: 7, ImageSize: 32})
 		if err != nil {
 			t.Fatalf("%s: %v, want no error", name, err)
@@ -491,20 +496,41 @@ func TestChannelsLastAndBFloat16(t *testing.T) {
 
 func TestOptionsAreChecked(t *testing.T) {
 	for name, make := range map[string]func() (nn.Module, error){
-		"groups of a basic block": func() (nn.Module, error) { return models.NewResNet18(models.ResNetOptions{Groups: 2}) },
-		"width of a basic block":  func() (nn.Module, error) { return models.NewResNet34(models.ResNetOptions{WidthPerGroup: 128}) },
-		"negative groups":         func() (nn.Module, error) { return models.NewResNet50(models.ResNetOptions{Groups: -1}) },
+		"groups of a basic block": func() (nn.Module,
+			error) {
+			return models.NewResNet18(models.ResNetOptions{Groups: 2})
+		},
+		"width of a basic block": func() (nn.Module,
+			error) {
+			return models.NewResNet34(models.ResNetOptions{WidthPerGroup: 128})
+		},
+		"negative groups": func() (nn.Module,
+			error) {
+			return models.NewResNet50(models.ResNetOptions{Groups: -1})
+		},
 		"-1 classes of MobileNet": func() (nn.Module, error) {
 			return models.NewMobileNetV3Large(models.MobileNetV3Options{NumClasses: -1})
 		},
 		"-1 classes of EfficientNet": func() (nn.Module, error) {
 			return models.NewEfficientNetB0(models.EfficientNetOptions{NumClasses: -1})
 		},
-		"-1 classes of ConvNeXt": func() (nn.Module, error) { return models.NewConvNeXtT(models.ConvNeXtOptions{NumClasses: -1}) },
-		"-1 classes of ViT":      func() (nn.Module, error) { return models.NewViTB16(models.ViTOptions{NumClasses: -1}) },
-		"an image of 100 pixels": func() (nn.Module, error) { return models.NewViTB16(models.ViTOptions{ImageSize: 100}) },
-		"a negative vocabulary":  func() (nn.Module, error) { return models.NewGPT2(models.GPT2Options{VocabSize: -1}) },
-		"5 heads of 768":         func() (nn.Module, error) { return models.NewGPT2(models.GPT2Options{Heads: 5}) },
+		"-1 classes of ConvNeXt": func() (nn.Module,
+			error) {
+			return models.NewConvNeXtT(models.ConvNeXtOptions{NumClasses: -1})
+		},
+		"-1 classes of ViT": func() (nn.Module,
+			error) {
+			return models.NewViTB16(models.ViTOptions{NumClasses: -1})
+		},
+		"an image of 100 pixels": func() (nn.Module,
+			error) {
+			return models.NewViTB16(models.ViTOptions{ImageSize: 100})
+		},
+		"a negative vocabulary": func() (nn.Module,
+			error) {
+			return models.NewGPT2(models.GPT2Options{VocabSize: -1})
+		},
+		"5 heads of 768": func() (nn.Module, error) { return models.NewGPT2(models.GPT2Options{Heads: 5}) },
 	} {
 		if net, err := make(); !errors.Is(err, cuda.ErrInvalidArgument) || !reflect.ValueOf(net).IsNil() {
 			t.Errorf("%s: %v, %v", name, net, err)
@@ -698,7 +724,8 @@ func TestGPT2GeneratesAsWholePasses(t *testing.T) {
 	free := prompt.Keep()
 	defer free.Close()
 	live = torch.LiveTensors()
-	if same, err := net.Generate(free, models.GenerateOptions{}).Equal(free); err != nil || !same || torch.LiveTensors() > live+1 {
+	if same, err := net.Generate(free, models.GenerateOptions{}).Equal(free); err != nil || !same ||
+		torch.LiveTensors() > live+1 {
 		t.Errorf("no new tokens: %v, and %d tensors more", err, torch.LiveTensors()-live)
 	}
 	g, err := torch.NewGenerator(cuda.CPU, 7)
@@ -725,8 +752,10 @@ func TestGPT2GeneratesAsWholePasses(t *testing.T) {
 		t.Errorf("a high temperature drew the most probable tokens: %v", err)
 	}
 	for name, x := range map[string]*torch.Tensor{
-		"Tokens": net.Generate(prompt, models.GenerateOptions{Tokens: 10}), "dimensions": net.Generate(prompt.Index(0), models.GenerateOptions{Tokens: 1}),
-		"range": net.Generate(prompt.AddInt(9), models.GenerateOptions{Tokens: 1}), "negative": net.Generate(prompt, models.GenerateOptions{Tokens: -1}),
+		"Tokens":     net.Generate(prompt, models.GenerateOptions{Tokens: 10}),
+		"dimensions": net.Generate(prompt.Index(0), models.GenerateOptions{Tokens: 1}),
+		"range":      net.Generate(prompt.AddInt(9), models.GenerateOptions{Tokens: 1}),
+		"negative":   net.Generate(prompt, models.GenerateOptions{Tokens: -1}),
 	} {
 		if x.Err() == nil {
 			t.Errorf("%s: no error", name)
@@ -773,10 +802,12 @@ func TestGPT2InParts(t *testing.T) {
 			t.Errorf("%s gives %v: %v, want %v", part.Name, y.Shape(), y.Err(), want)
 		}
 	}
-	if err := net.Blocks()[0].Forward(x.Unsqueeze(0)).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "[1 2 3 8]") {
+	if err := net.Blocks()[0].Forward(x.Unsqueeze(0)).Err(); !errors.Is(err, cuda.ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "[1 2 3 8]") {
 		t.Errorf("an input of four dimensions: %v, want cuda.ErrInvalidArgument with \"[1 2 3 8]\"", err)
 	}
-	if err := net.Embed(scope.Own(tokens.ToDType(torch.Float32))).Err(); err == nil || !strings.Contains(err.Error(), "Embedding") {
+	if err := net.Embed(scope.Own(tokens.ToDType(torch.Float32))).Err(); err == nil ||
+		!strings.Contains(err.Error(), "Embedding") {
 		t.Errorf("tokens of float32: %v, want an error with \"Embedding\"", err)
 	}
 }

@@ -61,7 +61,8 @@ func newResNet(kind string, bottleneck bool, blocks [4]int, o ResNetOptions) (*R
 	case o.NumClasses < 0 || o.Groups < 0 || o.WidthPerGroup < 0:
 		return nil, invalid(kind, "options %+v: nothing may be negative", o)
 	case !bottleneck && (o.Groups > 1 || o.WidthPerGroup != 0 && o.WidthPerGroup != 64):
-		return nil, invalid(kind, "Groups %d and WidthPerGroup %d need bottlenecks: use ResNet-50 or deeper", o.Groups, o.WidthPerGroup)
+		return nil, invalid(kind,
+			"Groups %d and WidthPerGroup %d need bottlenecks: use ResNet-50 or deeper", o.Groups, o.WidthPerGroup)
 	}
 	// The order of these calls is torchvision's, so that the same seed gives the same numbers.
 	r := &ResNet{

@@ -77,7 +77,9 @@ func (v *ViT) Forward(x *torch.Tensor) *torch.Tensor {
 		return v.projection.Forward(x) // reports what is wrong with x
 	}
 	if len(shape) != 4 || shape[2] != v.image || shape[3] != v.image {
-		return torch.Fail("models.ViT", fmt.Errorf("the input is %v, and the images must have %d x %d pixels: %w", shape, v.image, v.image, cuda.ErrInvalidArgument))
+		return torch.Fail("models.ViT",
+			fmt.Errorf("the input is %v, and the images must have %d x %d pixels: %w", shape, v.image,
+				v.image, cuda.ErrInvalidArgument))
 	}
 	return v.Head.Forward(torch.Tidy(v.features, x))
 }

@@ -60,7 +60,8 @@ func NewMultiheadAttention(size, heads int, o MultiheadAttentionOptions) *Multih
 
 // Parts returns the parameters under PyTorch's names.
 func (a *MultiheadAttention) Parts() Parts {
-	p := Parts{Parameters: named(torch.Named{Name: "in_proj_weight", Tensor: a.InProjWeight}, torch.Named{Name: "in_proj_bias", Tensor: a.InProjBias})}
+	p := Parts{Parameters: named(torch.Named{Name: "in_proj_weight", Tensor: a.InProjWeight},
+		torch.Named{Name: "in_proj_bias", Tensor: a.InProjBias})}
 	if a.OutProj != nil {
 		p.Modules = []Child{{"out_proj", a.OutProj}}
 	}
@@ -265,7 +266,8 @@ func (c *KVCache) Append(k, v *torch.Tensor) (keys, values *torch.Tensor, err er
 	}
 	// Without this check, the copy would broadcast and convert.
 	if has := c.keys.Shape(); has[0] != shape[0] || c.keys.DType() != k.DType() || c.keys.Device() != k.Device() {
-		return nil, nil, fmt.Errorf("the KVCache is for %d sequences of %v on %v, and the keys are %d of %v on %v: Close it before other sequences: %w",
+		return nil, nil, fmt.Errorf("the KVCache is for %d sequences of %v on %v, and the keys are %d of "+
+			"%v on %v: Close it before other sequences: %w",
 			has[0], c.keys.DType(), c.keys.Device(), shape[0], k.DType(), k.Device(), cuda.ErrInvalidArgument)
 	}
 	for _, p := range [][2]*torch.Tensor{{c.keys, k}, {c.values, v}} {

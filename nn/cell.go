@@ -45,7 +45,8 @@ func (c *Cell) construct(kind string, gates, in, hidden int, noBias bool) {
 
 // Parts returns the weights and biases under PyTorch's names, such as "weight_ih".
 func (c *Cell) Parts() Parts {
-	return Parts{Parameters: named(torch.Named{Name: "weight_ih", Tensor: c.WeightIH}, torch.Named{Name: "weight_hh", Tensor: c.WeightHH},
+	return Parts{Parameters: named(torch.Named{Name: "weight_ih", Tensor: c.WeightIH},
+		torch.Named{Name: "weight_hh", Tensor: c.WeightHH},
 		torch.Named{Name: "bias_ih", Tensor: c.BiasIH}, torch.Named{Name: "bias_hh", Tensor: c.BiasHH})}
 }
 

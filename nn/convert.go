@@ -56,7 +56,8 @@ func withDType(t *torch.Tensor, dtype torch.DType) (*torch.Tensor, error) {
 	}
 	same, err := converted.ToDType(from).Equal(t)
 	if err == nil && !same {
-		err = fmt.Errorf("%w: not all of its %v are %v: convert them before, or leave the tensor out with LoadOptions.Rename", errChanged, from, dtype)
+		err = fmt.Errorf("%w: not all of its %v are %v: convert them before, or leave the tensor out "+
+			"with LoadOptions.Rename", errChanged, from, dtype)
 	}
 	return converted, err
 }

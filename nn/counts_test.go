@@ -72,7 +72,8 @@ func TestEachForwardCountsABatch(t *testing.T) {
 
 	counts.Begin(s)
 	tidy := func(in ...*torch.Tensor) *torch.Tensor { return net.Forward(in[0]) }
-	check("in a Tidy of a Tidy", torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return torch.Tidy(tidy, in...) }, x).Err(), 4, 4, 9)
+	check("in a Tidy of a Tidy",
+		torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return torch.Tidy(tidy, in...) }, x).Err(), 4, 4, 9)
 	check("at its end", counts.End(), 5, 5, 10)
 	check("in a Tidy without a pass", torch.Tidy(tidy, x).Err(), 6, 6, 12)
 

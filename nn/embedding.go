@@ -110,7 +110,8 @@ func (e *EmbeddingBag) Forward(indices *torch.Tensor) *torch.Tensor {
 	return e.result(torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
 		shape := in[0].Shape()
 		if len(shape) != 2 {
-			return torch.Fail("nn.EmbeddingBag", fmt.Errorf("the indices are %v, and they must have 2 dimensions; Bags takes those of bags of different sizes: %w",
+			return torch.Fail("nn.EmbeddingBag", fmt.Errorf("the indices are %v, and they must have 2 "+
+				"dimensions; Bags takes those of bags of different sizes: %w",
 				shape, cuda.ErrInvalidArgument))
 		}
 		offsets, err := torch.TensorOptions{Device: in[0].Device(), DType: in[0].DType()}.Arange(shape[0])
@@ -131,7 +132,8 @@ func (e *EmbeddingBag) Bags(indices, offsets, weights *torch.Tensor) *torch.Tens
 }
 
 func (e *EmbeddingBag) bags(indices, offsets, weights *torch.Tensor) *torch.Tensor {
-	out, _ := torch.Call("embedding_bag.padding_idx", e.Weight, indices, offsets, false, e.mode, false, weights, false, e.padding)
+	out, _ := torch.Call("embedding_bag.padding_idx", e.Weight, indices, offsets, false, e.mode, false,
+		weights, false, e.padding)
 	for _, t := range out[1:] {
 		t.Close() // autograd keeps what backward needs
 	}

@@ -25,7 +25,8 @@ func Example() {
 }
 
 func xorNet() *nn.Sequential {
-	return nn.NewSequential(nn.NewLinear(2, 8, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(8, 2, nn.LinearOptions{}))
+	return nn.NewSequential(nn.NewLinear(2, 8, nn.LinearOptions{}), nn.NewReLU(),
+		nn.NewLinear(8, 2, nn.LinearOptions{}))
 }
 
 func train() error {
@@ -147,7 +148,8 @@ func ExampleLoadWith() {
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "pretrained.safetensors")
 	model := func(classes int) nn.Module {
-		return nn.NewSequential(nn.NewLinear(4, 8, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(8, classes, nn.LinearOptions{}))
+		return nn.NewSequential(nn.NewLinear(4, 8, nn.LinearOptions{}), nn.NewReLU(),
+			nn.NewLinear(8, classes, nn.LinearOptions{}))
 	}
 	trained, net := model(1000), model(2)
 	defer nn.Close(trained)

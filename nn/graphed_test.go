@@ -15,7 +15,8 @@ func graphedNet(t *testing.T, d cuda.Device) *Sequential {
 	if err := torch.ManualSeed(3); err != nil {
 		t.Fatal(err)
 	}
-	net := NewSequential(NewConv2d(3, 8, 3, Conv2dOptions{Padding: 1}), NewBatchNorm2d(8, BatchNorm2dOptions{}), NewDropout(0.25))
+	net := NewSequential(NewConv2d(3, 8, 3, Conv2dOptions{Padding: 1}),
+		NewBatchNorm2d(8, BatchNorm2dOptions{}), NewDropout(0.25))
 	t.Cleanup(func() { closeState(net) })
 	if err := To(net, d); err != nil {
 		t.Fatal(err)

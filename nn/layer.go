@@ -232,7 +232,8 @@ func named(all ...torch.Named) []torch.Named {
 }
 
 func weightAndBias(weight, bias *torch.Tensor) Parts {
-	return Parts{Parameters: named(torch.Named{Name: "weight", Tensor: weight}, torch.Named{Name: "bias", Tensor: bias})}
+	return Parts{Parameters: named(torch.Named{Name: "weight", Tensor: weight},
+		torch.Named{Name: "bias", Tensor: bias})}
 }
 
 // positive returns nil if all sizes are at least 1, and a failed tensor otherwise.

@@ -42,7 +42,8 @@ func (s *stack) Parts() nn.Parts {
 }
 
 func newResidual(channels int) *residual {
-	return &residual{nn.NewConv2d(channels, channels, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(channels, nn.BatchNorm2dOptions{})}
+	return &residual{nn.NewConv2d(channels, channels, 3, nn.Conv2dOptions{Padding: 1}),
+		nn.NewBatchNorm2d(channels, nn.BatchNorm2dOptions{})}
 }
 
 func images(t *testing.T, shape ...int64) *torch.Tensor {
@@ -60,13 +61,15 @@ func TestErrorNamesTheLayersPathAndLine(t *testing.T) {
 	x := images(t, 2, 3, 4, 4)
 	made := line(t) + 1
 	bad := nn.NewConv2d(4, 3, 1, nn.Conv2dOptions{})
-	net := &stack{nn.NewSequential(newResidual(3), nn.NewSequential(nn.NewReLU(), bad), newResidual(3)), nn.NewLinear(3, 2, nn.LinearOptions{})}
+	net := &stack{nn.NewSequential(newResidual(3), nn.NewSequential(nn.NewReLU(), bad), newResidual(3)),
+		nn.NewLinear(3, 2, nn.LinearOptions{})}
 	defer nn.Close(net)
 
 	// The Sequentials around a layer give its path even before the program has listed the model.
 	var e *nn.LayerError
 	err := net.Forward(x).Err()
-	if !errors.As(err, &e) || e.Path() != "1.1" || e.Kind != "Conv2d" || e.Line != made || filepath.Base(e.File) != "layer_test.go" {
+	if !errors.As(err, &e) || e.Path() != "1.1" || e.Kind != "Conv2d" || e.Line != made ||
+		filepath.Base(e.File) != "layer_test.go" {
 		t.Errorf("got %v", err)
 	}
 	nn.Parameters(net)
@@ -75,7 +78,8 @@ func TestErrorNamesTheLayersPathAndLine(t *testing.T) {
 	if !errors.As(err, &e) || e.Path() != "layer1.1.1" {
 		t.Errorf("got %v", err)
 	}
-	want := fmt.Sprintf("layer1.1.1: Conv2d made at layer_test.go:%d: torch: Conv2d(float32[2 3 4 4] cpu, float32[3 4 1 1] cpu, float32[3] cpu) at layer_test.go:%d: ", made, stackCalls)
+	want := fmt.Sprintf("layer1.1.1: Conv2d made at layer_test.go:%d: torch: Conv2d(float32[2 3 4 4] "+
+		"cpu, float32[3 4 1 1] cpu, float32[3] cpu) at layer_test.go:%d: ", made, stackCalls)
 	if !strings.HasPrefix(err.Error(), want) || strings.Count(err.Error(), "layer1.1.1") != 1 {
 		t.Errorf("got  %v\nwant %s...", err, want)
 	}
@@ -93,7 +97,8 @@ func TestErrorNamesTheLayersPathAndLine(t *testing.T) {
 
 // The compiler inlines these constructors, so that their closures have names of this package.
 func TestErrorNamesTheLineOfTheCall(t *testing.T) {
-	for _, m := range []nn.Module{nn.NewUpsample(nn.UpsampleOptions{Scale: 2}), nn.NewLeakyReLU(nn.LeakyReLUOptions{}), nn.NewSoftmax(1)} {
+	for _, m := range []nn.Module{nn.NewUpsample(nn.UpsampleOptions{Scale: 2}),
+		nn.NewLeakyReLU(nn.LeakyReLUOptions{}), nn.NewSoftmax(1)} {
 		var e *torch.Error
 		if err := m.Forward(nil).Err(); !errors.As(err, &e) || filepath.Base(e.File) != "layer_test.go" {
 			t.Errorf("the error names another file: %v", err)
@@ -111,28 +116,38 @@ func TestErrorNamesOtherModules(t *testing.T) {
 		x    *torch.Tensor
 		want string
 	}{
-		{"function", nn.NewSequential(nn.NewIdentity(), nn.NewMaxPool2d(0, nn.MaxPool2dOptions{})), square, "1: MaxPool2d made at layer_test.go:"},
+		{"function", nn.NewSequential(nn.NewIdentity(), nn.NewMaxPool2d(0, nn.MaxPool2dOptions{})), square,
+			"1: MaxPool2d made at layer_test.go:"},
 		{"program's own", nn.NewSequential(nn.NewIdentity(), own), x, "1: Func made at layer_test.go:"},
 		{"alone", nn.NewGroupNorm(2, 4, nn.GroupNormOptions{}), square, "nn: GroupNorm made at layer_test.go:"},
-		{"in an attention", nn.NewSequential(&nn.MultiheadAttention{OutProj: nn.NewLinear(1, 1, nn.LinearOptions{})}), x, "0"},
-		{"inside a layer", nn.NewSequential(nn.NewTransformerEncoderLayer(4, 2, nn.TransformerEncoderLayerOptions{})), x, "0.self_attn: MultiheadAttention made at layer_test.go:"},
-		{"inside an encoder", nn.NewSequential(nn.NewTransformerEncoder(nn.NewTransformerEncoderLayer(4, 2, nn.TransformerEncoderLayerOptions{}), 2, nn.TransformerEncoderOptions{})), x, "0.layers.0.self_attn: MultiheadAttention made at layer_test.go:"},
-		{"inside a decoder", nn.NewTransformerDecoderLayer(4, 2, nn.TransformerDecoderLayerOptions{}), x, "MultiheadAttention made at layer_test.go:"},
-		{"constructor", nn.NewSequential(nn.NewLinear(0, 1, nn.LinearOptions{})), x, "0: Linear made at layer_test.go:"},
+		{"in an attention", nn.NewSequential(&nn.MultiheadAttention{OutProj: nn.NewLinear(1, 1,
+			nn.LinearOptions{})}), x, "0"},
+		{"inside a layer", nn.NewSequential(nn.NewTransformerEncoderLayer(4, 2,
+			nn.TransformerEncoderLayerOptions{})), x, "0.self_attn: MultiheadAttention made at layer_test.go:"},
+		{"inside an encoder", nn.NewSequential(nn.NewTransformerEncoder(nn.NewTransformerEncoderLayer(4, 2,
+			nn.TransformerEncoderLayerOptions{}), 2, nn.TransformerEncoderOptions{})), x,
+			"0.layers.0.self_attn: MultiheadAttention made at layer_test.go:"},
+		{"inside a decoder", nn.NewTransformerDecoderLayer(4, 2, nn.TransformerDecoderLayerOptions{}), x,
+			"MultiheadAttention made at layer_test.go:"},
+		{"constructor", nn.NewSequential(nn.NewLinear(0, 1, nn.LinearOptions{})), x,
+			"0: Linear made at layer_test.go:"},
 		{"rank", nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{}), x, "nn: BatchNorm2d"},
 		{"indices", nn.NewEmbedding(3, 2, nn.EmbeddingOptions{}), x, "nn: Embedding"},
 		{"sequences", nn.NewLSTM(3, 2, nn.LSTMOptions{}), x, "nn: LSTM"},
 		{"sequences of a GRU", nn.NewGRU(4, 2, nn.GRUOptions{}), images(t, 2, 2, 2), "nn: GRU"},
 		{"sequences of an RNN", nn.NewRNN(4, 2, nn.RNNOptions{}), images(t, 2, 2, 2), "nn: RNN"},
-		{"step of an LSTM", nn.NewLSTMCell(4, 2, nn.LSTMCellOptions{}), images(t, 2, 2, 4), "nn: LSTMCell made at layer_test.go:"},
+		{"step of an LSTM", nn.NewLSTMCell(4, 2, nn.LSTMCellOptions{}), images(t, 2, 2, 4),
+			"nn: LSTMCell made at layer_test.go:"},
 		{"step of a GRU", nn.NewGRUCell(4, 2, nn.GRUCellOptions{}), x, "nn: GRUCell made at layer_test.go:"},
 		{"step of an RNN", nn.NewRNNCell(4, 2, nn.RNNCellOptions{}), x, "nn: RNNCell made at layer_test.go:"},
-		{"indices of bags", nn.NewEmbeddingBag(3, 2, nn.EmbeddingBagOptions{}), square, "nn: EmbeddingBag made at layer_test.go:"},
+		{"indices of bags", nn.NewEmbeddingBag(3, 2, nn.EmbeddingBagOptions{}), square,
+			"nn: EmbeddingBag made at layer_test.go:"},
 		{"sizes", nn.NewAdaptiveAvgPool3d(1, 2), x, "nn: AdaptiveAvgPool3d made at layer_test.go:"},
 		{"no size", nn.NewAdaptiveMaxPool2d(), square, "the size is [], and it must have one value, or 2"},
 		{"padding", nn.NewPad([]int{1}, nn.PadOptions{}), x, "two numbers for each direction"},
 		{"limits", nn.NewHardtanh(nn.HardtanhOptions{Min: 2}), x, "Min 2 must be less than Max 0"},
-		{"size and scale", nn.NewUpsample(nn.UpsampleOptions{Size: []int{2}, Scale: 2}), square, "set either Size or Scale"},
+		{"size and scale", nn.NewUpsample(nn.UpsampleOptions{Size: []int{2}, Scale: 2}), square,
+			"set either Size or Scale"},
 		{"mode", nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "linear"}), square, `Mode "linear"`},
 		{"corners", nn.NewUpsample(nn.UpsampleOptions{Scale: 2, AlignCorners: true}), square, "AlignCorners true"},
 		{"size of another rank", nn.NewUpsample(nn.UpsampleOptions{Size: []int{2, 2, 2}}), square, "Size [2 2 2]"},
@@ -187,10 +202,12 @@ func TestConstructorsRefuseBadOptions(t *testing.T) {
 		"no LSTM inputs":     nn.NewLSTMCell(0, 2, nn.LSTMCellOptions{}),
 		"no GRU state":       nn.NewGRUCell(2, 0, nn.GRUCellOptions{}),
 		"no RNN state":       nn.NewRNNCell(2, 0, nn.RNNCellOptions{}),
-		"no encoder layers":  nn.NewTransformerEncoder(nn.NewTransformerEncoderLayer(8, 2, nn.TransformerEncoderLayerOptions{}), 0, nn.TransformerEncoderOptions{}),
-		"bad encoder layer":  nn.NewTransformerEncoder(nn.NewTransformerEncoderLayer(8, 3, nn.TransformerEncoderLayerOptions{}), 2, nn.TransformerEncoderOptions{}),
-		"no decoder layers":  nn.NewTransformerDecoder(nil, 2, nn.TransformerDecoderOptions{}),
-		"no slopes":          nn.NewPReLU(0),
+		"no encoder layers": nn.NewTransformerEncoder(nn.NewTransformerEncoderLayer(8, 2,
+			nn.TransformerEncoderLayerOptions{}), 0, nn.TransformerEncoderOptions{}),
+		"bad encoder layer": nn.NewTransformerEncoder(nn.NewTransformerEncoderLayer(8, 3,
+			nn.TransformerEncoderLayerOptions{}), 2, nn.TransformerEncoderOptions{}),
+		"no decoder layers": nn.NewTransformerDecoder(nil, 2, nn.TransformerDecoderOptions{}),
+		"no slopes":         nn.NewPReLU(0),
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer nn.Close(m)
@@ -226,7 +243,8 @@ func TestCopiesOfTransformerLayersKeepTheMode(t *testing.T) {
 }
 
 func TestDropoutDropsInTraining(t *testing.T) {
-	for name, d := range map[string]*nn.Dropout{"elements": nn.NewDropout(0.5), "channels": nn.NewDropout2d(0.5), "samples": nn.NewStochasticDepth(0.5)} {
+	for name, d := range map[string]*nn.Dropout{"elements": nn.NewDropout(0.5),
+		"channels": nn.NewDropout2d(0.5), "samples": nn.NewStochasticDepth(0.5)} {
 		t.Run(name, func(t *testing.T) {
 			x := images(t, 64, 4, 3, 3)
 			values, err := d.Forward(x).Float32s()
@@ -315,15 +333,18 @@ func TestCacheEqualsTheWholeSequence(t *testing.T) {
 		t.Errorf("with gradients: %v, want an error with \"NoGrad\"", err)
 	}
 	cache.Reset()
-	if err := g.attn.Attend(images(t, 1, 1, 8).NoGrad(), x.NoGrad(), x.NoGrad(), nn.AttentionOptions{Cache: cache, Mask: images(t, 3, 7)}).Err(); err == nil || cache.Len() != 0 {
+	if err := g.attn.Attend(images(t, 1, 1, 8).NoGrad(), x.NoGrad(), x.NoGrad(),
+		nn.AttentionOptions{Cache: cache, Mask: images(t, 3, 7)}).Err(); err == nil || cache.Len() != 0 {
 		t.Errorf("a mask of another shape: %v, and the cache has %d positions, want an error, 0",
 			err, cache.Len())
 	}
-	if err := attend(images(t, 1, 1, 8).NoGrad()); err == nil || !strings.Contains(err.Error(), "the KVCache is for 2 sequences of float32") {
+	if err := attend(images(t, 1, 1, 8).NoGrad()); err == nil ||
+		!strings.Contains(err.Error(), "the KVCache is for 2 sequences of float32") {
 		t.Errorf("another number of sequences: %v,"+
 			" want an error with \"the KVCache is for 2 sequences of float32\"", err)
 	}
-	if err := g.attn.Attend(x, x, x, nn.AttentionOptions{Causal: true, Mask: x}).Err(); err == nil || !strings.Contains(err.Error(), "excludes Mask") {
+	if err := g.attn.Attend(x, x, x, nn.AttentionOptions{Causal: true, Mask: x}).Err(); err == nil ||
+		!strings.Contains(err.Error(), "excludes Mask") {
 		t.Errorf("a mask and causal: %v, want an error with \"excludes Mask\"", err)
 	}
 }
@@ -367,7 +388,8 @@ func TestLayersHoldNoMemoryOutsideOfScopes(t *testing.T) {
 }
 
 func TestSummaryCountsAndMeasures(t *testing.T) {
-	net := &stack{nn.NewSequential(newResidual(3), nn.NewReLU(), nn.Func((*torch.Tensor).Tanh)), nn.NewLinear(3, 2, nn.LinearOptions{})}
+	net := &stack{nn.NewSequential(newResidual(3), nn.NewReLU(), nn.Func((*torch.Tensor).Tanh)),
+		nn.NewLinear(3, 2, nn.LinearOptions{})}
 	defer nn.Close(net)
 	nn.Train(net.head, false)
 	if err := nn.Freeze(net.head); err != nil {
@@ -410,10 +432,12 @@ head           Linear       [2 2]      8
 	twice := nn.NewSequential(shared, shared)
 	defer nn.Close(shared)
 	table, err = nn.Summary(twice, images(t, 5, 3))
-	if err != nil || table.Parameters != 12 || table.Rows[1].Calls != 2 || !strings.Contains(table.String(), "[5 3] x2") {
+	if err != nil || table.Parameters != 12 || table.Rows[1].Calls != 2 ||
+		!strings.Contains(table.String(), "[5 3] x2") {
 		t.Errorf("got %v\n%s\nwant 12 parameters, and row 1 called twice with [5 3]", err, table)
 	}
-	if _, err := nn.Summary(twice, images(t, 5, 4)); err == nil || !strings.HasPrefix(err.Error(), "0: Linear") && !strings.HasPrefix(err.Error(), "1: Linear") {
+	if _, err := nn.Summary(twice, images(t, 5, 4)); err == nil ||
+		!strings.HasPrefix(err.Error(), "0: Linear") && !strings.HasPrefix(err.Error(), "1: Linear") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := nn.Summary(nil, x); err == nil {
@@ -479,7 +503,8 @@ func TestFreezeExcludesParameters(t *testing.T) {
 // Kernels and images get the strides of the format, even with a kernel of one pixel. The output
 // stays the same, and an optimizer steps.
 func TestToMemoryFormat(t *testing.T) {
-	net := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewConv2d(4, 5, 1, nn.Conv2dOptions{}))
+	net := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{}),
+		nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewConv2d(4, 5, 1, nn.Conv2dOptions{}))
 	defer nn.Close(net)
 	x, err := torch.Randn(cuda.CPU, torch.Float32, 2, 3, 6, 6)
 	if err != nil {
@@ -533,7 +558,8 @@ func TestToDTypeConvertsInPlace(t *testing.T) {
 	if err := nn.ToDType(norm, torch.BFloat16); err != nil {
 		t.Fatal(err)
 	}
-	if norm.Weight != weight || !weight.RequiresGrad() || weight.DType() != torch.BFloat16 || norm.RunningVar.DType() != torch.BFloat16 {
+	if norm.Weight != weight || !weight.RequiresGrad() || weight.DType() != torch.BFloat16 ||
+		norm.RunningVar.DType() != torch.BFloat16 {
 		t.Errorf("got %v, %v", norm.Weight, norm.RunningVar)
 	}
 	if norm.NumBatches.DType() != torch.Int64 {
@@ -547,7 +573,8 @@ func TestToDTypeConvertsInPlace(t *testing.T) {
 // PyTorch's load_state_dict(strict=True) takes a state_dict without the counts too.
 func TestLoadTakesFilesWithoutCountsOfBatches(t *testing.T) {
 	make := func() *nn.Sequential {
-		net := nn.NewSequential(nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{}), nn.NewInstanceNorm2d(3, nn.InstanceNorm2dOptions{RunningStats: true}))
+		net := nn.NewSequential(nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{}),
+			nn.NewInstanceNorm2d(3, nn.InstanceNorm2dOptions{RunningStats: true}))
 		t.Cleanup(func() { nn.Close(net) })
 		return net
 	}
@@ -572,7 +599,8 @@ func TestLoadTakesFilesWithoutCountsOfBatches(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Equal(r.Missing, []string{"0.num_batches_tracked", "1.num_batches_tracked"}) || len(r.Loaded) != len(kept) {
+		if !slices.Equal(r.Missing, []string{"0.num_batches_tracked", "1.num_batches_tracked"}) ||
+			len(r.Loaded) != len(kept) {
 			t.Errorf("%s: %v, want both counts missing and the other %d kept", name, r, len(kept))
 		}
 		for i, n := range nn.State(net) {
@@ -587,7 +615,9 @@ func TestLoadTakesFilesWithoutCountsOfBatches(t *testing.T) {
 		if err := checkpoint.Save(path, kept[1:], nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := nn.Load(path, net); err == nil || !strings.Contains(err.Error(), "tensor 0.weight is not in the file") || strings.Contains(err.Error(), "num_batches") {
+		if _, err := nn.Load(path, net); err == nil ||
+			!strings.Contains(err.Error(), "tensor 0.weight is not in the file") ||
+			strings.Contains(err.Error(), "num_batches") {
 			t.Errorf("%s without a weight: %v", name, err)
 		}
 	}
@@ -603,9 +633,12 @@ func TestInstanceNormRefusesInputs(t *testing.T) {
 		shape []int64
 		want  string
 	}{
-		{"one value per channel", nn.NewInstanceNorm2d(2, nn.InstanceNorm2dOptions{}), []int64{3, 2, 1, 1}, "more than one value per channel"},
-		{"too many dimensions", nn.NewInstanceNorm1d(2, nn.InstanceNorm1dOptions{}), []int64{3, 2, 4, 4}, "it must have 3 dimensions"},
-		{"too few dimensions", nn.NewInstanceNorm1d(2, nn.InstanceNorm1dOptions{}), []int64{2, 4}, "it must have 3 dimensions"},
+		{"one value per channel", nn.NewInstanceNorm2d(2, nn.InstanceNorm2dOptions{}), []int64{3, 2, 1, 1},
+			"more than one value per channel"},
+		{"too many dimensions", nn.NewInstanceNorm1d(2, nn.InstanceNorm1dOptions{}), []int64{3, 2, 4, 4},
+			"it must have 3 dimensions"},
+		{"too few dimensions", nn.NewInstanceNorm1d(2, nn.InstanceNorm1dOptions{}), []int64{2, 4},
+			"it must have 3 dimensions"},
 		{"running statistics", evaluated, []int64{3, 2, 1, 1}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -616,7 +649,8 @@ func TestInstanceNormRefusesInputs(t *testing.T) {
 			defer x.Close()
 			y := c.m.Forward(x)
 			defer y.Close()
-			if err := y.Err(); c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			if err := y.Err(); c.want == "" && err != nil || c.want != "" &&
+				(err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
@@ -625,12 +659,14 @@ func TestInstanceNormRefusesInputs(t *testing.T) {
 
 func TestPartialLoadReportsTheDifferences(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trunk.safetensors")
-	old := nn.NewSequential(nn.NewLinear(3, 4, nn.LinearOptions{}), nn.NewLinear(4, 5, nn.LinearOptions{}), nn.NewLinear(5, 5, nn.LinearOptions{NoBias: true}))
+	old := nn.NewSequential(nn.NewLinear(3, 4, nn.LinearOptions{}), nn.NewLinear(4, 5, nn.LinearOptions{}),
+		nn.NewLinear(5, 5, nn.LinearOptions{NoBias: true}))
 	defer nn.Close(old)
 	if err := nn.Save(path, old, map[string]string{"epoch": "3"}); err != nil {
 		t.Fatal(err)
 	}
-	net := nn.NewSequential(nn.NewLinear(3, 4, nn.LinearOptions{}), nn.NewLinear(4, 2, nn.LinearOptions{}), nn.NewReLU(), nn.NewBatchNorm1d(2, nn.BatchNorm1dOptions{NoRunningStats: true}))
+	net := nn.NewSequential(nn.NewLinear(3, 4, nn.LinearOptions{}), nn.NewLinear(4, 2, nn.LinearOptions{}),
+		nn.NewReLU(), nn.NewBatchNorm1d(2, nn.BatchNorm1dOptions{NoRunningStats: true}))
 	defer nn.Close(net)
 	values := func(i int) []float32 {
 		t.Helper()
@@ -641,7 +677,8 @@ func TestPartialLoadReportsTheDifferences(t *testing.T) {
 		return v
 	}
 	trunk, head := values(0), values(2)
-	if _, err := nn.LoadWith(path, net, nn.LoadOptions{}); err == nil || !strings.Contains(err.Error(), "tensor 1.weight is float32[5 4] in the file and float32[2 4] in the module") {
+	if _, err := nn.LoadWith(path, net, nn.LoadOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "tensor 1.weight is float32[5 4] in the file and float32[2 4] in the module") {
 		t.Errorf("strict: %v", err)
 	}
 	if got := values(0); !slices.Equal(got, trunk) {
@@ -671,9 +708,11 @@ tensor 2.weight is not in the module`
 	if got := values(2); !slices.Equal(got, head) {
 		t.Errorf("after Partial the head's weight = %v, want %v as before", got, head)
 	}
-	other := nn.NewSequential(nn.NewReLU(), nn.NewReLU(), nn.NewReLU(), nn.NewReLU(), nn.NewLinear(1, 1, nn.LinearOptions{}))
+	other := nn.NewSequential(nn.NewReLU(), nn.NewReLU(), nn.NewReLU(), nn.NewReLU(),
+		nn.NewLinear(1, 1, nn.LinearOptions{}))
 	defer nn.Close(other)
-	if _, err := nn.LoadWith(path, other, nn.LoadOptions{Partial: true}); err == nil || !strings.Contains(err.Error(), "tensor 4.weight is not in the file") {
+	if _, err := nn.LoadWith(path, other, nn.LoadOptions{Partial: true}); err == nil ||
+		!strings.Contains(err.Error(), "tensor 4.weight is not in the file") {
 		t.Errorf("a file without a common tensor: %v,"+
 			" want an error with \"tensor 4.weight is not in the file\"", err)
 	}

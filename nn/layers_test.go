@@ -30,14 +30,16 @@ func newGPTBlock() *gptBlock {
 		ln1:  nn.NewLayerNorm([]int{8}, nn.LayerNormOptions{}),
 		attn: nn.NewMultiheadAttention(8, 2, nn.MultiheadAttentionOptions{BatchFirst: true, Causal: true}),
 		ln2:  nn.NewLayerNorm([]int{8}, nn.LayerNormOptions{}),
-		mlp:  nn.NewSequential(nn.NewLinear(8, 32, nn.LinearOptions{}), nn.NewGELU(nn.GELUOptions{Tanh: true}), nn.NewLinear(32, 8, nn.LinearOptions{})),
+		mlp: nn.NewSequential(nn.NewLinear(8, 32, nn.LinearOptions{}),
+			nn.NewGELU(nn.GELUOptions{Tanh: true}), nn.NewLinear(32, 8, nn.LinearOptions{})),
 		head: nn.NewLinear(8, 11, nn.LinearOptions{NoBias: true}),
 	}
 }
 
 func (g *gptBlock) Parts() nn.Parts {
 	return nn.Parts{Modules: []nn.Child{
-		{Name: "wte", Module: g.wte}, {Name: "wpe", Module: g.wpe}, {Name: "ln_1", Module: g.ln1}, {Name: "attn", Module: g.attn},
+		{Name: "wte", Module: g.wte}, {Name: "wpe", Module: g.wpe}, {Name: "ln_1", Module: g.ln1},
+		{Name: "attn", Module: g.attn},
 		{Name: "ln_2", Module: g.ln2}, {Name: "mlp", Module: g.mlp}, {Name: "head", Module: g.head},
 	}}
 }
@@ -76,19 +78,23 @@ type uNet struct {
 func newUNet() *uNet {
 	same := nn.Conv2dOptions{Padding: 1}
 	return &uNet{
-		down1: nn.NewSequential(nn.NewConv2d(2, 4, 3, same), nn.NewGroupNorm(2, 4, nn.GroupNormOptions{}), nn.NewSiLU()),
-		pool:  nn.NewMaxPool2d(2, nn.MaxPool2dOptions{}),
-		down2: nn.NewSequential(nn.NewConv2d(4, 8, 3, same), nn.NewInstanceNorm2d(8, nn.InstanceNorm2dOptions{Affine: true}),
+		down1: nn.NewSequential(nn.NewConv2d(2, 4, 3, same), nn.NewGroupNorm(2, 4, nn.GroupNormOptions{}),
+			nn.NewSiLU()),
+		pool: nn.NewMaxPool2d(2, nn.MaxPool2dOptions{}),
+		down2: nn.NewSequential(nn.NewConv2d(4, 8, 3, same),
+			nn.NewInstanceNorm2d(8, nn.InstanceNorm2dOptions{Affine: true}),
 			nn.NewLeakyReLU(nn.LeakyReLUOptions{NegativeSlope: 0.2})),
 		up:     nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "bilinear"}),
 		reduce: nn.NewConvTranspose2d(8, 4, 3, nn.ConvTranspose2dOptions{Padding: 1}),
-		out:    nn.NewSequential(nn.NewConv2d(8, 4, 3, same), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(), nn.NewConv2d(4, 3, 1, nn.Conv2dOptions{})),
+		out: nn.NewSequential(nn.NewConv2d(8, 4, 3, same), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}),
+			nn.NewReLU(), nn.NewConv2d(4, 3, 1, nn.Conv2dOptions{})),
 	}
 }
 
 func (u *uNet) Parts() nn.Parts {
 	return nn.Parts{Modules: []nn.Child{
-		{Name: "down1", Module: u.down1}, {Name: "pool", Module: u.pool}, {Name: "down2", Module: u.down2}, {Name: "up", Module: u.up},
+		{Name: "down1", Module: u.down1}, {Name: "pool", Module: u.pool}, {Name: "down2", Module: u.down2},
+		{Name: "up", Module: u.up},
 		{Name: "reduce", Module: u.reduce}, {Name: "out", Module: u.out},
 	}}
 }
@@ -103,7 +109,8 @@ func (u *uNet) Forward(x *torch.Tensor) *torch.Tensor {
 func newDCGAN() *nn.Sequential {
 	twice := nn.ConvTranspose2dOptions{Stride: 2, Padding: 1, NoBias: true}
 	return nn.NewSequential(
-		nn.NewConvTranspose2d(5, 8, 4, nn.ConvTranspose2dOptions{NoBias: true}), nn.NewBatchNorm2d(8, nn.BatchNorm2dOptions{}), nn.NewReLU(),
+		nn.NewConvTranspose2d(5, 8, 4, nn.ConvTranspose2dOptions{NoBias: true}),
+		nn.NewBatchNorm2d(8, nn.BatchNorm2dOptions{}), nn.NewReLU(),
 		nn.NewConvTranspose2d(8, 4, 4, twice), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(),
 		nn.NewConvTranspose2d(4, 3, 4, twice), nn.NewTanh(),
 	)
@@ -241,7 +248,8 @@ func layerCases() map[string]func() nn.Module {
 			return nn.NewConv2d(4, 6, 3, nn.Conv2dOptions{Stride: 2, PaddingSize: []int{1, 2}, PaddingMode: "reflect"})
 		},
 		"conv2d_same_circular": func() nn.Module {
-			return nn.NewConv2d(4, 6, 0, nn.Conv2dOptions{KernelSize: []int{2, 3}, Same: true, PaddingMode: "circular", Groups: 2})
+			return nn.NewConv2d(4, 6, 0,
+				nn.Conv2dOptions{KernelSize: []int{2, 3}, Same: true, PaddingMode: "circular", Groups: 2})
 		},
 		"conv3d_same": func() nn.Module {
 			return nn.NewConv3d(4, 2, 0, nn.Conv3dOptions{KernelSize: []int{3, 2, 1}, Same: true})
@@ -252,35 +260,66 @@ func layerCases() map[string]func() nn.Module {
 				OutputPaddingSize: []int{1, 0}, DilationSize: []int{1, 2},
 			})
 		},
-		"conv_transpose1d": func() nn.Module { return nn.NewConvTranspose1d(4, 3, 3, nn.ConvTranspose1dOptions{Stride: 2}) },
-		"conv_transpose2d": func() nn.Module {
-			return nn.NewConvTranspose2d(4, 6, 3, nn.ConvTranspose2dOptions{Stride: 2, Padding: 1, OutputPadding: 1, Groups: 2})
+		"conv_transpose1d": func() nn.Module {
+			return nn.NewConvTranspose1d(4, 3, 3,
+				nn.ConvTranspose1dOptions{Stride: 2})
 		},
-		"conv_transpose3d":             func() nn.Module { return nn.NewConvTranspose3d(4, 2, 2, nn.ConvTranspose3dOptions{Dilation: 2}) },
-		"batch_norm1d":                 func() nn.Module { return nn.NewBatchNorm1d(4, nn.BatchNorm1dOptions{}) },
-		"batch_norm1d_flat":            func() nn.Module { return nn.NewBatchNorm1d(4, nn.BatchNorm1dOptions{NoAffine: true, Momentum: 0.3}) },
-		"batch_norm2d":                 func() nn.Module { return nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{Eps: 1e-3}) },
-		"batch_norm2d_eval":            func() nn.Module { return nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}) },
-		"batch_norm2d_untracked_eval":  func() nn.Module { return nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{NoRunningStats: true}) },
-		"batch_norm3d":                 func() nn.Module { return nn.NewBatchNorm3d(4, nn.BatchNorm3dOptions{}) },
-		"instance_norm1d":              func() nn.Module { return nn.NewInstanceNorm1d(4, nn.InstanceNorm1dOptions{}) },
-		"instance_norm2d":              func() nn.Module { return nn.NewInstanceNorm2d(4, nn.InstanceNorm2dOptions{Affine: true}) },
+		"conv_transpose2d": func() nn.Module {
+			return nn.NewConvTranspose2d(4, 6, 3,
+				nn.ConvTranspose2dOptions{Stride: 2, Padding: 1, OutputPadding: 1, Groups: 2})
+		},
+		"conv_transpose3d": func() nn.Module {
+			return nn.NewConvTranspose3d(4, 2, 2,
+				nn.ConvTranspose3dOptions{Dilation: 2})
+		},
+		"batch_norm1d": func() nn.Module { return nn.NewBatchNorm1d(4, nn.BatchNorm1dOptions{}) },
+		"batch_norm1d_flat": func() nn.Module {
+			return nn.NewBatchNorm1d(4,
+				nn.BatchNorm1dOptions{NoAffine: true, Momentum: 0.3})
+		},
+		"batch_norm2d": func() nn.Module {
+			return nn.NewBatchNorm2d(4,
+				nn.BatchNorm2dOptions{Eps: 1e-3})
+		},
+		"batch_norm2d_eval": func() nn.Module { return nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}) },
+		"batch_norm2d_untracked_eval": func() nn.Module {
+			return nn.NewBatchNorm2d(4,
+				nn.BatchNorm2dOptions{NoRunningStats: true})
+		},
+		"batch_norm3d":    func() nn.Module { return nn.NewBatchNorm3d(4, nn.BatchNorm3dOptions{}) },
+		"instance_norm1d": func() nn.Module { return nn.NewInstanceNorm1d(4, nn.InstanceNorm1dOptions{}) },
+		"instance_norm2d": func() nn.Module {
+			return nn.NewInstanceNorm2d(4,
+				nn.InstanceNorm2dOptions{Affine: true})
+		},
 		"instance_norm2d_tracked":      func() nn.Module { return nn.NewInstanceNorm2d(4, tracked) },
 		"instance_norm2d_tracked_eval": func() nn.Module { return nn.NewInstanceNorm2d(4, tracked) },
 		"instance_norm3d":              func() nn.Module { return nn.NewInstanceNorm3d(4, nn.InstanceNorm3dOptions{}) },
 		"layer_norm":                   func() nn.Module { return nn.NewLayerNorm([]int{7}, nn.LayerNormOptions{}) },
-		"layer_norm_two":               func() nn.Module { return nn.NewLayerNorm([]int{4, 7}, nn.LayerNormOptions{Eps: 1e-3, NoBias: true}) },
-		"rms_norm":                     func() nn.Module { return nn.NewRMSNorm([]int{7}, nn.RMSNormOptions{}) },
-		"rms_norm_eps":                 func() nn.Module { return nn.NewRMSNorm([]int{7}, nn.RMSNormOptions{Eps: 0.1, NoAffine: true}) },
-		"group_norm":                   func() nn.Module { return nn.NewGroupNorm(2, 4, nn.GroupNormOptions{}) },
-		"embedding":                    func() nn.Module { return nn.NewEmbedding(7, 3, nn.EmbeddingOptions{PaddingIdx: &two}) },
-		"embedding_bag":                func() nn.Module { return nn.NewEmbeddingBag(7, 3, nn.EmbeddingBagOptions{}) },
+		"layer_norm_two": func() nn.Module {
+			return nn.NewLayerNorm([]int{4, 7},
+				nn.LayerNormOptions{Eps: 1e-3, NoBias: true})
+		},
+		"rms_norm": func() nn.Module { return nn.NewRMSNorm([]int{7}, nn.RMSNormOptions{}) },
+		"rms_norm_eps": func() nn.Module {
+			return nn.NewRMSNorm([]int{7},
+				nn.RMSNormOptions{Eps: 0.1, NoAffine: true})
+		},
+		"group_norm": func() nn.Module { return nn.NewGroupNorm(2, 4, nn.GroupNormOptions{}) },
+		"embedding": func() nn.Module {
+			return nn.NewEmbedding(7, 3,
+				nn.EmbeddingOptions{PaddingIdx: &two})
+		},
+		"embedding_bag": func() nn.Module { return nn.NewEmbeddingBag(7, 3, nn.EmbeddingBagOptions{}) },
 		"embedding_bag_sum": func() nn.Module {
 			return nn.NewEmbeddingBag(7, 3, nn.EmbeddingBagOptions{Mode: "sum", PaddingIdx: &two})
 		},
 		"embedding_bag_max": func() nn.Module { return nn.NewEmbeddingBag(7, 3, nn.EmbeddingBagOptions{Mode: "max"}) },
-		"embedding_bags":    func() nn.Module { return bags{nn.NewEmbeddingBag(7, 3, nn.EmbeddingBagOptions{Mode: "sum"})} },
-		"attention":         func() nn.Module { return nn.NewMultiheadAttention(8, 2, nn.MultiheadAttentionOptions{}) },
+		"embedding_bags": func() nn.Module {
+			return bags{nn.NewEmbeddingBag(7, 3,
+				nn.EmbeddingBagOptions{Mode: "sum"})}
+		},
+		"attention": func() nn.Module { return nn.NewMultiheadAttention(8, 2, nn.MultiheadAttentionOptions{}) },
 		"attention_cross": func() nn.Module {
 			return crossAttention{nn.NewMultiheadAttention(8, 4, nn.MultiheadAttentionOptions{})}
 		},
@@ -299,7 +338,8 @@ func layerCases() map[string]func() nn.Module {
 		"decoder": func() nn.Module {
 			o := encoder
 			o.Causal = true
-			return decoder{nn.NewTransformerDecoder(nn.NewTransformerDecoderLayer(8, 2, o), 2, nn.TransformerDecoderOptions{})}
+			return decoder{nn.NewTransformerDecoder(nn.NewTransformerDecoderLayer(8, 2, o), 2,
+				nn.TransformerDecoderOptions{})}
 		},
 		"decoder_first": func() nn.Module {
 			o := first
@@ -322,14 +362,17 @@ func layerCases() map[string]func() nn.Module {
 		"lstm_lengths": func() nn.Module {
 			return lstmLengths{nn.NewLSTM(4, 3, nn.LSTMOptions{Layers: 2, Bidirectional: true, BatchFirst: true})}
 		},
-		"gru_lengths":      func() nn.Module { return withLengths{nn.NewGRU(4, 3, nn.GRUOptions{}), []int{4, 2}} },
-		"rnn_lengths":      func() nn.Module { return withLengths{nn.NewRNN(4, 3, nn.RNNOptions{}), []int{1, 5}} },
-		"rnn_relu_lengths": func() nn.Module { return withLengths{nn.NewRNN(4, 3, nn.RNNOptions{ReLU: true}), []int{5, 2, 5}} },
-		"lstm_cell":        func() nn.Module { return unrolledLSTM{nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{})} },
-		"lstm_cell_plain":  func() nn.Module { return nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{NoBias: true}) },
-		"gru_cell":         func() nn.Module { return unrolled{nn.NewGRUCell(4, 3, nn.GRUCellOptions{})} },
-		"gru_cell_plain":   func() nn.Module { return nn.NewGRUCell(4, 3, nn.GRUCellOptions{NoBias: true}) },
-		"rnn_cell":         func() nn.Module { return unrolled{nn.NewRNNCell(4, 3, nn.RNNCellOptions{})} },
+		"gru_lengths": func() nn.Module { return withLengths{nn.NewGRU(4, 3, nn.GRUOptions{}), []int{4, 2}} },
+		"rnn_lengths": func() nn.Module { return withLengths{nn.NewRNN(4, 3, nn.RNNOptions{}), []int{1, 5}} },
+		"rnn_relu_lengths": func() nn.Module {
+			return withLengths{nn.NewRNN(4, 3,
+				nn.RNNOptions{ReLU: true}), []int{5, 2, 5}}
+		},
+		"lstm_cell":       func() nn.Module { return unrolledLSTM{nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{})} },
+		"lstm_cell_plain": func() nn.Module { return nn.NewLSTMCell(4, 3, nn.LSTMCellOptions{NoBias: true}) },
+		"gru_cell":        func() nn.Module { return unrolled{nn.NewGRUCell(4, 3, nn.GRUCellOptions{})} },
+		"gru_cell_plain":  func() nn.Module { return nn.NewGRUCell(4, 3, nn.GRUCellOptions{NoBias: true}) },
+		"rnn_cell":        func() nn.Module { return unrolled{nn.NewRNNCell(4, 3, nn.RNNCellOptions{})} },
 		"rnn_cell_relu": func() nn.Module {
 			return nn.NewRNNCell(4, 3, nn.RNNCellOptions{ReLU: true, NoBias: true})
 		},
@@ -364,14 +407,18 @@ func layerCases() map[string]func() nn.Module {
 			})
 		},
 		"avg_pool2d_sizes": func() nn.Module {
-			return nn.NewAvgPool2d(0, nn.AvgPool2dOptions{KernelSize: []int{3, 2}, StrideSize: []int{1, 2}, PaddingSize: []int{1, 0}})
+			return nn.NewAvgPool2d(0, nn.AvgPool2dOptions{KernelSize: []int{3, 2}, StrideSize: []int{1, 2},
+				PaddingSize: []int{1, 0}})
 		},
 		"max_pool3d": func() nn.Module { return nn.NewMaxPool3d(2, nn.MaxPool3dOptions{}) },
 		"avg_pool1d": func() nn.Module { return nn.NewAvgPool1d(3, nn.AvgPool1dOptions{Padding: 1}) },
 		"avg_pool2d": func() nn.Module {
 			return nn.NewAvgPool2d(3, nn.AvgPool2dOptions{Stride: 2, Padding: 1, ExcludePadding: true})
 		},
-		"avg_pool3d":                func() nn.Module { return nn.NewAvgPool3d(3, nn.AvgPool3dOptions{Stride: 2, CeilMode: true}) },
+		"avg_pool3d": func() nn.Module {
+			return nn.NewAvgPool3d(3,
+				nn.AvgPool3dOptions{Stride: 2, CeilMode: true})
+		},
 		"adaptive_avg_pool1d":       func() nn.Module { return nn.NewAdaptiveAvgPool1d(3) },
 		"adaptive_avg_pool2d":       func() nn.Module { return nn.NewAdaptiveAvgPool2d(4) },
 		"adaptive_avg_pool3d":       func() nn.Module { return nn.NewAdaptiveAvgPool3d(3) },
@@ -385,19 +432,31 @@ func layerCases() map[string]func() nn.Module {
 		"upsample_nearest1d":        func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 2}) },
 		"upsample_nearest2d":        func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Size: []int{9, 5}}) },
 		"upsample_nearest3d":        func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 1.5}) },
-		"upsample_linear":           func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 1.7, Mode: "linear"}) },
-		"upsample_bilinear":         func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 2.3, Mode: "bilinear"}) },
+		"upsample_linear": func() nn.Module {
+			return nn.NewUpsample(nn.UpsampleOptions{Scale: 1.7,
+				Mode: "linear"})
+		},
+		"upsample_bilinear": func() nn.Module {
+			return nn.NewUpsample(nn.UpsampleOptions{Scale: 2.3,
+				Mode: "bilinear"})
+		},
 		"upsample_bilinear_corners": func() nn.Module {
 			return nn.NewUpsample(nn.UpsampleOptions{Size: []int{8}, Mode: "bilinear", AlignCorners: true})
 		},
-		"upsample_bicubic":   func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "bicubic"}) },
-		"upsample_trilinear": func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "trilinear"}) },
-		"pixel_shuffle":      func() nn.Module { return nn.NewPixelShuffle(2) },
-		"pixel_unshuffle":    func() nn.Module { return nn.NewPixelUnshuffle(2) },
-		"pad_zero":           func() nn.Module { return nn.NewPad([]int{1, 2, 0, 3}, nn.PadOptions{}) },
-		"pad_constant":       func() nn.Module { return nn.NewPad([]int{1, 2}, nn.PadOptions{Value: 0.5}) },
-		"pad_reflect":        func() nn.Module { return nn.NewPad([]int{1, 2, 3, 0}, nn.PadOptions{Mode: "reflect"}) },
-		"pad_replicate":      func() nn.Module { return nn.NewPad([]int{1, 2, 0, 1, 3, 0}, nn.PadOptions{Mode: "replicate"}) },
+		"upsample_bicubic": func() nn.Module { return nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "bicubic"}) },
+		"upsample_trilinear": func() nn.Module {
+			return nn.NewUpsample(nn.UpsampleOptions{Scale: 2,
+				Mode: "trilinear"})
+		},
+		"pixel_shuffle":   func() nn.Module { return nn.NewPixelShuffle(2) },
+		"pixel_unshuffle": func() nn.Module { return nn.NewPixelUnshuffle(2) },
+		"pad_zero":        func() nn.Module { return nn.NewPad([]int{1, 2, 0, 3}, nn.PadOptions{}) },
+		"pad_constant":    func() nn.Module { return nn.NewPad([]int{1, 2}, nn.PadOptions{Value: 0.5}) },
+		"pad_reflect":     func() nn.Module { return nn.NewPad([]int{1, 2, 3, 0}, nn.PadOptions{Mode: "reflect"}) },
+		"pad_replicate": func() nn.Module {
+			return nn.NewPad([]int{1, 2, 0, 1, 3, 0},
+				nn.PadOptions{Mode: "replicate"})
+		},
 		"pad_circular":       func() nn.Module { return nn.NewPad([]int{1, 2, 3, 0}, nn.PadOptions{Mode: "circular"}) },
 		"dropout1d":          func() nn.Module { return nn.NewDropout1d(0.3) },
 		"dropout3d":          func() nn.Module { return nn.NewDropout3d(0.3) },
@@ -502,7 +561,8 @@ func TestLayersMatchPyTorchOnGPU(t *testing.T) {
 }
 
 // compareLayer compares a forward and a backward pass on the device, in the dtype.
-func (p peer) compareLayer(name string, m nn.Module, device cuda.Device, dtype torch.DType, bits string, tolerance float64) {
+func (p peer) compareLayer(name string, m nn.Module, device cuda.Device, dtype torch.DType, bits string,
+	tolerance float64) {
 	p.t.Helper()
 	if err := nn.To(m, device); err != nil {
 		p.t.Fatal(err)
@@ -545,10 +605,12 @@ func (p peer) compareLayer(name string, m nn.Module, device cuda.Device, dtype t
 func TestInitsMatchPyTorch(t *testing.T) {
 	p := openLayers(t)
 	cases := map[string]nn.Init{
-		"normal": nn.Normal(0.5, 0.02), "uniform": nn.Uniform(-2, 3), "constant": nn.Constant(0.25), "trunc_normal": nn.TruncNormal(0.1, 0.5, -0.5, 1),
+		"normal": nn.Normal(0.5, 0.02), "uniform": nn.Uniform(-2, 3), "constant": nn.Constant(0.25),
+		"trunc_normal":   nn.TruncNormal(0.1, 0.5, -0.5, 1),
 		"xavier_uniform": nn.XavierUniform(), "xavier_normal": nn.XavierNormal(),
 		"orthogonal":      nn.Orthogonal(0.5),
-		"kaiming_uniform": nn.KaimingUniform(), "kaiming_normal": nn.KaimingNormal(), "kaiming_normal_fan_out": nn.KaimingNormalFanOut(),
+		"kaiming_uniform": nn.KaimingUniform(), "kaiming_normal": nn.KaimingNormal(),
+		"kaiming_normal_fan_out": nn.KaimingNormalFanOut(),
 	}
 	if n := p.with("init_"); n != len(cases) {
 		t.Errorf("%d cases, PyTorch has %d", len(cases), n)
@@ -604,7 +666,8 @@ func lossCases() map[string]func(x, target *torch.Tensor) *torch.Tensor {
 		},
 		"kl_div": func(x, y *torch.Tensor) *torch.Tensor { return x.LogSoftmax(1).KLDivLoss(y) },
 		"kl_div_batch": func(x, y *torch.Tensor) *torch.Tensor {
-			return x.LogSoftmax(1).KLDivLossWith(y.Log(), torch.KLDivLossOptions{Reduction: torch.ReduceSum, LogTarget: true}).DivScalar(4)
+			return x.LogSoftmax(1).KLDivLossWith(y.Log(),
+				torch.KLDivLossOptions{Reduction: torch.ReduceSum, LogTarget: true}).DivScalar(4)
 		},
 		"bce":        func(x, y *torch.Tensor) *torch.Tensor { return x.Sigmoid().BCELoss(y) },
 		"bce_logits": (*torch.Tensor).BCEWithLogitsLoss,
@@ -660,7 +723,8 @@ func lossCases() map[string]func(x, target *torch.Tensor) *torch.Tensor {
 			}
 			defer lengths.Close()
 			of := func(i int64) *torch.Tensor { return lengths.In(x.Scope()).Narrow(0, i, 1) }
-			return x.LogSoftmax(1).Unsqueeze(1).CTCLoss(y.Narrow(0, 0, 1).Narrow(1, 0, 2), of(0), of(1), torch.CTCLossOptions{})
+			return x.LogSoftmax(1).Unsqueeze(1).CTCLoss(y.Narrow(0, 0, 1).Narrow(1, 0, 2), of(0), of(1),
+				torch.CTCLossOptions{})
 		},
 	}
 }
@@ -669,7 +733,8 @@ func TestLossesMatchPyTorch(t *testing.T) {
 	p := openLayers(t)
 	cases := lossCases()
 	for _, s := range p.c.Tensors() {
-		if name, ok := strings.CutPrefix(s.Name, "loss_"); ok && strings.HasSuffix(name, "/x") && cases[strings.TrimSuffix(name, "/x")] == nil {
+		if name, ok := strings.CutPrefix(s.Name, "loss_"); ok && strings.HasSuffix(name, "/x") &&
+			cases[strings.TrimSuffix(name, "/x")] == nil {
 			t.Errorf("there is no test of %s", name)
 		}
 	}

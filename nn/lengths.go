@@ -14,7 +14,8 @@ import (
 // sequence's last step, where the second direction of a bidirectional layer starts. The result
 // equals PyTorch's pack_padded_sequence, layer and pad_packed_sequence, for lengths in any order.
 // On a GPU RunLengths waits for the copy of the batch's order.
-func (l *LSTM) RunLengths(x *torch.Tensor, lengths []int, hidden, cell *torch.Tensor) (y, lastHidden, lastCell *torch.Tensor) {
+func (l *LSTM) RunLengths(x *torch.Tensor, lengths []int, hidden, cell *torch.Tensor) (y, lastHidden,
+	lastCell *torch.Tensor) {
 	y, last := l.runLengths("lstm.data", x, lengths, hidden, cell)
 	return y, last[0], last[1]
 }
@@ -36,7 +37,8 @@ func (r *RNN) RunLengths(x *torch.Tensor, lengths []int, hidden *torch.Tensor) (
 }
 
 // runLengths computes the operator for padded sequences and one or two states.
-func (r *recurrent) runLengths(op string, x *torch.Tensor, lengths []int, states ...*torch.Tensor) (y *torch.Tensor, last []*torch.Tensor) {
+func (r *recurrent) runLengths(op string, x *torch.Tensor, lengths []int,
+	states ...*torch.Tensor) (y *torch.Tensor, last []*torch.Tensor) {
 	inputs := append([]*torch.Tensor{x}, states...)
 	fail := func(err error) (*torch.Tensor, []*torch.Tensor) {
 		bad := r.result(torch.Fail("nn."+r.kind, err), inputs...)
@@ -69,7 +71,8 @@ func (r *recurrent) runLengths(op string, x *torch.Tensor, lengths []int, states
 	if len(begin) > 1 {
 		hx = begin
 	}
-	out, _ := torch.Call(op, data, sizes, hx, r.weights(), !r.o.NoBias, r.layers, r.o.Dropout, r.training(), r.ways == 2)
+	out, _ := torch.Call(op, data, sizes, hx, r.weights(), !r.o.NoBias, r.layers, r.o.Dropout, r.training(),
+		r.ways == 2)
 	for i := range out {
 		t.own(out[i])
 	}

@@ -76,7 +76,8 @@ type Mismatch struct {
 }
 
 func (m Mismatch) String() string {
-	return fmt.Sprintf("%s is %v%v in the file and %v%v in the module", m.Name, m.File.DType, m.File.Shape, m.Module.DType, m.Module.Shape)
+	return fmt.Sprintf("%s is %v%v in the file and %v%v in the module", m.Name, m.File.DType, m.File.Shape,
+		m.Module.DType, m.Module.Shape)
 }
 
 // LowShare is the [LoadReport.Share] below which a report asks whether the file belongs to this
@@ -252,7 +253,8 @@ func (l *loading) match(o LoadOptions) error {
 
 // pair adds a common tensor to the tensors to load, or to the mismatches.
 func (l *loading) pair(n torch.Named, file string) {
-	m := Mismatch{n.Name, l.from.specs[file], torch.Spec{Name: n.Name, DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}}
+	m := Mismatch{n.Name, l.from.specs[file],
+		torch.Spec{Name: n.Name, DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}}
 	if !fits(m.File.Shape, m.Module.Shape) || !convertible(m.File.DType, m.Module.DType) {
 		l.report.Mismatched = append(l.report.Mismatched, m)
 		return

@@ -42,7 +42,8 @@ func expectedLoads(t *testing.T) map[string]loadedState {
 // loadingNet returns the network of testdata/loading with every number set to 9.
 func loadingNet(t *testing.T) *nn.Sequential {
 	t.Helper()
-	net := nn.NewSequential(nn.NewLinear(3, 4, nn.LinearOptions{}), nn.NewBatchNorm1d(4, nn.BatchNorm1dOptions{}), nn.NewLinear(4, 2, nn.LinearOptions{}))
+	net := nn.NewSequential(nn.NewLinear(3, 4, nn.LinearOptions{}),
+		nn.NewBatchNorm1d(4, nn.BatchNorm1dOptions{}), nn.NewLinear(4, 2, nn.LinearOptions{}))
 	t.Cleanup(func() { nn.Close(net) })
 	fillState(t, net)
 	return net
@@ -85,7 +86,8 @@ func checkState(t *testing.T, name string, m nn.Module, want map[string][]float6
 	}
 }
 
-var dtypesByName = map[string]torch.DType{"float16": torch.Float16, "bfloat16": torch.BFloat16, "float32": torch.Float32, "float64": torch.Float64}
+var dtypesByName = map[string]torch.DType{"float16": torch.Float16, "bfloat16": torch.BFloat16,
+	"float32": torch.Float32, "float64": torch.Float64}
 
 func TestLoadConvertsDTypesAsPyTorch(t *testing.T) {
 	cases := 0
@@ -107,9 +109,12 @@ func TestLoadConvertsDTypesAsPyTorch(t *testing.T) {
 			}
 			checkState(t, name, net, want.State)
 			converted := differentDTypes(t, loading(file), net)
-			if r.Parameters != 6 || r.AllParameters != 6 || r.Elements != 43 || r.Share() != 1 || len(r.Converted) != converted {
-				t.Errorf("%s, partial %v: got %d of %d parameters, %d of %d numbers, %d converted; want 6 of 6, 43 of 43, %d converted",
-					name, partial, r.Parameters, r.AllParameters, r.Elements, r.AllElements, len(r.Converted), converted)
+			if r.Parameters != 6 || r.AllParameters != 6 || r.Elements != 43 || r.Share() != 1 ||
+				len(r.Converted) != converted {
+				t.Errorf("%s, partial %v: got %d of %d parameters, %d of %d numbers, %d converted; want "+
+					"6 of 6, 43 of 43, %d converted",
+					name, partial, r.Parameters, r.AllParameters, r.Elements, r.AllElements,
+					len(r.Converted), converted)
 			}
 			if d := nn.Parameters(net)[0].DType().String(); d != want.DType {
 				t.Errorf("%s: the parameters have become %s, want %v", name, d, want.DType)
@@ -146,7 +151,8 @@ func TestReportCountsConvertedTensors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "9 tensors loaded: 6 of 6 parameters, 100 % of the numbers\ntensors converted: 8 from float16 to float32, 1 from float16 to int64"
+	want := "9 tensors loaded: 6 of 6 parameters, 100 % of the numbers\ntensors converted: 8 from " +
+		"float16 to float32, 1 from float16 to int64"
 	if r.String() != want {
 		t.Errorf("got %q, want %q", r, want)
 	}
@@ -162,7 +168,8 @@ func TestLoadKeepsACountThatTheFileLost(t *testing.T) {
 	want := expectedLoads(t)["all_half.safetensors"].State
 	want["1.num_batches_tracked"] = []float64{9}
 	checkState(t, "infinite_count", net, want)
-	if len(r.Mismatched) != 1 || r.Mismatched[0].Name != "1.num_batches_tracked" || slices.Contains(r.Loaded, "1.num_batches_tracked") || r.Elements != 42 {
+	if len(r.Mismatched) != 1 || r.Mismatched[0].Name != "1.num_batches_tracked" ||
+		slices.Contains(r.Loaded, "1.num_batches_tracked") || r.Elements != 42 {
 		t.Errorf("got the report %+v, want the count among Mismatched and 42 numbers", r)
 	}
 }
@@ -224,7 +231,8 @@ func TestPartialLoadOfNoParameterIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := nn.LoadWith(path, net, nn.LoadOptions{Partial: true})
-	for _, want := range []string{"it has no parameter of the module", "tensor 0.weight is not in the file", `the file has 3 tensors: "1.num_batches_tracked", "1.running_mean", "1.running_var"`} {
+	for _, want := range []string{"it has no parameter of the module", "tensor 0.weight is not in the file",
+		`the file has 3 tensors: "1.num_batches_tracked", "1.running_mean", "1.running_var"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
@@ -291,7 +299,8 @@ func TestSaveAndLoad(t *testing.T) {
 
 func TestLoadReportsEveryMismatch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "net.safetensors")
-	saved := nn.NewSequential(nn.NewLinear(3, 2, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(2, 2, nn.LinearOptions{}))
+	saved := nn.NewSequential(nn.NewLinear(3, 2, nn.LinearOptions{}), nn.NewReLU(),
+		nn.NewLinear(2, 2, nn.LinearOptions{}))
 	defer nn.Close(saved)
 	if err := nn.Save(path, saved, nil); err != nil {
 		t.Fatal(err)
@@ -306,7 +315,9 @@ func TestLoadReportsEveryMismatch(t *testing.T) {
 	if err == nil {
 		t.Fatal("Load of another network's file: got no error, want one")
 	}
-	for _, text := range []string{path, "tensor 0.weight is float32[2 3] in the file and float32[2 4] in the module", "tensor 1.weight is not in the file", "tensor 2.bias is not in the module"} {
+	for _, text := range []string{path,
+		"tensor 0.weight is float32[2 3] in the file and float32[2 4] in the module",
+		"tensor 1.weight is not in the file", "tensor 2.bias is not in the module"} {
 		if !strings.Contains(err.Error(), text) {
 			t.Errorf("%v does not say %q", err, text)
 		}
@@ -328,7 +339,8 @@ func TestLoadChangesNothingIfATensorIsDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer mask.Close()
-	net := masked{nn.Func(nil), nn.Parts{Parameters: []torch.Named{{Name: "a", Tensor: weight}}, Buffers: []torch.Named{{Name: "b", Tensor: mask}}}}
+	net := masked{nn.Func(nil), nn.Parts{Parameters: []torch.Named{{Name: "a", Tensor: weight}},
+		Buffers: []torch.Named{{Name: "b", Tensor: mask}}}}
 	const header = `{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"BOOL","shape":[3],"data_offsets":[4,7]}}`
 	file := slices.Concat(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), []byte(header), make([]byte, 7))
 	path := filepath.Join(t.TempDir(), "x.safetensors")

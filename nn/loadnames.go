@@ -28,7 +28,8 @@ func newSource(f *checkpoint.File, dict string) (source, error) {
 	if err != nil {
 		return source{}, err
 	}
-	s := source{dict: d, tensors: map[string]*checkpoint.StoredTensor{}, specs: map[string]torch.Spec{}, twins: map[string]string{}, dicts: f.Dicts()}
+	s := source{dict: d, tensors: map[string]*checkpoint.StoredTensor{}, specs: map[string]torch.Spec{},
+		twins: map[string]string{}, dicts: f.Dicts()}
 	for _, t := range d.Tensors {
 		spec := t.Spec()
 		s.names = append(s.names, spec.Name)
@@ -61,7 +62,8 @@ type matched struct {
 
 // namesFor matches the file's names with a module's names, and records in the report how they
 // differ. unused has the module's names of tensors that it does not use.
-func (s *source) namesFor(state []torch.Named, unused map[string]bool, rename func(string) string, r *LoadReport) (matched, error) {
+func (s *source) namesFor(state []torch.Named, unused map[string]bool, rename func(string) string,
+	r *LoadReport) (matched, error) {
 	shapes := make(map[string][]int64, len(state))
 	for _, n := range state {
 		shapes[n.Name] = n.Tensor.Shape()
@@ -200,7 +202,10 @@ func (s *source) bestChange(shapes map[string][]int64) nameChange {
 // wrappersOf returns the wrappers in the file's names.
 func (s *source) wrappersOf() (found []string) {
 	for _, w := range wrappers() {
-		if slices.ContainsFunc(s.names, func(name string) bool { return strings.HasPrefix(name, w) || strings.Contains(name, "."+w) }) {
+		if slices.ContainsFunc(s.names, func(name string) bool {
+			return strings.HasPrefix(name, w) ||
+				strings.Contains(name, "."+w)
+		}) {
 			found = append(found, w)
 		}
 	}
@@ -241,7 +246,8 @@ func commonPrefixes(names []string) []string {
 		}
 		at += n + 1
 		prefix := names[0][:at]
-		if slices.ContainsFunc(names, func(name string) bool { return len(name) <= len(prefix) || !strings.HasPrefix(name, prefix) }) {
+		if slices.ContainsFunc(names,
+			func(name string) bool { return len(name) <= len(prefix) || !strings.HasPrefix(name, prefix) }) {
 			break
 		}
 		prefixes = append(prefixes, prefix)
@@ -263,7 +269,8 @@ func (s *source) averagesNotTaken() []string {
 		}
 	}
 	if len(others) > 0 {
-		notes = append(notes, "the file also has averages, which are not loaded: "+listFirst(others)+": LoadOptions.Dict names them")
+		notes = append(notes, "the file also has averages, which are not loaded: "+listFirst(others)+
+			": LoadOptions.Dict names them")
 	}
 	return notes
 }
@@ -273,7 +280,8 @@ func (s *source) averagesNotTaken() []string {
 func (s *source) describe(state []torch.Named) []error {
 	errs := []error{s.describeNames()}
 	if prefix, n := s.partPrefix(state); n > 0 {
-		errs = append(errs, fmt.Errorf("%d of its names are the module's behind %q: remove it with LoadOptions.Rename", n, prefix))
+		errs = append(errs, fmt.Errorf(
+			"%d of its names are the module's behind %q: remove it with LoadOptions.Rename", n, prefix))
 	}
 	for _, unread := range s.dict.Unread[:min(len(s.dict.Unread), mostListed)] {
 		errs = append(errs, unread)
@@ -289,7 +297,8 @@ func (s *source) describeNames() error {
 	case len(s.names) == 0 && len(s.dicts) == 0:
 		return errors.New("the file has no tensors by name")
 	case len(s.names) == 0:
-		return errors.New("the file has no tensors by name outside of dicts; its dicts of tensors are " + listDicts(s.dicts) + ": LoadOptions.Dict names one")
+		return errors.New("the file has no tensors by name outside of dicts; its dicts of tensors are " +
+			listDicts(s.dicts) + ": LoadOptions.Dict names one")
 	}
 	quoted := make([]string, len(s.names))
 	for i, name := range s.names {

@@ -21,11 +21,12 @@ func TestLoadRemovesPrefixesOfAllNames(t *testing.T) {
 		"compiled_parallel.safetensors": {wrapper, removed("module.")},
 		"compiled_layer.safetensors":    {wrapper},
 		"lightning.ckpt":                {removed("model.")},
-		"averaged_model.pt":             {removed("module."), "the weights are averages of an AveragedModel, which counts them in n_averaged"},
-		"dict_net.pt":                   nil,
-		"dict_weird_name.pt":            nil,
-		"dict_params_ema.pt":            {`the weights are the averages "params_ema" of the file`},
-		"dict_state_dict_ema.pt":        {`the weights are the averages "state_dict_ema" of the file`},
+		"averaged_model.pt": {removed("module."),
+			"the weights are averages of an AveragedModel, which counts them in n_averaged"},
+		"dict_net.pt":            nil,
+		"dict_weird_name.pt":     nil,
+		"dict_params_ema.pt":     {`the weights are the averages "params_ema" of the file`},
+		"dict_state_dict_ema.pt": {`the weights are the averages "state_dict_ema" of the file`},
 	} {
 		for _, partial := range []bool{false, true} {
 			net := loadingNet(t)
@@ -36,7 +37,8 @@ func TestLoadRemovesPrefixesOfAllNames(t *testing.T) {
 			}
 			checkState(t, file, net, want)
 			if !slices.Equal(r.Notes, notes) || len(r.Unexpected) != 0 || r.Share() != 1 {
-				t.Errorf("%s: got the notes %q, unexpected %q, share %v; want %q, none, 1", file, r.Notes, r.Unexpected, r.Share(), notes)
+				t.Errorf("%s: got the notes %q, unexpected %q, share %v; want %q, none, 1", file, r.Notes,
+					r.Unexpected, r.Share(), notes)
 			}
 		}
 	}
@@ -74,7 +76,8 @@ func TestLoadAddsAPrefixOfTheModule(t *testing.T) {
 func TestLoadOptionsRename(t *testing.T) {
 	net := loadingNet(t)
 	_, err := nn.Load(loading("detector.safetensors"), net)
-	for _, want := range []string{`10 tensors: "backbone.1.num_batches_tracked", "backbone.0.bias", "backbone.0.weight", `, `9 of its names are the module's behind "backbone.": remove it with LoadOptions.Rename`} {
+	for _, want := range []string{`10 tensors: "backbone.1.num_batches_tracked", "backbone.0.bias", "backbone.0.weight", `,
+		`9 of its names are the module's behind "backbone.": remove it with LoadOptions.Rename`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
@@ -124,15 +127,18 @@ func TestLoadReportsAveragesItDoesNotLoad(t *testing.T) {
 	}
 	checkState(t, "model_ema.module", net, expectedLoads(t)["network"].State)
 	_, err = nn.LoadWith(loading("raw_and_averages.pt"), net, nn.LoadOptions{Dict: "model_ema"})
-	if err == nil || !strings.Contains(err.Error(), `there is no dict of tensors "model_ema"; the file has "state_dict" (9 tensors), "model_ema.module" (9 tensors)`) {
+	if err == nil || !strings.Contains(err.Error(),
+		`there is no dict of tensors "model_ema"; the file has "state_dict" (9 tensors), "model_ema.module" (9 tensors)`) {
 		t.Errorf("a dict without tensors: got %v", err)
 	}
 }
 
 func TestNameErrorListsTheFilesTensors(t *testing.T) {
 	for file, wants := range map[string][]string{
-		"unrelated.safetensors": {"tensor 0.weight is not in the file", `the file has 7 tensors: "encoder.0.gain", "encoder.1.gain", "encoder.2.gain", "encoder.3.gain", "encoder.4.gain", ...`},
-		"gan.pt":                {`the file has no tensors by name outside of dicts; its dicts of tensors are "generator" (9 tensors), "critic" (1 tensors): LoadOptions.Dict names one`},
+		"unrelated.safetensors": {"tensor 0.weight is not in the file",
+			`the file has 7 tensors: "encoder.0.gain", "encoder.1.gain", "encoder.2.gain", "encoder.3.gain", "encoder.4.gain", ...`},
+		"gan.pt": {`the file has no tensors by name outside of dicts; ` +
+			`its dicts of tensors are "generator" (9 tensors), "critic" (1 tensors): LoadOptions.Dict names one`},
 	} {
 		_, err := nn.Load(loading(file), loadingNet(t))
 		for _, want := range wants {
@@ -169,8 +175,11 @@ func TestLoadReadsTiedWeights(t *testing.T) {
 			for _, partial := range []bool{false, true} {
 				net := tiedNet(t, names...)
 				r, err := nn.LoadWith(loading(file), net, nn.LoadOptions{Partial: partial})
-				if err != nil || r.Share() != 1 || r.Parameters != 1 || r.AllParameters != 1 || r.Elements != 15 || r.AllElements != 15 || !slices.Equal(r.Loaded, names) || len(r.Unexpected) != 0 {
-					t.Errorf("%s into %q, partial %v: got %v, %v, want all loaded and nothing unexpected", file, names, partial, r, err)
+				if err != nil || r.Share() != 1 || r.Parameters != 1 || r.AllParameters != 1 ||
+					r.Elements != 15 || r.AllElements != 15 || !slices.Equal(r.Loaded, names) ||
+					len(r.Unexpected) != 0 {
+					t.Errorf("%s into %q, partial %v: got %v, %v, want all loaded and nothing unexpected",
+						file, names, partial, r, err)
 					continue
 				}
 				var notes []string
@@ -193,7 +202,8 @@ func TestLoadReadsTiedWeights(t *testing.T) {
 	if err := nn.Save(path, one, nil); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := nn.LoadWith(path, tiedNet(t, head, tokens), nn.LoadOptions{}); err != nil || !slices.Equal(r.Loaded, []string{head, tokens}) {
+	if r, err := nn.LoadWith(path, tiedNet(t, head, tokens), nn.LoadOptions{}); err != nil ||
+		!slices.Equal(r.Loaded, []string{head, tokens}) {
 		t.Errorf("one of two names: got %v, %v, want %s and %s loaded, nil", r, err, head, tokens)
 	}
 	// Tensors of equal values are not tied.
@@ -205,12 +215,14 @@ func TestLoadReadsTiedWeights(t *testing.T) {
 	copied := value.Clone()
 	defer copied.Close()
 	path = filepath.Join(t.TempDir(), "copies.pt")
-	if err := checkpoint.Save(path, []torch.Named{{Name: "a", Tensor: value}, {Name: "b", Tensor: copied}}, nil); err != nil {
+	if err := checkpoint.Save(path, []torch.Named{{Name: "a", Tensor: value}, {Name: "b", Tensor: copied}},
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	single := masked{parts: nn.Parts{Parameters: []torch.Named{{Name: "a", Tensor: value}}}}
 	for _, file := range []string{path, loading("halves.pt")} {
-		if _, err := nn.Load(file, single); err == nil || !strings.Contains(err.Error(), "tensor b is not in the module") {
+		if _, err := nn.Load(file, single); err == nil ||
+			!strings.Contains(err.Error(), "tensor b is not in the module") {
 			t.Errorf("%s: got %v, want an error that names b", file, err)
 		}
 	}

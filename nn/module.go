@@ -303,7 +303,8 @@ func (s *Sequential) Forward(x *torch.Tensor) *torch.Tensor {
 			continue
 		}
 		if m == nil {
-			return s.report(torch.Fail("nn.Sequential", fmt.Errorf("module %d: %w", i, errNoModule)), fmt.Sprint(i), kindOf(m), x)
+			return s.report(torch.Fail("nn.Sequential", fmt.Errorf("module %d: %w", i, errNoModule)),
+				fmt.Sprint(i), kindOf(m), x)
 		}
 		var y *torch.Tensor
 		if norm := s.normBeforeReLU(i); norm != nil && !watched {

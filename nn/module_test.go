@@ -43,15 +43,18 @@ func TestNamesMatchStateDict(t *testing.T) {
 		nn.NewSequential(nn.NewFlatten(), nn.NewDropout(0.5), nn.NewLinear(8, 3, nn.LinearOptions{NoBias: true})),
 	)
 	defer nn.Close(net)
-	want := []string{"0.conv.weight", "0.conv.bias", "0.norm.weight", "0.norm.bias", "0.norm.running_mean", "0.norm.running_var", "0.norm.num_batches_tracked", "1.2.weight"}
+	want := []string{"0.conv.weight", "0.conv.bias", "0.norm.weight", "0.norm.bias", "0.norm.running_mean",
+		"0.norm.running_var", "0.norm.num_batches_tracked", "1.2.weight"}
 	if got := names(nn.State(net)); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	if got := names(nn.NamedParameters(net)); !reflect.DeepEqual(got, []string{"0.conv.weight", "0.conv.bias", "0.norm.weight", "0.norm.bias", "1.2.weight"}) {
+	if got := names(nn.NamedParameters(net)); !reflect.DeepEqual(got,
+		[]string{"0.conv.weight", "0.conv.bias", "0.norm.weight", "0.norm.bias", "1.2.weight"}) {
 		t.Errorf("got %v,"+
 			" want [\"0.conv.weight\" \"0.conv.bias\" \"0.norm.weight\" \"0.norm.bias\" \"1.2.weight\"]", got)
 	}
-	if got := names(nn.NamedBuffers(net)); !reflect.DeepEqual(got, []string{"0.norm.running_mean", "0.norm.running_var", "0.norm.num_batches_tracked"}) {
+	if got := names(nn.NamedBuffers(net)); !reflect.DeepEqual(got,
+		[]string{"0.norm.running_mean", "0.norm.running_var", "0.norm.num_batches_tracked"}) {
 		t.Errorf("got %v,"+
 			" want [\"0.norm.running_mean\" \"0.norm.running_var\" \"0.norm.num_batches_tracked\"]", got)
 	}
@@ -112,7 +115,8 @@ func TestTrainingAndEvaluation(t *testing.T) {
 	}
 	nn.Train(net, true)
 	one := x.Narrow(0, 0, 1)
-	if err := net.Forward(one).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "more than one value") {
+	if err := net.Forward(one).Err(); !errors.Is(err, cuda.ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "more than one value") {
 		t.Errorf("a batch without a variance: %v,"+
 			" want cuda.ErrInvalidArgument with \"more than one value\"", err)
 	}
@@ -137,7 +141,8 @@ func TestModulesReportErrors(t *testing.T) {
 			_, file, _, _ := runtime.Caller(0)
 			out := net.Forward(x)
 			var e *torch.Error
-			if !errors.As(out.Err(), &e) || !errors.Is(out.Err(), cuda.ErrInvalidArgument) || filepath.Base(e.File) != filepath.Base(file) {
+			if !errors.As(out.Err(), &e) || !errors.Is(out.Err(), cuda.ErrInvalidArgument) ||
+				filepath.Base(e.File) != filepath.Base(file) {
 				t.Error(out.Err())
 			}
 			if err := nn.Err(net); err == nil || !strings.HasPrefix(err.Error(), "nn: 1.") {
@@ -160,7 +165,8 @@ func TestModulesReportErrors(t *testing.T) {
 	if !errors.As(out.Err(), &e) || e.Op != "Conv2d" || filepath.Base(e.File) != "module_test.go" || e.Line != line+1 {
 		t.Errorf("got %v", out.Err())
 	}
-	for name, m := range map[string]nn.Module{"nil in a sequence": nn.NewSequential(nil), "nil function": nn.Func(nil)} {
+	for name, m := range map[string]nn.Module{"nil in a sequence": nn.NewSequential(nil),
+		"nil function": nn.Func(nil)} {
 		t.Run(name, func(t *testing.T) {
 			if m.Forward(x).Err() == nil {
 				t.Error("Forward: got no error, want one")
@@ -174,7 +180,8 @@ func TestModulesReportErrors(t *testing.T) {
 
 func TestTrainingHoldsNoMoreMemoryOverTime(t *testing.T) {
 	before := settle.Wait(t, torch.LiveTensors)
-	net := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
+	net := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{}),
+		nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
 		nn.NewLinear(4, 2, nn.LinearOptions{}))
 	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1, Momentum: 0.9, WeightDecay: 0.01})
 	if err != nil {

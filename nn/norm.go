@@ -101,7 +101,8 @@ func runningStats(op string, channels int) (mean, variance, count *torch.Tensor)
 const batchCount = "num_batches_tracked"
 
 func statistics(mean, variance, count *torch.Tensor) []torch.Named {
-	return named(torch.Named{Name: "running_mean", Tensor: mean}, torch.Named{Name: "running_var", Tensor: variance}, torch.Named{Name: batchCount, Tensor: count})
+	return named(torch.Named{Name: "running_mean", Tensor: mean},
+		torch.Named{Name: "running_var", Tensor: variance}, torch.Named{Name: batchCount, Tensor: count})
 }
 
 // Forward computes the normalised input. In training a batch with one value per channel is an
@@ -117,7 +118,8 @@ func (b *BatchNorm) ForwardReLU(x, residual *torch.Tensor) *torch.Tensor {
 		if bad := b.begin(x); bad != nil {
 			return b.result(bad, x)
 		}
-		return b.result(x.BatchNormReLU(b.Weight, b.Bias, b.RunningMean, b.RunningVar, residual, b.momentum, b.eps), x, residual)
+		return b.result(x.BatchNormReLU(b.Weight, b.Bias, b.RunningMean, b.RunningVar, residual, b.momentum,
+			b.eps), x, residual)
 	}
 	y := b.Forward(x)
 	if residual != nil {

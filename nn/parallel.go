@@ -86,7 +86,8 @@ func (p *Parallel) Parts() Parts {
 
 var (
 	errNoBranch = errors.New("there are no branches")
-	errNoJoin   = errors.New("the Parallel was made without a Join: call Outputs, which returns the branches' outputs as they are")
+	errNoJoin   = errors.New(
+		"the Parallel was made without a Join: call Outputs, which returns the branches' outputs as they are")
 	errNoOutput = errors.New("the module returned nil")
 )
 
@@ -124,7 +125,8 @@ func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 	case 1:
 		inputs = slices.Repeat(inputs, len(p.branches))
 	default:
-		return failed(fmt.Errorf("%d inputs for %d branches, need one input or one per branch: %w", len(inputs), len(p.branches), cuda.ErrInvalidArgument))
+		return failed(fmt.Errorf("%d inputs for %d branches, need one input or one per branch: %w",
+			len(inputs), len(p.branches), cuda.ErrInvalidArgument))
 	}
 	lanes, err := p.lanes(inputs)
 	if err != nil {
@@ -275,7 +277,8 @@ func eachCaller(lanes []lane, order func(caller cuda.Stream, side ...cuda.Stream
 	var errs []error
 	side := make([]cuda.Stream, 0, len(lanes))
 	for i, first := range lanes {
-		if !first.gpu || slices.ContainsFunc(lanes[:i], func(l lane) bool { return l.gpu && l.caller == first.caller }) {
+		if !first.gpu || slices.ContainsFunc(lanes[:i],
+			func(l lane) bool { return l.gpu && l.caller == first.caller }) {
 			continue
 		}
 		side = side[:0]

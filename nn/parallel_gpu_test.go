@@ -363,7 +363,8 @@ func TestParallelPanics(t *testing.T) {
 	s := newStage(t)
 	x := s.full(1, 1)
 	s.check(s.caller.Wait(cuda.DefaultStream(gpu)))
-	p := nn.NewParallel(nn.Sum(), quick(1), s.slow(1), nn.Func(func(*torch.Tensor) *torch.Tensor { panic("on purpose") }))
+	p := nn.NewParallel(nn.Sum(), quick(1), s.slow(1),
+		nn.Func(func(*torch.Tensor) *torch.Tensor { panic("on purpose") }))
 	defer p.Close()
 	panics := func() {
 		defer func() { recover() }()
@@ -404,7 +405,8 @@ func TestParallelInACaptureUsesExclusiveStreams(t *testing.T) {
 	s.check(gpu.Synchronize())
 	beside := func() error {
 		for i, stranger := range strangers {
-			if err := cuda.WithStream(stranger, func() error { return counters[i].NoGrad().AddScalar_(1).Err() }); err != nil {
+			if err := cuda.WithStream(stranger,
+				func() error { return counters[i].NoGrad().AddScalar_(1).Err() }); err != nil {
 				return err
 			}
 		}

@@ -29,7 +29,8 @@ func newBranches(t *testing.T) branches {
 	}
 	a, b, c, d, e := linear(8, 6), linear(8, 5), linear(5, 4), linear(5, 4), linear(10, 3)
 	net := nn.NewSequential(
-		nn.NewParallel(nn.Concat(1), a, nn.NewSequential(b, nn.NewParallel(nn.Sum(), c, d, nn.NewSequential(c, nn.NewReLU())))),
+		nn.NewParallel(nn.Concat(1), a,
+			nn.NewSequential(b, nn.NewParallel(nn.Sum(), c, d, nn.NewSequential(c, nn.NewReLU())))),
 		e,
 		nn.NewParallel(nn.Product(), nn.NewReLU(), nn.Func((*torch.Tensor).Sigmoid), nn.Func((*torch.Tensor).Tanh)),
 	)
@@ -46,7 +47,8 @@ func newBranches(t *testing.T) branches {
 }
 
 // results returns the output and all gradients of one forward and backward pass.
-func (b branches) results(t *testing.T, forward func(x *torch.Tensor) *torch.Tensor, x *torch.Tensor) map[string][]float32 {
+func (b branches) results(t *testing.T, forward func(x *torch.Tensor) *torch.Tensor,
+	x *torch.Tensor) map[string][]float32 {
 	t.Helper()
 	s := torch.NewScope("results")
 	defer s.Close()
@@ -100,7 +102,8 @@ func TestParallelEqualsInTurn(t *testing.T) {
 func TestParallelNames(t *testing.T) {
 	b := newBranches(t)
 	got := names(nn.State(b.parallel))
-	want := []string{"0.0.0.weight", "0.0.0.bias", "0.1.0.0.weight", "0.1.0.0.bias", "0.1.1.0.0.weight", "0.1.1.0.0.bias", "0.1.1.1.0.weight", "0.1.1.1.0.bias",
+	want := []string{"0.0.0.weight", "0.0.0.bias", "0.1.0.0.weight", "0.1.0.0.bias", "0.1.1.0.0.weight",
+		"0.1.1.0.0.bias", "0.1.1.1.0.weight", "0.1.1.1.0.bias",
 		"0.1.1.2.0.0.weight", "0.1.1.2.0.0.bias", "1.0.weight", "1.0.bias"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -179,11 +182,13 @@ func TestParallelErrors(t *testing.T) {
 		y    *torch.Tensor
 		want string
 	}{
-		"no join":         {nn.NewParallel(nil, count).Forward(x), "call Outputs"},
-		"no branches":     {nn.NewParallel(nn.Sum()).Forward(x), "no branches"},
-		"a nil branch":    {nn.NewParallel(nn.Sum(), count, nil).Forward(x), "1: nil made at parallel_test.go"},
-		"a nil output":    {nn.NewParallel(nn.Sum(), nn.Func(func(*torch.Tensor) *torch.Tensor { return nil })).Forward(x), "0: Func made at parallel_test.go"},
-		"a nil result":    {nn.NewParallel(func([]*torch.Tensor) *torch.Tensor { return nil }, count).Forward(x), "Join returned nil"},
+		"no join":      {nn.NewParallel(nil, count).Forward(x), "call Outputs"},
+		"no branches":  {nn.NewParallel(nn.Sum()).Forward(x), "no branches"},
+		"a nil branch": {nn.NewParallel(nn.Sum(), count, nil).Forward(x), "1: nil made at parallel_test.go"},
+		"a nil output": {nn.NewParallel(nn.Sum(),
+			nn.Func(func(*torch.Tensor) *torch.Tensor { return nil })).Forward(x), "0: Func made at parallel_test.go"},
+		"a nil result": {nn.NewParallel(func([]*torch.Tensor) *torch.Tensor { return nil },
+			count).Forward(x), "Join returned nil"},
 		"two inputs of 3": {nn.NewParallel(nil, count, count, count).Outputs(x, x)[2], "2 inputs for 3 branches"},
 		"a nil input":     {nn.NewParallel(nn.Sum(), nn.NewReLU()).Forward(nil), "nil"},
 	} {
@@ -199,7 +204,9 @@ func TestParallelErrors(t *testing.T) {
 	defer nn.Close(bad)
 	ys := nn.NewParallel(nil, count, bad, count).Outputs(x)
 	var e *torch.Error
-	if err := ys[1].Err(); !errors.As(err, &e) || !strings.HasPrefix(err.Error(), "1: Linear made at parallel_test.go") || ys[0].Err() != nil || ys[2].Err() != nil || ran != 2 {
+	if err := ys[1].Err(); !errors.As(err, &e) ||
+		!strings.HasPrefix(err.Error(), "1: Linear made at parallel_test.go") || ys[0].Err() != nil ||
+		ys[2].Err() != nil || ran != 2 {
 		t.Errorf("%v, %v, %v; %d ran", ys[0].Err(), ys[1].Err(), ys[2].Err(), ran)
 	}
 	if ys := nn.NewParallel(nn.Sum()).Outputs(x); len(ys) != 0 {

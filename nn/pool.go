@@ -156,7 +156,8 @@ func newAdaptive(kind string, dims int, size []int, f func(x *torch.Tensor, n []
 // the maximum of its share of the input.
 func NewAdaptiveMaxPool1d(size int) Module {
 	n := int64(size)
-	return newFunction("AdaptiveMaxPool1d", func(x *torch.Tensor) *torch.Tensor { return first(x.AdaptiveMaxPool1d(n)) })
+	return newFunction("AdaptiveMaxPool1d",
+		func(x *torch.Tensor) *torch.Tensor { return first(x.AdaptiveMaxPool1d(n)) })
 }
 
 // NewAdaptiveMaxPool2d returns a module that outputs images of the given size, each pixel the

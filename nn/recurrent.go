@@ -271,7 +271,8 @@ func NewRNN(in, hidden int, o RNNOptions) *RNN {
 		cudnn = 0
 	}
 	r.construct(kindOfRecurrent{"RNN", 1, cudnn}, in, hidden, RecurrentOptions{
-		Layers: o.Layers, Dropout: o.Dropout, NoBias: o.NoBias, BatchFirst: o.BatchFirst, Bidirectional: o.Bidirectional,
+		Layers: o.Layers, Dropout: o.Dropout, NoBias: o.NoBias, BatchFirst: o.BatchFirst,
+		Bidirectional: o.Bidirectional,
 	})
 	return r
 }

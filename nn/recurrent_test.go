@@ -32,9 +32,13 @@ func TestRecurrentLayersRefuseShapes(t *testing.T) {
 		"too few lengths":    func() error { y, _, _ := lstm.RunLengths(x, []int{5}, nil, nil); return y.Err() },
 		"length of 0":        func() error { y, _ := gru.RunLengths(x, []int{2, 0, 1, 1, 1}, nil); return y.Err() },
 		"length of 6":        func() error { y, _ := rnn.RunLengths(x, []int{6, 5}, nil); return y.Err() },
-		"state of lengths":   func() error { y, _ := rnn.RunLengths(x, []int{2, 5}, images(t, 1, 3, 3)); return y.Err() },
-		"state of an RNN":    func() error { y, _ := rnn.Run(x, images(t, 2, 2, 3)); return y.Err() },
-		"LSTM cell's input":  func() error { return lstmCell.Forward(x.Select(2, 0)).Err() },
+		"state of lengths": func() error {
+			y,
+				_ := rnn.RunLengths(x, []int{2, 5}, images(t, 1, 3, 3))
+			return y.Err()
+		},
+		"state of an RNN":   func() error { y, _ := rnn.Run(x, images(t, 2, 2, 3)); return y.Err() },
+		"LSTM cell's input": func() error { return lstmCell.Forward(x.Select(2, 0)).Err() },
 		"LSTM cell's state": func() error {
 			h, _ := lstmCell.Step(step, images(t, 2, 3), images(t, 3, 3))
 			return h.Err()
@@ -91,7 +95,8 @@ func requireEqual(t *testing.T, what string, got, want *torch.Tensor) {
 type states [2]*torch.Tensor
 
 // recurrentPairs are recurrent layers of one layer, and cells.
-func recurrentPairs() map[string]func() (layer, cell nn.Module, run, step func(x *torch.Tensor, s states) (*torch.Tensor, states)) {
+func recurrentPairs() map[string]func() (layer, cell nn.Module, run,
+	step func(x *torch.Tensor, s states) (*torch.Tensor, states)) {
 	type f = func(x *torch.Tensor, s states) (*torch.Tensor, states)
 	return map[string]func() (layer, cell nn.Module, run, step f){
 		"LSTM": func() (nn.Module, nn.Module, f, f) {
@@ -119,7 +124,8 @@ func recurrentPairs() map[string]func() (layer, cell nn.Module, run, step func(x
 	}
 }
 
-func single(run func(x, h *torch.Tensor) (*torch.Tensor, *torch.Tensor)) func(*torch.Tensor, states) (*torch.Tensor, states) {
+func single(run func(x, h *torch.Tensor) (*torch.Tensor, *torch.Tensor)) func(*torch.Tensor,
+	states) (*torch.Tensor, states) {
 	return func(x *torch.Tensor, s states) (*torch.Tensor, states) {
 		y, h := run(x, s[0])
 		return y, states{h}
@@ -184,7 +190,8 @@ func TestRunLengthsEqualsRunOfEachSequence(t *testing.T) {
 	y, lastH, lastC := l.RunLengths(x, lengths, h, c)
 	for i, n := range lengths {
 		of := func(x *torch.Tensor) *torch.Tensor { return x.Narrow(1, int64(i), 1) }
-		wantY, wantH, wantC := l.Run(of(x).Narrow(0, 0, int64(n)), of(h).Contiguous(torch.Contiguous), of(c).Contiguous(torch.Contiguous))
+		wantY, wantH, wantC := l.Run(of(x).Narrow(0, 0, int64(n)), of(h).Contiguous(torch.Contiguous),
+			of(c).Contiguous(torch.Contiguous))
 		requireEqual(t, "outputs", of(y).Narrow(0, 0, int64(n)), wantY)
 		requireEqual(t, "hidden state", of(lastH), wantH)
 		requireEqual(t, "cell state", of(lastC), wantC)

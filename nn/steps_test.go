@@ -60,7 +60,8 @@ func weights(t *testing.T, y *torch.Tensor) *torch.Tensor {
 
 // trainAsInPyTorch takes 20 steps of SGD on the parameters and on x, if x has a gradient, and
 // compares the losses and the final values.
-func (p peer) trainAsInPyTorch(name, bits string, parameters []torch.Named, x *torch.Tensor, loss func(x *torch.Tensor, step int) *torch.Tensor) {
+func (p peer) trainAsInPyTorch(name, bits string, parameters []torch.Named, x *torch.Tensor,
+	loss func(x *torch.Tensor, step int) *torch.Tensor) {
 	p.t.Helper()
 	tolerance := parityDTypes[bits].tolerance
 	leaves := make([]*torch.Tensor, 0, len(parameters)+1)

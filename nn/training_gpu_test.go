@@ -32,7 +32,8 @@ func TestTrainingOnTheGPU(t *testing.T) {
 			}
 			scope := torch.NewScope("data")
 			defer scope.Close()
-			x, y := p.tensor("input").In(scope).To(cuda.Device(0)).Contiguous(format), p.tensor("labels").In(scope).To(cuda.Device(0))
+			x, y := p.tensor("input").In(scope).To(cuda.Device(0)).Contiguous(format), p.tensor(
+				"labels").In(scope).To(cuda.Device(0))
 			for range 5 {
 				turn := torch.NewScope("turn")
 				if err := net.Forward(x.In(turn)).CrossEntropy(y).Backward(); err != nil {

@@ -203,10 +203,12 @@ func (t *TransformerDecoderLayer) Decode(x, memory *torch.Tensor, masks DecodeMa
 
 func (t *TransformerDecoderLayer) decode(x, memory *torch.Tensor, masks DecodeMasks) *torch.Tensor {
 	attend := func(x *torch.Tensor) *torch.Tensor {
-		return t.drop.first.Forward(t.SelfAttn.Attend(x, x, x, AttentionOptions{Mask: masks.Mask, Causal: t.SelfAttn.o.Causal}))
+		return t.drop.first.Forward(t.SelfAttn.Attend(x, x, x,
+			AttentionOptions{Mask: masks.Mask, Causal: t.SelfAttn.o.Causal}))
 	}
 	look := func(x *torch.Tensor) *torch.Tensor {
-		return t.drop.second.Forward(t.MultiheadAttn.Attend(x, memory, memory, AttentionOptions{Mask: masks.MemoryMask}))
+		return t.drop.second.Forward(t.MultiheadAttn.Attend(x, memory, memory,
+			AttentionOptions{Mask: masks.MemoryMask}))
 	}
 	feed := func(x *torch.Tensor) *torch.Tensor {
 		hidden := t.drop.hidden.Forward(t.activation.Forward(t.Linear1.Forward(x)))
@@ -225,8 +227,9 @@ func (t *TransformerDecoderLayer) decode(x, memory *torch.Tensor, masks DecodeMa
 // copy returns a layer with copies of the parameters.
 func (t *TransformerDecoderLayer) copy() *TransformerDecoderLayer {
 	c := &TransformerDecoderLayer{
-		SelfAttn: t.SelfAttn.copy(), MultiheadAttn: t.MultiheadAttn.copy(), Linear1: t.Linear1.copy(), Linear2: t.Linear2.copy(),
-		Norm1: t.Norm1.copy(), Norm2: t.Norm2.copy(), Norm3: t.Norm3.copy(),
+		SelfAttn: t.SelfAttn.copy(), MultiheadAttn: t.MultiheadAttn.copy(), Linear1: t.Linear1.copy(),
+		Linear2: t.Linear2.copy(),
+		Norm1:   t.Norm1.copy(), Norm2: t.Norm2.copy(), Norm3: t.Norm3.copy(),
 		drop: t.drop.copy(), activation: t.activation, normFirst: t.normFirst,
 	}
 	c.like(&t.layer)
@@ -310,7 +313,8 @@ type TransformerEncoder struct {
 
 // NewTransformerEncoder returns the layer followed by layers-1 copies. As in PyTorch, their initial
 // parameters are equal; use [Initialise] for others.
-func NewTransformerEncoder(layer *TransformerEncoderLayer, layers int, o TransformerEncoderOptions) *TransformerEncoder {
+func NewTransformerEncoder(layer *TransformerEncoderLayer, layers int,
+	o TransformerEncoderOptions) *TransformerEncoder {
 	t := &TransformerEncoder{}
 	t.construct("TransformerEncoder", layer, layers, o, (*TransformerEncoderLayer).copy)
 	return t
@@ -323,7 +327,10 @@ func (t *TransformerEncoder) Forward(x *torch.Tensor) *torch.Tensor { return t.E
 // [TransformerEncoderLayer.Encode].
 func (t *TransformerEncoder) Encode(x, mask *torch.Tensor) *torch.Tensor {
 	y := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
-		return t.run(in[0], func(l *TransformerEncoderLayer, x *torch.Tensor) *torch.Tensor { return l.Encode(x, mask) })
+		return t.run(in[0], func(l *TransformerEncoderLayer,
+			x *torch.Tensor) *torch.Tensor {
+			return l.Encode(x, mask)
+		})
 	}, x)
 	return t.result(y, x, mask)
 }
@@ -336,7 +343,8 @@ type TransformerDecoder struct {
 
 // NewTransformerDecoder returns the layer followed by layers-1 copies. As in PyTorch, their initial
 // parameters are equal; use [Initialise] for others.
-func NewTransformerDecoder(layer *TransformerDecoderLayer, layers int, o TransformerDecoderOptions) *TransformerDecoder {
+func NewTransformerDecoder(layer *TransformerDecoderLayer, layers int,
+	o TransformerDecoderOptions) *TransformerDecoder {
 	t := &TransformerDecoder{}
 	t.construct("TransformerDecoder", layer, layers, o, (*TransformerDecoderLayer).copy)
 	return t
@@ -351,7 +359,10 @@ func (t *TransformerDecoder) Forward(x *torch.Tensor) *torch.Tensor {
 // [TransformerDecoderLayer.Decode].
 func (t *TransformerDecoder) Decode(x, memory *torch.Tensor, masks DecodeMasks) *torch.Tensor {
 	y := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
-		return t.run(in[0], func(l *TransformerDecoderLayer, x *torch.Tensor) *torch.Tensor { return l.Decode(x, in[1], masks) })
+		return t.run(in[0], func(l *TransformerDecoderLayer,
+			x *torch.Tensor) *torch.Tensor {
+			return l.Decode(x, in[1], masks)
+		})
 	}, x, memory)
 	return t.result(y, x, memory, masks.Mask, masks.MemoryMask)
 }

@@ -41,12 +41,14 @@ type AdagradOptions struct {
 // The caller keeps ownership of them.
 func NewAdagrad(params []*torch.Tensor, o AdagradOptions) (*Adagrad, error) {
 	o.LR, o.Eps = orDefault(o.LR, 0.01), orDefault(o.Eps, 1e-10)
-	if err := check("Adagrad", option{"LR", o.LR, 0}, option{"LRDecay", o.LRDecay, 0}, option{"WeightDecay", o.WeightDecay, 0},
+	if err := check("Adagrad", option{"LR", o.LR, 0}, option{"LRDecay", o.LRDecay, 0},
+		option{"WeightDecay", o.WeightDecay, 0},
 		option{"InitialAccumulator", o.InitialAccumulator, 0}, option{"Eps", o.Eps, 0}); err != nil {
 		return nil, err
 	}
 	a := &Adagrad{}
-	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
+	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable,
+		masters: o.MasterWeights, maximize: o.Maximize}
 	if err := a.init("Adagrad", c, adagradRule{o}, params, o.Groups); err != nil {
 		return nil, err
 	}
@@ -69,7 +71,8 @@ func (r adagradRule) dense(bool) bool { return true }
 func (r adagradRule) skips(*batch) bool { return false }
 
 func (r adagradRule) options() map[string]any {
-	return map[string]any{"lr_decay": r.o.LRDecay, "eps": r.o.Eps, "initial_accumulator_value": r.o.InitialAccumulator, "maximize": r.o.Maximize}
+	return map[string]any{"lr_decay": r.o.LRDecay, "eps": r.o.Eps,
+		"initial_accumulator_value": r.o.InitialAccumulator, "maximize": r.o.Maximize}
 }
 
 func (r adagradRule) step(b *batch) error {
@@ -81,7 +84,9 @@ func (r adagradRule) step(b *batch) error {
 		return err
 	}
 	if b.g.rate != nil {
-		return torch.FusedAdagradLR_(b.params, grads, b.state(1), b.state(0), b.g.rate, r.o.LRDecay, b.g.decay, r.o.Eps, r.o.Maximize)
+		return torch.FusedAdagradLR_(b.params, grads, b.state(1), b.state(0), b.g.rate, r.o.LRDecay,
+			b.g.decay, r.o.Eps, r.o.Maximize)
 	}
-	return torch.FusedAdagrad_(b.params, grads, b.state(1), b.state(0), b.g.lr, r.o.LRDecay, b.g.decay, r.o.Eps, r.o.Maximize)
+	return torch.FusedAdagrad_(b.params, grads, b.state(1), b.state(0), b.g.lr, r.o.LRDecay, b.g.decay,
+		r.o.Eps, r.o.Maximize)
 }

@@ -77,7 +77,8 @@ type AdamWOptions struct {
 // NewAdam returns an optimizer for the parameters and the groups. All must be leaves.
 // The caller keeps ownership of them.
 func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
-	c := common{lr: orDefault(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
+	c := common{lr: orDefault(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients,
+		capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
 	r, err := newAdamRule("Adam", c, o.Betas, o.Eps)
 	if err != nil {
 		return nil, err
@@ -110,7 +111,8 @@ func (o AdamWOptions) rule(name string) (adamRule, common, error) {
 	if err != nil {
 		return adamRule{}, common{}, err
 	}
-	c := common{lr: orDefault(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
+	c := common{lr: orDefault(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable,
+		masters: o.MasterWeights, maximize: o.Maximize}
 	r, err := newAdamRule(name, c, o.Betas, o.Eps)
 	r.amsgrad, r.decoupled = o.AMSGrad, true
 	return r, c, err
@@ -140,7 +142,8 @@ func newAdamRule(name string, c common, betas *[2]float64, eps float64) (adamRul
 		betas = &[2]float64{0.9, 0.999}
 	}
 	r := adamRule{beta1: betas[0], beta2: betas[1], eps: orDefault(eps, 1e-8), maximize: c.maximize}
-	return r, check(name, option{"LR", c.lr, 0}, option{"Betas[0]", r.beta1, 1}, option{"Betas[1]", r.beta2, 1}, option{"Eps", r.eps, 0}, option{"WeightDecay", c.decay, 0})
+	return r, check(name, option{"LR", c.lr, 0}, option{"Betas[0]", r.beta1, 1},
+		option{"Betas[1]", r.beta2, 1}, option{"Eps", r.eps, 0}, option{"WeightDecay", c.decay, 0})
 }
 
 func (r adamRule) momentum() float64 { return r.beta1 }
@@ -168,7 +171,8 @@ func (r adamRule) dense(bool) bool { return true }
 func (r adamRule) skips(*batch) bool { return true }
 
 func (r adamRule) options() map[string]any {
-	return map[string]any{"betas": []float64{r.beta1, r.beta2}, "eps": r.eps, "amsgrad": r.amsgrad, "maximize": r.maximize, "decoupled_weight_decay": r.decoupled}
+	return map[string]any{"betas": []float64{r.beta1, r.beta2}, "eps": r.eps, "amsgrad": r.amsgrad,
+		"maximize": r.maximize, "decoupled_weight_decay": r.decoupled}
 }
 
 func (r adamRule) step(b *batch) error {
@@ -194,18 +198,23 @@ func (r adamRule) fused(b *batch, target []*torch.Tensor, lr float64, rate *torc
 	}
 	switch {
 	case rate == nil && r.decoupled:
-		return torch.FusedAdamW_(target, grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+		return torch.FusedAdamW_(target, grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps,
+			r.amsgrad, r.maximize)
 	case rate == nil:
-		return torch.FusedAdam_(target, grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+		return torch.FusedAdam_(target, grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps,
+			r.amsgrad, r.maximize)
 	case r.decoupled:
-		return torch.FusedAdamWLR_(target, grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+		return torch.FusedAdamWLR_(target, grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps,
+			r.amsgrad, r.maximize)
 	}
-	return torch.FusedAdamLR_(target, grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+	return torch.FusedAdamLR_(target, grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps,
+		r.amsgrad, r.maximize)
 }
 
 // fusedUnlessFound runs the operator, which changes nothing if the device has found gradients that
 // are not finite.
-func (r adamRule) fusedUnlessFound(b *batch, target, grads, maxima []*torch.Tensor, lr float64, rate *torch.Tensor, decay float64) error {
+func (r adamRule) fusedUnlessFound(b *batch, target, grads, maxima []*torch.Tensor, lr float64,
+	rate *torch.Tensor, decay float64) error {
 	name := "_fused_adam_"
 	if r.decoupled {
 		name = "_fused_adamw_"

@@ -35,7 +35,8 @@ func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torc
 		o.NormType = 2
 	}
 	if math.IsNaN(maxNorm) || maxNorm < 0 || math.IsNaN(o.NormType) || o.NormType < 0 {
-		return nil, fmt.Errorf("optim.ClipGradNorm: maxNorm %v, NormType %v: neither may be negative or NaN: %w", maxNorm, o.NormType, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("optim.ClipGradNorm: maxNorm %v, NormType %v: neither may be negative or "+
+			"NaN: %w", maxNorm, o.NormType, cuda.ErrInvalidArgument)
 	}
 	var temporary handles
 	defer temporary.close()
@@ -86,7 +87,8 @@ func totalNorm(grads []*torch.Tensor, o ClipOptions, temporary *handles) (total 
 // the device and can be captured in a graph; the gradients may be on several devices.
 func ClipGradValue(params []*torch.Tensor, maxValue float64) error {
 	if math.IsNaN(maxValue) || maxValue < 0 {
-		return fmt.Errorf("optim.ClipGradValue: maxValue %v: it may not be negative or NaN: %w", maxValue, cuda.ErrInvalidArgument)
+		return fmt.Errorf("optim.ClipGradValue: maxValue %v: it may not be negative or NaN: %w", maxValue,
+			cuda.ErrInvalidArgument)
 	}
 	var temporary handles
 	defer temporary.close()

@@ -71,12 +71,14 @@ func TestClipGradNorm(t *testing.T) {
 	w := leaf(t, 1)
 	for _, bad := range []struct{ max, ord float64 }{{-1, 2}, {math.NaN(), 2}, {1, -2}, {1, math.NaN()}} {
 		t.Run(fmt.Sprintf("max %v of norm %v", bad.max, bad.ord), func(t *testing.T) {
-			if _, err := optim.ClipGradNorm([]*torch.Tensor{w}, bad.max, optim.ClipOptions{NormType: bad.ord}); !errors.Is(err, cuda.ErrInvalidArgument) {
+			if _, err := optim.ClipGradNorm([]*torch.Tensor{w}, bad.max,
+				optim.ClipOptions{NormType: bad.ord}); !errors.Is(err, cuda.ErrInvalidArgument) {
 				t.Error(err)
 			}
 		})
 	}
-	if _, err := optim.ClipGradNorm([]*torch.Tensor{w, nil}, 1, optim.ClipOptions{}); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "parameter 1") {
+	if _, err := optim.ClipGradNorm([]*torch.Tensor{w, nil}, 1, optim.ClipOptions{}); !errors.Is(err,
+		cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "parameter 1") {
 		t.Errorf("a nil parameter: %v, want cuda.ErrInvalidArgument with \"parameter 1\"", err)
 	}
 }

@@ -37,7 +37,8 @@ type EMA struct {
 func NewEMA(tensors []torch.Named, o EMAOptions) (*EMA, error) {
 	o.Decay = orDefault(o.Decay, 0.999)
 	if !(o.Decay >= 0 && o.Decay <= 1) {
-		return nil, fmt.Errorf("optim.NewEMA: Decay is %v: it must be from 0 to 1: %w", o.Decay, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("optim.NewEMA: Decay is %v: it must be from 0 to 1: %w", o.Decay,
+			cuda.ErrInvalidArgument)
 	}
 	if len(tensors) == 0 {
 		return nil, fmt.Errorf("optim.NewEMA: no tensors: %w", cuda.ErrInvalidArgument)
@@ -218,14 +219,16 @@ func (e *EMA) LoadState(state []torch.Named) error {
 		given[n.Name] = n.Tensor
 	}
 	if len(state) != len(e.names) {
-		return fmt.Errorf("optim.EMA.LoadState: %d tensors, and the averages are %d: %w", len(state), len(e.names), cuda.ErrInvalidArgument)
+		return fmt.Errorf("optim.EMA.LoadState: %d tensors, and the averages are %d: %w", len(state),
+			len(e.names), cuda.ErrInvalidArgument)
 	}
 	for i, name := range e.names {
 		switch t := given[name]; {
 		case t.Err() != nil:
 			return fmt.Errorf("optim.EMA.LoadState: %s is missing or has failed: %w", name, t.Err())
 		case fmt.Sprint(t.Shape()) != fmt.Sprint(e.average[i].Shape()):
-			return fmt.Errorf("optim.EMA.LoadState: %s has shape %v, and should have %v: %w", name, t.Shape(), e.average[i].Shape(), cuda.ErrInvalidArgument)
+			return fmt.Errorf("optim.EMA.LoadState: %s has shape %v, and should have %v: %w", name,
+				t.Shape(), e.average[i].Shape(), cuda.ErrInvalidArgument)
 		}
 	}
 	for i, name := range e.names {

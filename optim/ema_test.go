@@ -129,7 +129,8 @@ func TestEMA(t *testing.T) {
 	}
 	bad := ema.State()
 	bad[0].Tensor = bad[2].Tensor
-	if err := other.LoadState(bad); err == nil || !strings.Contains(err.Error(), "w has shape [1], and should have [2]") {
+	if err := other.LoadState(bad); err == nil ||
+		!strings.Contains(err.Error(), "w has shape [1], and should have [2]") {
 		t.Error(err)
 	}
 	bad[0].Name = "v"
@@ -149,14 +150,16 @@ func TestEMA(t *testing.T) {
 func TestEMAOptionsOutOfRange(t *testing.T) {
 	w := []torch.Named{{Name: "w", Tensor: leaf(t, 1)}}
 	for _, decay := range []float64{-1, 1.5, math.NaN()} {
-		if _, err := optim.NewEMA(w, optim.EMAOptions{Decay: decay}); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "Decay is") {
+		if _, err := optim.NewEMA(w, optim.EMAOptions{Decay: decay}); !errors.Is(err,
+			cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "Decay is") {
 			t.Error(decay, err)
 		}
 	}
 	if _, err := optim.NewEMA(nil, optim.EMAOptions{}); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Error(err)
 	}
-	if _, err := optim.NewEMA([]torch.Named{{Name: "gone"}}, optim.EMAOptions{}); err == nil || !strings.Contains(err.Error(), "gone") {
+	if _, err := optim.NewEMA([]torch.Named{{Name: "gone"}}, optim.EMAOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "gone") {
 		t.Error(err)
 	}
 }
@@ -188,7 +191,8 @@ func TestClipGradValue(t *testing.T) {
 			t.Error(v, err)
 		}
 	}
-	if err := optim.ClipGradValue([]*torch.Tensor{w, nil}, 1); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "parameter 1") {
+	if err := optim.ClipGradValue([]*torch.Tensor{w, nil}, 1); !errors.Is(err, cuda.ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "parameter 1") {
 		t.Error(err)
 	}
 }
@@ -206,7 +210,8 @@ func TestEMASwapWithoutMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer large.Close()
-	ema, err := optim.NewEMA([]torch.Named{{Name: "small", Tensor: small}, {Name: "large", Tensor: large}}, optim.EMAOptions{Decay: 0.5})
+	ema, err := optim.NewEMA([]torch.Named{{Name: "small", Tensor: small}, {Name: "large", Tensor: large}},
+		optim.EMAOptions{Decay: 0.5})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,8 @@ func (e *engine) add(r rule, c common, groups ...Group) error {
 	for _, from := range groups {
 		g := &group{rule: r, params: append([]*torch.Tensor(nil), from.Params...), steps: -1}
 		at := fmt.Sprintf("group %d: ", len(e.groups))
-		if err := check(e.name, option{at + "LR", from.LR, 0}, option{at + "WeightDecay", from.WeightDecay, 0}); err != nil {
+		if err := check(e.name, option{at + "LR", from.LR, 0},
+			option{at + "WeightDecay", from.WeightDecay, 0}); err != nil {
 			return err
 		}
 		var err error
@@ -127,7 +128,8 @@ func (e *engine) build() error {
 		trained = trained || p.RequiresGrad()
 	}
 	if !trained {
-		return fmt.Errorf("optim.New%s: none of the %d parameters requires gradients: call nn.Unfreeze with the part of the model to train: %w", e.name, len(e.params), cuda.ErrInvalidArgument)
+		return fmt.Errorf("optim.New%s: none of the %d parameters requires gradients: call nn.Unfreeze "+
+			"with the part of the model to train: %w", e.name, len(e.params), cuda.ErrInvalidArgument)
 	}
 	for _, g := range e.groups {
 		for _, s := range g.slots {
@@ -177,7 +179,8 @@ func check(name string, options ...option) error {
 func decoupled(name string, decay float64, none bool, def float64) (float64, error) {
 	switch {
 	case none && decay != 0:
-		return 0, fmt.Errorf("optim.New%s: WeightDecay is %v beside NoWeightDecay: %w", name, decay, cuda.ErrInvalidArgument)
+		return 0, fmt.Errorf("optim.New%s: WeightDecay is %v beside NoWeightDecay: %w", name, decay,
+			cuda.ErrInvalidArgument)
 	case none:
 		return 0, nil
 	}
@@ -199,7 +202,8 @@ func orDefault(value, def float64) float64 {
 func (e *engine) Groups() []Group {
 	groups := make([]Group, len(e.groups))
 	for i, g := range e.groups {
-		groups[i] = Group{Params: append([]*torch.Tensor(nil), g.params...), LR: g.base, WeightDecay: g.decay, NoWeightDecay: g.decay == 0}
+		groups[i] = Group{Params: append([]*torch.Tensor(nil), g.params...), LR: g.base,
+			WeightDecay: g.decay, NoWeightDecay: g.decay == 0}
 	}
 	return groups
 }
@@ -227,11 +231,13 @@ func (e *engine) LRs() []float64 {
 // replays the graph.
 func (e *engine) SetLR(rates ...float64) error {
 	if len(rates) != 1 && len(rates) != len(e.groups) {
-		return fmt.Errorf("optim.%s.SetLR: %d rates for %d groups: give one for all or one for each: %w", e.name, len(rates), len(e.groups), cuda.ErrInvalidArgument)
+		return fmt.Errorf("optim.%s.SetLR: %d rates for %d groups: give one for all or one for each: %w",
+			e.name, len(rates), len(e.groups), cuda.ErrInvalidArgument)
 	}
 	for _, lr := range rates {
 		if !finite(lr) || lr < 0 {
-			return fmt.Errorf("optim.%s.SetLR: %v: a learning rate must be finite and not negative: %w", e.name, lr, cuda.ErrInvalidArgument)
+			return fmt.Errorf("optim.%s.SetLR: %v: a learning rate must be finite and not negative: %w",
+				e.name, lr, cuda.ErrInvalidArgument)
 		}
 	}
 	for i, g := range e.groups {
@@ -314,7 +320,8 @@ func (e *engine) step(found *torch.Tensor) error {
 		return err
 	}
 	if len(e.batches) == 0 {
-		return fmt.Errorf("optim.%s.Step: %w (of %d): call Backward first, on a loss that depends on them", e.name, ErrNoGradients, len(e.params))
+		return fmt.Errorf("optim.%s.Step: %w (of %d): call Backward first, on a loss that depends on them",
+			e.name, ErrNoGradients, len(e.params))
 	}
 	for i := range e.batches {
 		if err := e.prepare(&e.batches[i]); err != nil {
@@ -353,7 +360,8 @@ func (e *engine) skip() (bool, error) {
 	v, err := e.found.Float64()
 	e.found = nil
 	if err != nil {
-		return false, fmt.Errorf("optim.%s.Step: whether the gradients are finite, which this optimizer reads on the host: %w", e.name, err)
+		return false, fmt.Errorf(
+			"optim.%s.Step: whether the gradients are finite, which this optimizer reads on the host: %w", e.name, err)
 	}
 	return v != 0, nil
 }
@@ -405,7 +413,8 @@ func (e *engine) collect() error {
 			}
 			b := e.batch(g, first, device, dtype, s.master != nil)
 			if other := &e.batches[first]; e.common.capturable && b.device != other.device {
-				return fmt.Errorf("optim.%s.Step: the gradients of parameters %d and %d are on %v and %v, and Capturable needs those of a group on one device: use one group per device: %w",
+				return fmt.Errorf("optim.%s.Step: the gradients of parameters %d and %d are on %v and "+
+					"%v, and Capturable needs those of a group on one device: use one group per device: %w",
 					e.name, other.slots[0].index, s.index, other.device, b.device, cuda.ErrInvalidArgument)
 			}
 			b.slots, b.params, b.grads = append(b.slots, s), append(b.params, params), append(b.grads, grad)
@@ -419,7 +428,8 @@ func (e *engine) collect() error {
 // GPU they refuse strides that differ. Backward's gradients have the layout already.
 func (e *engine) arrange(g *group, s *slot, grad *torch.Tensor) (*torch.Tensor, error) {
 	if g.rule.dense(e.common.capturable || e.found != nil) && !isDense(s.marked) {
-		return nil, fmt.Errorf("optim.%s.Step: parameter %d has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy as parameter: %w",
+		return nil, fmt.Errorf("optim.%s.Step: parameter %d has the shape %v and the strides %v, with "+
+			"gaps in memory or elements that share it: use a Contiguous copy as parameter: %w",
 			e.name, s.index, s.marked.Shape(), s.marked.Strides(), cuda.ErrInvalidArgument)
 	}
 	if sameLayout(grad, s.marked) {
@@ -486,7 +496,8 @@ func (e *engine) batch(g *group, first int, device cuda.Device, dtype torch.DTyp
 		e.batches = append(e.batches, batch{})
 	}
 	b := &e.batches[len(e.batches)-1]
-	*b = batch{e: e, g: g, device: device, dtype: dtype, slots: b.slots[:0], params: b.params[:0], grads: b.grads[:0], private: !e.common.keep, masters: masters}
+	*b = batch{e: e, g: g, device: device, dtype: dtype, slots: b.slots[:0], params: b.params[:0],
+		grads: b.grads[:0], private: !e.common.keep, masters: masters}
 	return b
 }
 

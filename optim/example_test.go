@@ -133,7 +133,8 @@ func fineTune() error {
 	}
 	defer os.RemoveAll(folder)
 	path := filepath.Join(folder, "adamw.safetensors")
-	if err := errors.Join(optim.Save(path, opt), optim.Load(path, opt), scheduler.SetCount(scheduler.Count())); err != nil {
+	if err := errors.Join(optim.Save(path, opt), optim.Load(path, opt),
+		scheduler.SetCount(scheduler.Count())); err != nil {
 		return err
 	}
 	fmt.Println("resumed at", opt.LR(), "after", scheduler.Count(), "steps")

@@ -117,7 +117,8 @@ func TestStateMovesBetweenDevices(t *testing.T) {
 			}
 			second.train(t, other, 10, paritySteps)
 			for i, p := range second.params {
-				near(t, fmt.Sprint("parameter ", i), values(t, p), f.values(t, fmt.Sprintf("float64/adamw/%d", i)), 1e-9)
+				near(t, fmt.Sprint("parameter ", i), values(t, p),
+					f.values(t, fmt.Sprintf("float64/adamw/%d", i)), 1e-9)
 			}
 		})
 	}
@@ -141,7 +142,8 @@ func TestCapturableDoesNotRoundWeightDecay(t *testing.T) {
 		if err := p.SetRequiresGrad(true); err != nil {
 			t.Fatal(err)
 		}
-		opt, err := optim.NewMuon([]*torch.Tensor{p}, optim.MuonOptions{LR: 0.02, WeightDecay: 0.1, Capturable: capturable})
+		opt, err := optim.NewMuon([]*torch.Tensor{p},
+			optim.MuonOptions{LR: 0.02, WeightDecay: 0.1, Capturable: capturable})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -50,7 +50,8 @@ func NewLAMB(params []*torch.Tensor, o LAMBOptions) (*LAMB, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := common{lr: orDefault(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
+	c := common{lr: orDefault(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable,
+		masters: o.MasterWeights, maximize: o.Maximize}
 	adam, err := newAdamRule("LAMB", c, o.Betas, orDefault(o.Eps, 1e-6))
 	if err != nil {
 		return nil, err

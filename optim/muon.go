@@ -63,7 +63,8 @@ type MuonOptions struct {
 // The caller keeps ownership of them. The optimizer's groups are the matrices of params, o.Groups,
 // the other parameters of params, and o.AdamW.Groups, without those that would be empty.
 func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
-	m := &Muon{engine{name: "Muon", common: common{keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights}}}
+	m := &Muon{engine{name: "Muon", common: common{keep: o.KeepGradients, capturable: o.Capturable,
+		masters: o.MasterWeights}}}
 	decay, err := decoupled(m.name, o.WeightDecay, o.NoWeightDecay, 0.1)
 	if err != nil {
 		return nil, err
@@ -83,7 +84,8 @@ func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
 	}
 	for _, c := range coefficients {
 		if !finite(c) {
-			return nil, fmt.Errorf("optim.NewMuon: NSCoefficients are %v: they must be finite: %w", coefficients, cuda.ErrInvalidArgument)
+			return nil, fmt.Errorf("optim.NewMuon: NSCoefficients are %v: they must be finite: %w",
+				coefficients, cuda.ErrInvalidArgument)
 		}
 	}
 	adam, adamCommon, err := o.AdamW.rule(m.name + ": AdamW")
@@ -98,7 +100,8 @@ func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
 	for i, g := range m.groups {
 		for _, s := range g.slots {
 			if s.param.Err() == nil && len(s.param.Shape()) != 2 {
-				return nil, fmt.Errorf("optim.NewMuon: Groups: parameter %d of group %d has shape %v and is no matrix: give it in AdamW.Groups: %w",
+				return nil, fmt.Errorf("optim.NewMuon: Groups: parameter %d of group %d has shape %v and "+
+					"is no matrix: give it in AdamW.Groups: %w",
 					s.index, i, s.param.Shape(), cuda.ErrInvalidArgument)
 			}
 		}

@@ -29,16 +29,19 @@ var makers = map[string]func(p []*torch.Tensor, capturable bool) (optim.Optimize
 		return optim.NewSGD(p, optim.SGDOptions{LR: 0.1, Capturable: c})
 	},
 	"sgd-nesterov": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
-		return optim.NewSGD(p, optim.SGDOptions{LR: 0.05, Momentum: 0.9, WeightDecay: 5e-2, Nesterov: true, Capturable: c})
+		return optim.NewSGD(p, optim.SGDOptions{LR: 0.05, Momentum: 0.9, WeightDecay: 5e-2, Nesterov: true,
+			Capturable: c})
 	},
 	"sgd-maximize": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
-		return optim.NewSGD(p, optim.SGDOptions{LR: 0.0005, Momentum: 0.9, Dampening: 0.5, WeightDecay: 5e-2, Maximize: true, Capturable: c})
+		return optim.NewSGD(p, optim.SGDOptions{LR: 0.0005, Momentum: 0.9, Dampening: 0.5,
+			WeightDecay: 5e-2, Maximize: true, Capturable: c})
 	},
 	"adam": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
 		return optim.NewAdam(p, optim.AdamOptions{LR: 0.01, Capturable: c})
 	},
 	"adam-decay": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
-		return optim.NewAdam(p, optim.AdamOptions{LR: 0.01, Betas: &[2]float64{0.5, 0.9}, Eps: 1e-6, WeightDecay: 0.1, Capturable: c})
+		return optim.NewAdam(p, optim.AdamOptions{LR: 0.01, Betas: &[2]float64{0.5, 0.9}, Eps: 1e-6,
+			WeightDecay: 0.1, Capturable: c})
 	},
 	"adam-amsgrad": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
 		return optim.NewAdam(p, optim.AdamOptions{LR: 0.05, Betas: &[2]float64{0.8, 0.7}, AMSGrad: true, Capturable: c})
@@ -50,7 +53,8 @@ var makers = map[string]func(p []*torch.Tensor, capturable bool) (optim.Optimize
 		return optim.NewAdamW(p, optim.AdamWOptions{LR: 0.01, Capturable: c})
 	},
 	"adamw-amsgrad": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
-		return optim.NewAdamW(p, optim.AdamWOptions{LR: 0.05, Betas: &[2]float64{0, 0.7}, WeightDecay: 0.2, AMSGrad: true, Capturable: c})
+		return optim.NewAdamW(p, optim.AdamWOptions{LR: 0.05, Betas: &[2]float64{0, 0.7}, WeightDecay: 0.2,
+			AMSGrad: true, Capturable: c})
 	},
 	"adamw-maximize": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
 		return optim.NewAdamW(p, optim.AdamWOptions{LR: 0.01, NoWeightDecay: true, Maximize: true, Capturable: c})
@@ -63,19 +67,23 @@ var makers = map[string]func(p []*torch.Tensor, capturable bool) (optim.Optimize
 		return optim.NewRMSprop(p, optim.RMSpropOptions{LR: 0.01, Capturable: c})
 	},
 	"rmsprop-centered": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
-		return optim.NewRMSprop(p, optim.RMSpropOptions{LR: 0.01, Alpha: 0.9, Centered: true, WeightDecay: 0.1, Capturable: c})
+		return optim.NewRMSprop(p,
+			optim.RMSpropOptions{LR: 0.01, Alpha: 0.9, Centered: true, WeightDecay: 0.1, Capturable: c})
 	},
 	"rmsprop-momentum": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
-		return optim.NewRMSprop(p, optim.RMSpropOptions{LR: 0.0005, Momentum: 0.9, Eps: 1e-4, Maximize: true, Capturable: c})
+		return optim.NewRMSprop(p,
+			optim.RMSpropOptions{LR: 0.0005, Momentum: 0.9, Eps: 1e-4, Maximize: true, Capturable: c})
 	},
 	"rmsprop-both": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
-		return optim.NewRMSprop(p, optim.RMSpropOptions{LR: 0.005, Alpha: 0.9, Momentum: 0.5, Centered: true, Capturable: c})
+		return optim.NewRMSprop(p,
+			optim.RMSpropOptions{LR: 0.005, Alpha: 0.9, Momentum: 0.5, Centered: true, Capturable: c})
 	},
 	"adagrad": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
 		return optim.NewAdagrad(p, optim.AdagradOptions{LR: 0.1, Capturable: c})
 	},
 	"adagrad-decay": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
-		return optim.NewAdagrad(p, optim.AdagradOptions{LR: 0.1, LRDecay: 0.1, WeightDecay: 0.1, InitialAccumulator: 0.5, Eps: 1e-6, Capturable: c})
+		return optim.NewAdagrad(p, optim.AdagradOptions{LR: 0.1, LRDecay: 0.1, WeightDecay: 0.1,
+			InitialAccumulator: 0.5, Eps: 1e-6, Capturable: c})
 	},
 	"adagrad-maximize": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
 		return optim.NewAdagrad(p, optim.AdagradOptions{LR: 0.01, Maximize: true, Capturable: c})
@@ -84,13 +92,15 @@ var makers = map[string]func(p []*torch.Tensor, capturable bool) (optim.Optimize
 		return optim.NewLAMB(p, optim.LAMBOptions{LR: 0.02, Capturable: c})
 	},
 	"lamb-plain": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
-		return optim.NewLAMB(p, optim.LAMBOptions{LR: 0.02, Betas: &[2]float64{0.8, 0.9}, Eps: 1e-4, NoWeightDecay: true, Capturable: c})
+		return optim.NewLAMB(p, optim.LAMBOptions{LR: 0.02, Betas: &[2]float64{0.8, 0.9}, Eps: 1e-4,
+			NoWeightDecay: true, Capturable: c})
 	},
 	"muon": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
 		return optim.NewMuon(p, optim.MuonOptions{LR: 0.02, AdamW: optim.AdamWOptions{LR: 0.01}, Capturable: c})
 	},
 	"muon-match": func(p []*torch.Tensor, c bool) (optim.Optimizer, error) {
-		return optim.NewMuon(p, optim.MuonOptions{LR: 0.02, Momentum: 0.8, WeightDecay: 0.01, NoNesterov: true, NSSteps: 3, MatchAdamW: true,
+		return optim.NewMuon(p, optim.MuonOptions{LR: 0.02, Momentum: 0.8, WeightDecay: 0.01,
+			NoNesterov: true, NSSteps: 3, MatchAdamW: true,
 			AdamW: optim.AdamWOptions{LR: 0.01, NoWeightDecay: true}, Capturable: c})
 	},
 }
@@ -110,7 +120,8 @@ func openFile(t *testing.T, name string) file {
 	// Values that a newer PyTorch computes differently, such as bfloat16 rounding.
 	version := capi.LibTorchVersion()
 	release := version[:max(strings.LastIndexByte(version, '.'), 0)]
-	newer, err := checkpoint.Open(filepath.Join("testdata", strings.TrimSuffix(name, ".safetensors")+"-"+release+".safetensors"))
+	newer, err := checkpoint.Open(filepath.Join("testdata",
+		strings.TrimSuffix(name, ".safetensors")+"-"+release+".safetensors"))
 	switch {
 	case err == nil:
 		t.Cleanup(func() { newer.Close() })
@@ -327,7 +338,8 @@ func (c parityCase) compare(t *testing.T, f file, p problem, prefix string, boun
 	losses := p.train(t, opt, 0, paritySteps)
 	differences := []difference{near(t, "losses", losses, f.values(t, prefix+"losses"), bound)}
 	for i, w := range p.params {
-		differences = append(differences, near(t, fmt.Sprint("parameter ", i), values(t, w), f.values(t, fmt.Sprint(prefix, i)), bound))
+		differences = append(differences,
+			near(t, fmt.Sprint("parameter ", i), values(t, w), f.values(t, fmt.Sprint(prefix, i)), bound))
 	}
 	// Without Nesterov, PyTorch divides a bfloat16 velocity itself by its norm.
 	if c.name != "muon-match" || c.dtype != "bfloat16" {
@@ -340,7 +352,8 @@ func bySize(a, b difference) int { return cmp.Compare(a.share, b.share) }
 
 // compareState compares the state. Its indexes are those of make_parity.py, except that Muon has
 // matrices first. It returns the largest difference of each tensor.
-func compareState(t *testing.T, f file, opt optim.Optimizer, prefix string, params []*torch.Tensor, bound float64) []difference {
+func compareState(t *testing.T, f file, opt optim.Optimizer, prefix string, params []*torch.Tensor,
+	bound float64) []difference {
 	t.Helper()
 	index := map[int]int{}
 	n := 0
@@ -368,7 +381,8 @@ func compareState(t *testing.T, f file, opt optim.Optimizer, prefix string, para
 		}
 		theirs := fmt.Sprintf("%sstate.%d.%s", prefix, index[i], name)
 		got[theirs] = true
-		differences = append(differences, near(t, strings.TrimPrefix(theirs, prefix), values(t, s.Tensor), f.values(t, theirs), bound))
+		differences = append(differences, near(t, strings.TrimPrefix(theirs, prefix), values(t, s.Tensor),
+			f.values(t, theirs), bound))
 	}
 	for _, s := range f.c.Tensors() {
 		// PyTorch's Adagrad starts the state of parameter 6, which never has a gradient.

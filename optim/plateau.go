@@ -37,7 +37,8 @@ type PlateauState struct {
 // NewPlateau returns a Plateau for the optimizer.
 func NewPlateau(opt Optimizer, o PlateauOptions) (*Plateau, error) {
 	o.Factor, o.Threshold = orDefault(o.Factor, 0.1), orDefault(o.Threshold, 1e-4)
-	if err := check("Plateau", option{"Factor", o.Factor, 1}, option{"Threshold", o.Threshold, 0}, option{"Min", o.Min, 0},
+	if err := check("Plateau", option{"Factor", o.Factor, 1}, option{"Threshold", o.Threshold, 0},
+		option{"Min", o.Min, 0},
 		option{"Cooldown", float64(o.Cooldown), 0}); err != nil {
 		return nil, err
 	}

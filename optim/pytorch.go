@@ -85,7 +85,9 @@ func (f *stateFile) pytorch() (State, error) {
 		tensors, err := f.stateTensors(state)
 		return State{Tensors: tensors, Metadata: map[string]string{groupsKey: text}}, err
 	}
-	return State{}, f.invalid(fmt.Errorf("there is no state of an optimizer in the file: a dict of \"state\" and %q: %w", groupsKey, cuda.ErrInvalidArgument))
+	return State{}, f.invalid(
+		fmt.Errorf("there is no state of an optimizer in the file: a dict of \"state\" and %q: %w",
+			groupsKey, cuda.ErrInvalidArgument))
 }
 
 // groupsText returns the rates and the parameters of groups as JSON.
@@ -145,7 +147,8 @@ func (f *stateFile) stateTensors(state map[any]any) ([]torch.Named, error) {
 	for index, v := range state {
 		values, ok := v.(map[any]any)
 		if !ok {
-			return nil, f.invalid(fmt.Errorf("the state of parameter %v is no dict: %w", index, cuda.ErrInvalidArgument))
+			return nil, f.invalid(fmt.Errorf("the state of parameter %v is no dict: %w", index,
+				cuda.ErrInvalidArgument))
 		}
 		for key, v := range values {
 			name := fmt.Sprintf("%s%v.%v", statePrefix, index, key)
@@ -182,7 +185,8 @@ func (f *stateFile) checkSize(state map[any]any) error {
 			}
 			n := t.Spec().Bytes()
 			if n > left {
-				return f.invalid(fmt.Errorf("the tensors have more than %d bytes and the file has %d: they share memory, so clone them before torch.save: %w",
+				return f.invalid(fmt.Errorf("the tensors have more than %d bytes and the file has %d: "+
+					"they share memory, so clone them before torch.save: %w",
 					limit, size, cuda.ErrInvalidArgument))
 			}
 			left -= n

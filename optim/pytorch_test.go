@@ -71,7 +71,8 @@ func TestResumeFromPyTorchFiles(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := checkpoint.SavePyTorch(filepath.Join(dir, "checkpoint.pt"), map[string]any{"optimizer": dict, "epoch": 3}); err != nil {
+			if err := checkpoint.SavePyTorch(filepath.Join(dir, "checkpoint.pt"),
+				map[string]any{"optimizer": dict, "epoch": 3}); err != nil {
 				t.Fatal(err)
 			}
 			for _, file := range []string{"state.pt", "checkpoint.pt"} {
@@ -168,21 +169,27 @@ func TestLoadOlderStates(t *testing.T) {
 	if err := optim.Load(path, opt); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string][]float64{"lr": {1}, "state.0.step": {3}, "state.0.exp_avg": {1, 1}, "state.0.exp_avg_sq": {1, 1}}
+	want := map[string][]float64{"lr": {1}, "state.0.step": {3}, "state.0.exp_avg": {1, 1},
+		"state.0.exp_avg_sq": {1, 1}}
 	if got := stateOf(t, opt); !reflect.DeepEqual(got, want) {
 		t.Errorf("the state is %v, want %v", got, want)
 	}
 	for text, dict := range map[string]any{
 		"no state of an optimizer": map[string]any{"epoch": 1},
-		"2 elements is no number":  map[string]any{"state": map[any]any{}, "param_groups": []any{map[string]any{"lr": average, "params": []any{0}}}},
-		"is no number":             map[string]any{"state": map[any]any{}, "param_groups": []any{map[string]any{"params": []any{0}}}},
-		"a parameter is x":         map[string]any{"state": map[any]any{}, "param_groups": []any{map[string]any{"lr": 1, "params": []any{"x"}}}},
-		"is no dict":               map[string]any{"state": map[any]any{int64(0): 1}, "param_groups": []any{group}},
-		"is no tensor":             map[string]any{"state": map[any]any{int64(0): map[string]any{"step": "x"}}, "param_groups": []any{group}},
-		"of no parameter":          map[string]any{"state": map[any]any{int64(7): state}, "param_groups": []any{group}},
+		"2 elements is no number": map[string]any{"state": map[any]any{},
+			"param_groups": []any{map[string]any{"lr": average, "params": []any{0}}}},
+		"is no number": map[string]any{"state": map[any]any{},
+			"param_groups": []any{map[string]any{"params": []any{0}}}},
+		"a parameter is x": map[string]any{"state": map[any]any{},
+			"param_groups": []any{map[string]any{"lr": 1, "params": []any{"x"}}}},
+		"is no dict": map[string]any{"state": map[any]any{int64(0): 1}, "param_groups": []any{group}},
+		"is no tensor": map[string]any{"state": map[any]any{int64(
+			0): map[string]any{"step": "x"}}, "param_groups": []any{group}},
+		"of no parameter": map[string]any{"state": map[any]any{int64(7): state}, "param_groups": []any{group}},
 	} {
 		save(dict)
-		if err := optim.Load(path, opt); err == nil || !strings.Contains(err.Error(), text) || strings.Count(err.Error(), path) != 1 {
+		if err := optim.Load(path, opt); err == nil || !strings.Contains(err.Error(), text) ||
+			strings.Count(err.Error(), path) != 1 {
 			t.Errorf("%v does not say %q", err, text)
 		}
 	}
@@ -202,7 +209,8 @@ func TestLoadOlderStates(t *testing.T) {
 	}
 	save(map[string]any{"state": map[any]any{int64(0): shared}, "param_groups": []any{group}})
 	before := settled(t)
-	if err := optim.Load(path, opt); err == nil || !strings.Contains(err.Error(), "share memory") || torch.LiveTensors() != before {
+	if err := optim.Load(path, opt); err == nil || !strings.Contains(err.Error(), "share memory") ||
+		torch.LiveTensors() != before {
 		t.Errorf("tensors that share memory: %v, %d tensors, want an error with \"share memory\", %d",
 			err, torch.LiveTensors(), before)
 	}
@@ -256,7 +264,8 @@ for name, o in (("adamw", torch.optim.AdamW(w)), ("sgd", torch.optim.SGD(w, mome
         print(o.param_groups[0]["momentum"])
 `
 	out, err := exec.Command(program, "-c", script, dir).Output()
-	if want := "0.125 ['exp_avg', 'exp_avg_sq', 'step']\n3.0\n0.5 ['momentum_buffer']\n0.5\n"; err != nil || string(out) != want {
+	if want := "0.125 ['exp_avg', 'exp_avg_sq', 'step']\n3.0\n0.5 ['momentum_buffer']\n0.5\n"; err != nil ||
+		string(out) != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out, want)
 	}
 }

@@ -51,7 +51,8 @@ func NewRMSprop(params []*torch.Tensor, o RMSpropOptions) (*RMSprop, error) {
 		return nil, err
 	}
 	p := &RMSprop{}
-	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
+	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable,
+		masters: o.MasterWeights, maximize: o.Maximize}
 	if err := p.init("RMSprop", c, rmspropRule{o}, params, o.Groups); err != nil {
 		return nil, err
 	}
@@ -78,7 +79,8 @@ func (r rmspropRule) dense(bool) bool { return false }
 func (r rmspropRule) skips(*batch) bool { return false }
 
 func (r rmspropRule) options() map[string]any {
-	return map[string]any{"momentum": r.o.Momentum, "alpha": r.o.Alpha, "eps": r.o.Eps, "centered": r.o.Centered, "maximize": r.o.Maximize}
+	return map[string]any{"momentum": r.o.Momentum, "alpha": r.o.Alpha, "eps": r.o.Eps,
+		"centered": r.o.Centered, "maximize": r.o.Maximize}
 }
 
 func (r rmspropRule) step(b *batch) error {

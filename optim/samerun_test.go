@@ -61,11 +61,13 @@ func stepsOfPyTorch(t *testing.T, device cuda.Device) file {
 	t.Helper()
 	program := python()
 	path := filepath.Join(t.TempDir(), "steps.pt")
-	out, err := exec.Command(program, filepath.Join("testdata", "make_parity.py"), "--device", device.String(), "--out", path).CombinedOutput()
+	out, err := exec.Command(program, filepath.Join("testdata", "make_parity.py"), "--device",
+		device.String(), "--out", path).CombinedOutput()
 	const skip = 77 // of make_parity.py
 	var exit *exec.ExitError
 	if errors.Is(err, exec.ErrNotFound) || errors.As(err, &exit) && exit.ExitCode() == skip {
-		t.Skipf("%s has no PyTorch for %v: set TORCHSTREAM_PYTHON to a Python that has: %v %.200s", program, device, err, out)
+		t.Skipf("%s has no PyTorch for %v: set TORCHSTREAM_PYTHON to a Python that has: %v %.200s", program,
+			device, err, out)
 	}
 	if err != nil {
 		t.Fatalf("%s testdata/make_parity.py: %v, want no error\n%s", program, err, out)
@@ -76,7 +78,8 @@ func stepsOfPyTorch(t *testing.T, device cuda.Device) file {
 	}
 	t.Cleanup(func() { c.Close() })
 	if version := c.Metadata()["torch"]; version != capi.LibTorchVersion() {
-		t.Skipf("%s has PyTorch %s, not %s: set TORCHSTREAM_PYTHON to a Python that has", program, version, capi.LibTorchVersion())
+		t.Skipf("%s has PyTorch %s, not %s: set TORCHSTREAM_PYTHON to a Python that has", program, version,
+			capi.LibTorchVersion())
 	}
 	return file{c: c}
 }
@@ -122,7 +125,8 @@ func differenceTable(cases []parityCase, largest []difference, device cuda.Devic
 	fmt.Fprintln(w, "case\tof bound\tbound\tvalue\tours\tPyTorch's")
 	for _, i := range order {
 		d := largest[i]
-		fmt.Fprintf(w, "%v\t%.3g\t%.0e\t%s\t%.10g\t%.10g\n", cases[i], d.share, cases[i].sameRunTolerance(device), d.what, d.got, d.want)
+		fmt.Fprintf(w, "%v\t%.3g\t%.0e\t%s\t%.10g\t%.10g\n", cases[i], d.share,
+			cases[i].sameRunTolerance(device), d.what, d.got, d.want)
 	}
 	w.Flush()
 	return text.String()

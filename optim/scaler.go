@@ -64,7 +64,8 @@ func NewGradScaler(device cuda.Device, o GradScalerOptions) (*GradScaler, error)
 	}
 	if !finite(o.InitScale) || o.InitScale <= 0 || !finite(o.GrowthFactor) || o.GrowthFactor <= 1 ||
 		!(o.BackoffFactor > 0 && o.BackoffFactor < 1) || o.GrowthInterval < 1 {
-		return nil, fmt.Errorf("optim.NewGradScaler: %+v: InitScale must be over 0, GrowthFactor over 1, BackoffFactor between 0 and 1, GrowthInterval at least 1: %w",
+		return nil, fmt.Errorf("optim.NewGradScaler: %+v: InitScale must be over 0, GrowthFactor over 1, "+
+			"BackoffFactor between 0 and 1, GrowthInterval at least 1: %w",
 			o, cuda.ErrInvalidArgument)
 	}
 	s := &GradScaler{o: o, device: device, steps: map[Optimizer]*scaledStep{}}
@@ -101,7 +102,8 @@ func (s *GradScaler) Unscale(o Optimizer) error {
 		return err
 	}
 	if step.unscaled {
-		return fmt.Errorf("optim.GradScaler.Unscale: the gradients are unscaled already: call Update after Step: %w", cuda.ErrInvalidArgument)
+		return fmt.Errorf("optim.GradScaler.Unscale: the gradients are unscaled already: call Update "+
+			"after Step: %w", cuda.ErrInvalidArgument)
 	}
 	return s.unscale(o, step)
 }
@@ -119,7 +121,8 @@ func (s *GradScaler) unscale(o Optimizer, step *scaledStep) error {
 		for _, grad := range grads {
 			k := gradKind{grad.Device(), grad.DType()}
 			if k.dtype == torch.Float16 {
-				return fmt.Errorf("optim.GradScaler: gradient %d is of float16, where unscaling makes zeros: keep the parameters in float32: %w",
+				return fmt.Errorf("optim.GradScaler: gradient %d is of float16, where unscaling makes "+
+					"zeros: keep the parameters in float32: %w",
 					index, cuda.ErrInvalidArgument)
 			}
 			byKind[k] = append(byKind[k], grad)
@@ -157,7 +160,8 @@ func (k gradKind) compare(o gradKind) int {
 
 // unscaleOn multiplies gradients of one device and dtype by the inverse of the scale, and sets
 // found to 1 if one is not finite. found and inverse are on the scaler's device.
-func (s *GradScaler) unscaleOn(device cuda.Device, grads []*torch.Tensor, found, inverse *torch.Tensor, open *handles) error {
+func (s *GradScaler) unscaleOn(device cuda.Device, grads []*torch.Tensor, found, inverse *torch.Tensor,
+	open *handles) error {
 	const unscale = "_amp_foreach_non_finite_check_and_unscale_"
 	if device == s.device {
 		_, err := torch.Call(unscale, grads, found, inverse)
@@ -255,9 +259,11 @@ func (s *GradScaler) Update() error {
 		}
 	}
 	if found == nil {
-		return fmt.Errorf("optim.GradScaler.Update: no optimizer stepped since the last Update: %w", cuda.ErrInvalidArgument)
+		return fmt.Errorf("optim.GradScaler.Update: no optimizer stepped since the last Update: %w",
+			cuda.ErrInvalidArgument)
 	}
-	if _, err := torch.Call("_amp_update_scale_", s.scale, s.good, found, s.o.GrowthFactor, s.o.BackoffFactor, s.o.GrowthInterval); err != nil {
+	if _, err := torch.Call("_amp_update_scale_", s.scale, s.good, found, s.o.GrowthFactor,
+		s.o.BackoffFactor, s.o.GrowthInterval); err != nil {
 		return err
 	}
 	for _, step := range s.steps {

@@ -43,7 +43,8 @@ var planted = map[int]struct {
 
 // scaledSteps runs the steps from first to before last, as make_scaler.py does, and returns scale
 // and good steps after each.
-func (p problem) scaledSteps(t *testing.T, opt optim.Optimizer, scaler *optim.GradScaler, first, last int, clip bool) (scales, good []float64) {
+func (p problem) scaledSteps(t *testing.T, opt optim.Optimizer, scaler *optim.GradScaler, first, last int,
+	clip bool) (scales, good []float64) {
 	t.Helper()
 	for step := first; step < last; step++ {
 		s := torch.NewScope("step")
@@ -110,7 +111,8 @@ func TestGradScalerMatchesPyTorch(t *testing.T) {
 				if device != cuda.CPU {
 					bound = 1e-4 // see make_parity.py for the fused operators of a GPU
 				}
-				scales, good := p.scaledSteps(t, opt, newScaler(t, device, scalerOptions), 0, paritySteps, name == "clipped")
+				scales, good := p.scaledSteps(t, opt, newScaler(t, device, scalerOptions), 0, paritySteps,
+					name == "clipped")
 				near(t, "scales", scales, f.values(t, name+"/scales"), 1e-15)
 				near(t, "good steps", good, f.values(t, name+"/tracker"), 1e-15)
 				for i, w := range p.params {
@@ -181,7 +183,8 @@ func TestGradScalerInAGraph(t *testing.T) {
 				defer opt.Close()
 				scaler := newScaler(t, cuda.Device(0), optim.GradScalerOptions{InitScale: 8, GrowthInterval: 2})
 				step := func(in []*torch.Tensor) ([]*torch.Tensor, error) {
-					return nil, errors.Join(scaler.Backward(in[0].Mul(w).Square().Sum()), scaler.Step(opt), scaler.Update())
+					return nil, errors.Join(scaler.Backward(in[0].Mul(w).Square().Sum()), scaler.Step(opt),
+						scaler.Update())
 				}
 				g := torch.NewGraphed(step, torch.GraphedOptions{})
 				defer g.Close()
@@ -250,7 +253,8 @@ func converted(t *testing.T, p *torch.Tensor, dtype torch.DType) *torch.Tensor {
 }
 
 func TestGradScalerRefuses(t *testing.T) {
-	for _, o := range []optim.GradScalerOptions{{InitScale: -1}, {InitScale: nan}, {GrowthFactor: 1}, {BackoffFactor: 1}, {BackoffFactor: -1}, {GrowthInterval: -1}} {
+	for _, o := range []optim.GradScalerOptions{{InitScale: -1}, {InitScale: nan}, {GrowthFactor: 1},
+		{BackoffFactor: 1}, {BackoffFactor: -1}, {GrowthInterval: -1}} {
 		if _, err := optim.NewGradScaler(cuda.CPU, o); !errors.Is(err, cuda.ErrInvalidArgument) {
 			t.Errorf("%+v: %v, want cuda.ErrInvalidArgument", o, err)
 		}
@@ -289,7 +293,8 @@ func TestGradScalerRefuses(t *testing.T) {
 	}
 	s.Close()
 	for name, err := range map[string]error{
-		"Backward": s.Backward(w), "Step": s.Step(opt), "Unscale": s.Unscale(opt), "Update": s.Update(), "LoadState": s.LoadState(optim.GradScalerState{Scale: 1}),
+		"Backward": s.Backward(w), "Step": s.Step(opt), "Unscale": s.Unscale(opt), "Update": s.Update(),
+		"LoadState": s.LoadState(optim.GradScalerState{Scale: 1}),
 	} {
 		if !errors.Is(err, torch.ErrClosed) {
 			t.Errorf("%s: %v, want torch.ErrClosed", name, err)
@@ -417,7 +422,8 @@ func TestMasterWeights(t *testing.T) {
 			return optim.NewSGD(p, optim.SGDOptions{LR: 1e-4, Momentum: 0.9, MasterWeights: m, KeepGradients: true})
 		},
 		"SGD, capturable": func(p []*torch.Tensor, m bool) (optim.Optimizer, error) {
-			return optim.NewSGD(p, optim.SGDOptions{LR: 1e-4, Momentum: 0.9, MasterWeights: m, Capturable: true, WeightDecay: 0.1})
+			return optim.NewSGD(p, optim.SGDOptions{LR: 1e-4, Momentum: 0.9, MasterWeights: m,
+				Capturable: true, WeightDecay: 0.1})
 		},
 		"LAMB": func(p []*torch.Tensor, m bool) (optim.Optimizer, error) {
 			return optim.NewLAMB(p, optim.LAMBOptions{LR: 1e-4, MasterWeights: m})
@@ -576,7 +582,8 @@ func TestMasterWeightsOfOtherFiles(t *testing.T) {
 	if err := errors.Join(again.LoadState(none), step(again)); err != nil {
 		t.Fatal(err)
 	}
-	near(t, "the master after a state without", values(t, master(again)[0].Tensor), []float64{values(t, w)[0] - 1e-3}, 1e-6)
+	near(t, "the master after a state without", values(t, master(again)[0].Tensor),
+		[]float64{values(t, w)[0] - 1e-3}, 1e-6)
 	wide := w.NoGrad().ToDType(torch.Float32)
 	defer wide.Close()
 	if err := errors.Join(w.SetData(wide), step(again)); err != nil {

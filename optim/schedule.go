@@ -416,7 +416,8 @@ func (s *Scheduler) SetCount(count int) error {
 	if m := momentumOf(s.schedule); m != nil {
 		opt, ok := s.opt.(interface{ SetMomentum(float64) error })
 		if !ok {
-			return fmt.Errorf("optim.Scheduler: CycleMomentum: %T has no SetMomentum: use SGD, Adam or AdamW: %w", s.opt, cuda.ErrInvalidArgument)
+			return fmt.Errorf("optim.Scheduler: CycleMomentum: %T has no SetMomentum: use SGD, Adam or "+
+				"AdamW: %w", s.opt, cuda.ErrInvalidArgument)
 		}
 		if err := opt.SetMomentum(m.Momentum(count)); err != nil {
 			return err

@@ -17,20 +17,23 @@ const scheduleBase = 0.3 // of make_parity.py
 
 func schedules() map[string]optim.Schedule {
 	return map[string]optim.Schedule{
-		"step":           optim.StepLR{Size: 7, Gamma: 0.3},
-		"multistep":      optim.MultiStepLR{Milestones: []int{5, 5, 12, 30}, Gamma: 0.5},
-		"exponential":    optim.ExponentialLR{Gamma: 0.9},
-		"cosine":         optim.CosineLR{Steps: 30, Min: 0.01},
-		"cosine-long":    optim.CosineLR{Steps: 9, Min: 0.02},
-		"restarts":       optim.CosineRestarts{Steps: 5, Multiply: 2, Min: 0.01},
-		"restarts-even":  optim.CosineRestarts{Steps: 6},
-		"onecycle":       optim.OneCycleLR{Steps: 40},
-		"onecycle-three": optim.OneCycleLR{Steps: 45, RiseShare: 0.25, Linear: true, DivFactor: 10, FinalDivFactor: 100, ThreePhase: true},
+		"step":          optim.StepLR{Size: 7, Gamma: 0.3},
+		"multistep":     optim.MultiStepLR{Milestones: []int{5, 5, 12, 30}, Gamma: 0.5},
+		"exponential":   optim.ExponentialLR{Gamma: 0.9},
+		"cosine":        optim.CosineLR{Steps: 30, Min: 0.01},
+		"cosine-long":   optim.CosineLR{Steps: 9, Min: 0.02},
+		"restarts":      optim.CosineRestarts{Steps: 5, Multiply: 2, Min: 0.01},
+		"restarts-even": optim.CosineRestarts{Steps: 6},
+		"onecycle":      optim.OneCycleLR{Steps: 40},
+		"onecycle-three": optim.OneCycleLR{Steps: 45, RiseShare: 0.25, Linear: true, DivFactor: 10,
+			FinalDivFactor: 100, ThreePhase: true},
 		"warmup":         optim.LinearWarmup{Steps: 10},
 		"warmup-options": optim.LinearWarmup{Steps: 8, Start: 0.01, End: 0.5},
-		"sequential": optim.Sequential{{Steps: 6, Schedule: optim.LinearWarmup{Steps: 6, Start: 0.1}}, {Steps: 20, Schedule: optim.CosineLR{Steps: 20, Min: 0.001}},
+		"sequential": optim.Sequential{{Steps: 6, Schedule: optim.LinearWarmup{Steps: 6, Start: 0.1}},
+			{Steps: 20, Schedule: optim.CosineLR{Steps: 20, Min: 0.001}},
 			{Schedule: optim.StepLR{Size: 3, Gamma: 0.5}}},
-		"chained": optim.Chained{optim.LinearWarmup{Steps: 4, Start: 0.5}, optim.StepLR{Size: 10, Gamma: 0.2}, optim.ExponentialLR{Gamma: 0.95}},
+		"chained": optim.Chained{optim.LinearWarmup{Steps: 4, Start: 0.5},
+			optim.StepLR{Size: 10, Gamma: 0.2}, optim.ExponentialLR{Gamma: 0.95}},
 	}
 }
 
@@ -76,7 +79,8 @@ func TestSchedulesMatchPyTorch(t *testing.T) {
 // MultiStepLR([3, 6], 0.5), from lr=0.1 on.
 func TestChainedCosineMatchesPyTorch(t *testing.T) {
 	want := []float64{0.1,
-		0.09755282581475769, 0.09045084971874738, 0.03969463130731184, 0.03272542485937369, 0.025000000000000005, 0.00863728757031316, 0.005152684346344088, 0.0023872875703131588, 0.000611793546310581}
+		0.09755282581475769, 0.09045084971874738, 0.03969463130731184, 0.03272542485937369,
+		0.025000000000000005, 0.00863728757031316, 0.005152684346344088, 0.0023872875703131588, 0.000611793546310581}
 	schedule := optim.Chained{optim.CosineLR{Steps: 10}, optim.MultiStepLR{Milestones: []int{3, 6}, Gamma: 0.5}}
 	var got []float64
 	for step := range want {
@@ -192,17 +196,23 @@ func TestSetMomentumRefuses(t *testing.T) {
 	}
 	for says, err := range map[string]error{
 		"optim.SGD.SetMomentum: 0.95: 0 is an optimizer without velocities": schedule(plain, cycle),
-		"*optim.RMSprop has no SetMomentum: use SGD, Adam or AdamW":         schedule(made(optim.NewRMSprop(p, optim.RMSpropOptions{Momentum: 0.9})), cycle),
-		"*optim.LAMB has no SetMomentum":                                    schedule(made(optim.NewLAMB(p, optim.LAMBOptions{})), cycle),
-		"optim.AdamW.SetMomentum: 0.95: with Capturable":                    schedule(made(optim.NewAdamW(p, optim.AdamWOptions{Capturable: true})), cycle),
-		"Sequential: phase 0: CycleMomentum is for a schedule by itself":    schedule(fast, optim.Sequential{{Steps: 10, Schedule: cycle}}),
-		"Chained: schedule 0: CycleMomentum is for a schedule by itself":    schedule(fast, optim.Chained{cycle}),
-		"OneCycleLR: BaseMomentum is 0.5 without CycleMomentum":             schedule(fast, optim.OneCycleLR{Steps: 10, BaseMomentum: 0.5}),
-		"OneCycleLR: MaxMomentum is 1: it must be from 0 to below 1":        schedule(fast, optim.OneCycleLR{Steps: 10, CycleMomentum: true, MaxMomentum: 1}),
-		"optim.SGD.SetMomentum: 0: 0 is an optimizer without velocities":    fast.SetMomentum(0),
-		"optim.SGD.SetMomentum: NaN: a momentum must be finite":             fast.SetMomentum(nan),
-		"optim.Adam.SetMomentum: 1: β1 must be below 1":                     adam.SetMomentum(1),
-		"optim.Adam.SetMomentum: -1: a momentum must be finite":             adam.SetMomentum(-1),
+		"*optim.RMSprop has no SetMomentum: use SGD, Adam or AdamW": schedule(
+			made(optim.NewRMSprop(p, optim.RMSpropOptions{Momentum: 0.9})), cycle),
+		"*optim.LAMB has no SetMomentum": schedule(made(optim.NewLAMB(p,
+			optim.LAMBOptions{})), cycle),
+		"optim.AdamW.SetMomentum: 0.95: with Capturable": schedule(made(optim.NewAdamW(p,
+			optim.AdamWOptions{Capturable: true})), cycle),
+		"Sequential: phase 0: CycleMomentum is for a schedule by itself": schedule(fast,
+			optim.Sequential{{Steps: 10, Schedule: cycle}}),
+		"Chained: schedule 0: CycleMomentum is for a schedule by itself": schedule(fast, optim.Chained{cycle}),
+		"OneCycleLR: BaseMomentum is 0.5 without CycleMomentum": schedule(fast,
+			optim.OneCycleLR{Steps: 10, BaseMomentum: 0.5}),
+		"OneCycleLR: MaxMomentum is 1: it must be from 0 to below 1": schedule(fast,
+			optim.OneCycleLR{Steps: 10, CycleMomentum: true, MaxMomentum: 1}),
+		"optim.SGD.SetMomentum: 0: 0 is an optimizer without velocities": fast.SetMomentum(0),
+		"optim.SGD.SetMomentum: NaN: a momentum must be finite":          fast.SetMomentum(nan),
+		"optim.Adam.SetMomentum: 1: β1 must be below 1":                  adam.SetMomentum(1),
+		"optim.Adam.SetMomentum: -1: a momentum must be finite":          adam.SetMomentum(-1),
 	} {
 		if err == nil || !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), says) {
 			t.Errorf("want %q, got %v", says, err)
@@ -225,8 +235,9 @@ func TestPlateauMatchesPyTorch(t *testing.T) {
 	f := openFile(t, "parity.safetensors")
 	metrics := f.values(t, "schedule/metrics")
 	for name, o := range map[string]optim.PlateauOptions{
-		"plateau":     {Patience: 2, Factor: 0.5},
-		"plateau-max": {Maximize: true, Patience: -1, Factor: 0.3, Threshold: 0.1, Absolute: true, Cooldown: 3, Min: 0.001},
+		"plateau": {Patience: 2, Factor: 0.5},
+		"plateau-max": {Maximize: true, Patience: -1, Factor: 0.3, Threshold: 0.1, Absolute: true,
+			Cooldown: 3, Min: 0.001},
 	} {
 		t.Run(name, func(t *testing.T) {
 			opt, err := optim.NewSGD([]*torch.Tensor{leaf(t, 1)}, optim.SGDOptions{LR: scheduleBase})
@@ -260,7 +271,8 @@ func TestPlateauMatchesPyTorch(t *testing.T) {
 
 // A schedule scales each group's rate, and continues after a load.
 func TestSchedulerOfGroups(t *testing.T) {
-	opt, err := optim.NewSGD([]*torch.Tensor{leaf(t, 1)}, optim.SGDOptions{LR: 1, Groups: []optim.Group{{Params: []*torch.Tensor{leaf(t, 1)}, LR: 4}}})
+	opt, err := optim.NewSGD([]*torch.Tensor{leaf(t, 1)},
+		optim.SGDOptions{LR: 1, Groups: []optim.Group{{Params: []*torch.Tensor{leaf(t, 1)}, LR: 4}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,38 +301,42 @@ func TestSchedulesOutOfRange(t *testing.T) {
 		t.Fatal(err)
 	}
 	for text, s := range map[string]optim.Schedule{
-		"the schedule is nil":                          nil,
-		"StepLR: Size is 0":                            optim.StepLR{},
-		"StepLR: Gamma is -1":                          optim.StepLR{Size: 1, Gamma: -1},
-		"MultiStepLR: Gamma is NaN":                    optim.MultiStepLR{Gamma: nan},
-		"ExponentialLR: Gamma is 0":                    optim.ExponentialLR{},
-		"LinearWarmup: Steps is 0":                     optim.LinearWarmup{},
-		"LinearWarmup: Start is 2":                     optim.LinearWarmup{Steps: 1, Start: 2},
-		"LinearWarmup: End is 2":                       optim.LinearWarmup{Steps: 1, End: 2},
-		"CosineLR: Steps is 0":                         optim.CosineLR{},
-		"CosineLR: Min is -1":                          optim.CosineLR{Steps: 1, Min: -1},
-		"CosineRestarts: Multiply is -1":               optim.CosineRestarts{Steps: 1, Multiply: -1},
-		"OneCycleLR: Steps is 0":                       optim.OneCycleLR{},
-		"OneCycleLR: RiseShare is 2":                   optim.OneCycleLR{Steps: 10, RiseShare: 2},
-		"OneCycleLR: RiseShare is 0.3 of 3":            optim.OneCycleLR{Steps: 3},
-		"OneCycleLR: DivFactor is -1":                  optim.OneCycleLR{Steps: 10, DivFactor: -1},
-		"Sequential: no phases":                        optim.Sequential{},
-		"Sequential: phase 0: Steps is 0":              optim.Sequential{{}, {}},
-		"Sequential: phase 1: CosineLR: Steps is 0":    optim.Sequential{{1, optim.StepLR{Size: 1}}, {0, optim.CosineLR{}}},
+		"the schedule is nil":               nil,
+		"StepLR: Size is 0":                 optim.StepLR{},
+		"StepLR: Gamma is -1":               optim.StepLR{Size: 1, Gamma: -1},
+		"MultiStepLR: Gamma is NaN":         optim.MultiStepLR{Gamma: nan},
+		"ExponentialLR: Gamma is 0":         optim.ExponentialLR{},
+		"LinearWarmup: Steps is 0":          optim.LinearWarmup{},
+		"LinearWarmup: Start is 2":          optim.LinearWarmup{Steps: 1, Start: 2},
+		"LinearWarmup: End is 2":            optim.LinearWarmup{Steps: 1, End: 2},
+		"CosineLR: Steps is 0":              optim.CosineLR{},
+		"CosineLR: Min is -1":               optim.CosineLR{Steps: 1, Min: -1},
+		"CosineRestarts: Multiply is -1":    optim.CosineRestarts{Steps: 1, Multiply: -1},
+		"OneCycleLR: Steps is 0":            optim.OneCycleLR{},
+		"OneCycleLR: RiseShare is 2":        optim.OneCycleLR{Steps: 10, RiseShare: 2},
+		"OneCycleLR: RiseShare is 0.3 of 3": optim.OneCycleLR{Steps: 3},
+		"OneCycleLR: DivFactor is -1":       optim.OneCycleLR{Steps: 10, DivFactor: -1},
+		"Sequential: no phases":             optim.Sequential{},
+		"Sequential: phase 0: Steps is 0":   optim.Sequential{{}, {}},
+		"Sequential: phase 1: CosineLR: Steps is 0": optim.Sequential{{1, optim.StepLR{Size: 1}},
+			{0, optim.CosineLR{}}},
 		"Chained: no schedules":                        optim.Chained{},
 		"Chained: schedule 0: LinearWarmup: Steps is ": optim.Chained{optim.LinearWarmup{}},
 	} {
 		t.Run(text, func(t *testing.T) {
-			if _, err := optim.NewScheduler(opt, s); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), text) {
+			if _, err := optim.NewScheduler(opt, s); !errors.Is(err, cuda.ErrInvalidArgument) ||
+				!strings.Contains(err.Error(), text) {
 				t.Error(err)
 			}
 		})
 	}
 	for text, o := range map[string]optim.PlateauOptions{
-		"Factor is 1": {Factor: 1}, "Threshold is -1": {Threshold: -1}, "Min is -1": {Min: -1}, "Cooldown is -1": {Cooldown: -1},
+		"Factor is 1": {Factor: 1}, "Threshold is -1": {Threshold: -1}, "Min is -1": {Min: -1},
+		"Cooldown is -1": {Cooldown: -1},
 	} {
 		t.Run(text, func(t *testing.T) {
-			if _, err := optim.NewPlateau(opt, o); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), text) {
+			if _, err := optim.NewPlateau(opt, o); !errors.Is(err, cuda.ErrInvalidArgument) ||
+				!strings.Contains(err.Error(), text) {
 				t.Error(err)
 			}
 		})

@@ -49,17 +49,21 @@ type SGDOptions struct {
 // caller keeps ownership of them.
 func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 	o.LR = orDefault(o.LR, 0.001)
-	if err := check("SGD", option{"LR", o.LR, 0}, option{"Momentum", o.Momentum, 0}, option{"WeightDecay", o.WeightDecay, 0}); err != nil {
+	if err := check("SGD", option{"LR", o.LR, 0}, option{"Momentum", o.Momentum, 0},
+		option{"WeightDecay", o.WeightDecay, 0}); err != nil {
 		return nil, err
 	}
 	switch {
 	case !finite(o.Dampening):
-		return nil, fmt.Errorf("optim.NewSGD: Dampening is %v: it must be finite: %w", o.Dampening, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("optim.NewSGD: Dampening is %v: it must be finite: %w", o.Dampening,
+			cuda.ErrInvalidArgument)
 	case o.Nesterov && (o.Momentum == 0 || o.Dampening != 0):
-		return nil, fmt.Errorf("optim.NewSGD: %+v: Nesterov needs Momentum and no Dampening: %w", o, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("optim.NewSGD: %+v: Nesterov needs Momentum and no Dampening: %w", o,
+			cuda.ErrInvalidArgument)
 	}
 	s := &SGD{}
-	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
+	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable,
+		masters: o.MasterWeights, maximize: o.Maximize}
 	if err := s.init("SGD", c, sgdRule{o}, params, o.Groups); err != nil {
 		return nil, err
 	}
@@ -80,7 +84,8 @@ func (r sgdRule) momentum() float64 { return r.o.Momentum }
 
 func (r sgdRule) withMomentum(m float64) (rule, error) {
 	if r.o.Momentum == 0 || m == 0 {
-		return nil, errors.New("0 is an optimizer without velocities, which cannot begin or end: give NewSGD a Momentum")
+		return nil, errors.New("0 is an optimizer without velocities, which cannot begin or end: give " +
+			"NewSGD a Momentum")
 	}
 	r.o.Momentum = m
 	return r, nil
@@ -109,7 +114,8 @@ func (r sgdRule) skips(b *batch) bool {
 func (r sgdRule) unfusable(b *batch) bool { return b.device == cuda.CPU && narrow(b.dtype) }
 
 func (r sgdRule) options() map[string]any {
-	return map[string]any{"momentum": r.o.Momentum, "dampening": r.o.Dampening, "nesterov": r.o.Nesterov, "maximize": r.o.Maximize}
+	return map[string]any{"momentum": r.o.Momentum, "dampening": r.o.Dampening, "nesterov": r.o.Nesterov,
+		"maximize": r.o.Maximize}
 }
 
 func (r sgdRule) step(b *batch) error {
@@ -193,7 +199,8 @@ func (r sgdRule) fused(b *batch) error {
 				return err
 			}
 		}
-		part.slots, part.params, part.grads = append(part.slots, s), append(part.params, b.params[i]), append(part.grads, b.grads[i])
+		part.slots, part.params, part.grads = append(part.slots, s), append(part.params,
+			b.params[i]), append(part.grads, b.grads[i])
 	}
 	if len(old.slots) > 0 {
 		if err := r.fuse(b, old, old.state(0), false); err != nil {
@@ -212,7 +219,8 @@ func (r sgdRule) fuse(b *batch, part batch, velocity []*torch.Tensor, first bool
 	if err != nil {
 		return err
 	}
-	return torch.FusedSGD_(part.params, grads, velocity, b.g.decay, r.o.Momentum, b.g.rate, r.o.Dampening, r.o.Nesterov, r.o.Maximize, first)
+	return torch.FusedSGD_(part.params, grads, velocity, b.g.decay, r.o.Momentum, b.g.rate, r.o.Dampening,
+		r.o.Nesterov, r.o.Maximize, first)
 }
 
 // fusedUnlessFound runs the operator, which changes nothing if the device has found gradients that

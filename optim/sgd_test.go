@@ -97,7 +97,8 @@ func TestGradientsAccumulateUntilStep(t *testing.T) {
 
 func TestKeepGradientsLeavesThemUnchanged(t *testing.T) {
 	w := leaf(t, 1)
-	opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.125, Momentum: 0.5, WeightDecay: 1, Nesterov: true, KeepGradients: true})
+	opt, err := optim.NewSGD([]*torch.Tensor{w},
+		optim.SGDOptions{LR: 0.125, Momentum: 0.5, WeightDecay: 1, Nesterov: true, KeepGradients: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +153,8 @@ func TestInvalidParametersAndOptions(t *testing.T) {
 		{"no parameters", nil, optim.SGDOptions{}, "no parameters"},
 		{"nil", []*torch.Tensor{w, nil}, optim.SGDOptions{}, "parameter 1"},
 		{"twice", []*torch.Tensor{w, w}, optim.SGDOptions{}, "parameter 1 is in the list twice"},
-		{"constant", []*torch.Tensor{constant}, optim.SGDOptions{}, "none of the 1 parameters requires gradients: call nn.Unfreeze with the part"},
+		{"constant", []*torch.Tensor{constant}, optim.SGDOptions{},
+			"none of the 1 parameters requires gradients: call nn.Unfreeze with the part"},
 		{"failed", []*torch.Tensor{torch.Fail("x", cuda.ErrInvalidArgument)}, optim.SGDOptions{}, "parameter 0"},
 		{"negative rate", ok, optim.SGDOptions{LR: -1}, "negative"},
 		{"NaN", ok, optim.SGDOptions{LR: math.NaN()}, "finite"},
@@ -161,7 +163,8 @@ func TestInvalidParametersAndOptions(t *testing.T) {
 		{"Nesterov with dampening", ok, optim.SGDOptions{Nesterov: true, Momentum: 0.5, Dampening: 0.1}, "Nesterov"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if _, err := optim.NewSGD(c.params, c.o); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), c.text) {
+			if _, err := optim.NewSGD(c.params, c.o); !errors.Is(err, cuda.ErrInvalidArgument) ||
+				!strings.Contains(err.Error(), c.text) {
 				t.Error(err)
 			}
 		})
@@ -302,7 +305,8 @@ func TestVelocitiesFollowParameters(t *testing.T) {
 	for _, capturable := range []bool{false, true} {
 		t.Run(fmt.Sprintf("capturable=%v", capturable), func(t *testing.T) {
 			w := leaf(t, 8)
-			opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.125, Momentum: 0.5, Capturable: capturable})
+			opt, err := optim.NewSGD([]*torch.Tensor{w},
+				optim.SGDOptions{LR: 0.125, Momentum: 0.5, Capturable: capturable})
 			if err != nil {
 				t.Fatal(err)
 			}

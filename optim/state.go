@@ -308,16 +308,19 @@ func (e *engine) savedRates(metadata map[string]string) ([]float64, error) {
 		return nil, fmt.Errorf("%s: %w", groupsKey, err)
 	}
 	if len(saved) != len(e.groups) {
-		return nil, fmt.Errorf("the state has %d groups, and the optimizer %d: %w", len(saved), len(e.groups), cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("the state has %d groups, and the optimizer %d: %w", len(saved),
+			len(e.groups), cuda.ErrInvalidArgument)
 	}
 	rates := make([]float64, len(saved))
 	for i, g := range e.groups {
 		if len(saved[i].Params) != len(g.slots) {
-			return nil, fmt.Errorf("group %d has %d parameters in the state, and %d in the optimizer: %w", i, len(saved[i].Params), len(g.slots), cuda.ErrInvalidArgument)
+			return nil, fmt.Errorf("group %d has %d parameters in the state, and %d in the optimizer: %w",
+				i, len(saved[i].Params), len(g.slots), cuda.ErrInvalidArgument)
 		}
 		for k, p := range g.slots {
 			if saved[i].Params[k] != p.index {
-				return nil, fmt.Errorf("group %d: parameter %d is %d in the state: %w", i, p.index, saved[i].Params[k], cuda.ErrInvalidArgument)
+				return nil, fmt.Errorf("group %d: parameter %d is %d in the state: %w", i, p.index,
+					saved[i].Params[k], cuda.ErrInvalidArgument)
 			}
 		}
 		if lr := saved[i].LR; lr == nil || !finite(*lr) || *lr < 0 {
@@ -371,7 +374,8 @@ func (e *engine) compareMaster(p *slot, given map[string]*torch.Tensor) []error 
 	}
 	delete(given, masterName)
 	if want := p.param.Shape(); !slices.Equal(t.Shape(), want) {
-		return []error{fmt.Errorf("tensor %q has shape %v, and should have %v", stateName(p.index, masterName), t.Shape(), want)}
+		return []error{fmt.Errorf("tensor %q has shape %v, and should have %v",
+			stateName(p.index, masterName), t.Shape(), want)}
 	}
 	return nil
 }
@@ -392,12 +396,14 @@ func (g *group) compare(p *slot, names []string, given map[string]*torch.Tensor)
 			want = nil
 		}
 		if !slices.Equal(t.Shape(), want) {
-			errs = append(errs, fmt.Errorf("tensor %q has shape %v, and should have %v", stateName(p.index, name), t.Shape(), want))
+			errs = append(errs, fmt.Errorf("tensor %q has shape %v, and should have %v",
+				stateName(p.index, name), t.Shape(), want))
 		}
 	}
 	for name := range given {
 		if !slices.Contains(names, name) && !ignored(name, names) {
-			errs = append(errs, fmt.Errorf("tensor %q is no state of this optimizer with these options", stateName(p.index, name)))
+			errs = append(errs, fmt.Errorf("tensor %q is no state of this optimizer with these options",
+				stateName(p.index, name)))
 		}
 	}
 	return errs

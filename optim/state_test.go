@@ -157,7 +157,8 @@ func TestLoadStateRefusesOtherStates(t *testing.T) {
 	opt, good := trained(optim.AdamWOptions{LR: 0.5}, leaf(t, 1, 2), leaf(t, 3))
 	before := values(t, good.Tensors[1].Tensor)
 	change := func(f func(s *optim.State)) optim.State {
-		s := optim.State{Tensors: slices.Clone(good.Tensors), Metadata: map[string]string{"param_groups": good.Metadata["param_groups"]}}
+		s := optim.State{Tensors: slices.Clone(good.Tensors),
+			Metadata: map[string]string{"param_groups": good.Metadata["param_groups"]}}
 		f(&s)
 		return s
 	}
@@ -171,15 +172,25 @@ func TestLoadStateRefusesOtherStates(t *testing.T) {
 		{"another optimizer", change(func(s *optim.State) { s.Metadata["optimizer"] = "SGD" }), "the state is of SGD"},
 		{"no JSON", change(func(s *optim.State) { s.Metadata["param_groups"] = "{" }), "param_groups"},
 		{"groups", change(func(s *optim.State) { s.Metadata["param_groups"] = "[]" }), "0 groups"},
-		{"parameters", change(func(s *optim.State) { s.Metadata["param_groups"] = `[{"lr":1,"params":[0]}]` }), "1 parameters in the state, and 2"},
-		{"order", change(func(s *optim.State) { s.Metadata["param_groups"] = `[{"lr":1,"params":[1,0]}]` }), "parameter 0 is 1"},
-		{"no rate", change(func(s *optim.State) { s.Metadata["param_groups"] = `[{"params":[0,1]}]` }), "lr is missing"},
-		{"negative rate", change(func(s *optim.State) { s.Metadata["param_groups"] = `[{"lr":-1,"params":[0,1]}]` }), "negative"},
+		{"parameters", change(func(
+			s *optim.State) {
+			s.Metadata["param_groups"] = `[{"lr":1,"params":[0]}]`
+		}), "1 parameters in the state, and 2"},
+		{"order", change(func(s *optim.State) { s.Metadata["param_groups"] = `[{"lr":1,"params":[1,0]}]` }),
+			"parameter 0 is 1"},
+		{"no rate", change(func(s *optim.State) { s.Metadata["param_groups"] = `[{"params":[0,1]}]` }),
+			"lr is missing"},
+		{"negative rate", change(
+			func(s *optim.State) { s.Metadata["param_groups"] = `[{"lr":-1,"params":[0,1]}]` }), "negative"},
 		{"missing", change(func(s *optim.State) { s.Tensors = s.Tensors[1:] }), `"state.0.step" is missing`},
-		{"shape", change(func(s *optim.State) { s.Tensors[4].Tensor = s.Tensors[1].Tensor }), `"state.1.exp_avg" has shape [2], and should have [1]`},
-		{"step of another shape", change(func(s *optim.State) { s.Tensors[0].Tensor = s.Tensors[1].Tensor }), `"state.0.step" has shape [2]`},
-		{"other name", change(func(s *optim.State) { s.Tensors[0].Name = "exp_avg" }), `"exp_avg" is the state of no parameter`},
-		{"other index", change(func(s *optim.State) { s.Tensors[0].Name = "state.2.step" }), `"state.2.step" is the state of no parameter`},
+		{"shape", change(func(s *optim.State) { s.Tensors[4].Tensor = s.Tensors[1].Tensor }),
+			`"state.1.exp_avg" has shape [2], and should have [1]`},
+		{"step of another shape",
+			change(func(s *optim.State) { s.Tensors[0].Tensor = s.Tensors[1].Tensor }), `"state.0.step" has shape [2]`},
+		{"other name", change(func(s *optim.State) { s.Tensors[0].Name = "exp_avg" }),
+			`"exp_avg" is the state of no parameter`},
+		{"other index", change(func(s *optim.State) { s.Tensors[0].Name = "state.2.step" }),
+			`"state.2.step" is the state of no parameter`},
 		{"failed", change(func(s *optim.State) { s.Tensors[0].Tensor = nil }), "nil"},
 		{"option", amsgrad, `"state.0.max_exp_avg_sq" is no state of this optimizer`},
 	} {
@@ -206,9 +217,11 @@ func TestGroups(t *testing.T) {
 	if err := frozen.SetRequiresGrad(false); err != nil {
 		t.Fatal(err)
 	}
-	opt, err := optim.NewSGD([]*torch.Tensor{body, frozen}, optim.SGDOptions{LR: 0.25, WeightDecay: 1, Groups: []optim.Group{
-		{Params: []*torch.Tensor{head}, LR: 0.5, WeightDecay: 2}, {Params: []*torch.Tensor{bias}, NoWeightDecay: true},
-	}})
+	opt, err := optim.NewSGD([]*torch.Tensor{body, frozen},
+		optim.SGDOptions{LR: 0.25, WeightDecay: 1, Groups: []optim.Group{
+			{Params: []*torch.Tensor{head}, LR: 0.5, WeightDecay: 2},
+			{Params: []*torch.Tensor{bias}, NoWeightDecay: true},
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,17 +245,20 @@ func TestGroups(t *testing.T) {
 	}
 	step(frozen)
 	want(t, frozen, 0.25)
-	if err := opt.SetLR(0, 0.25, 0.125); err != nil || !reflect.DeepEqual(opt.LRs(), []float64{0, 0.25, 0.125}) || opt.LR() != 0 {
+	if err := opt.SetLR(0, 0.25, 0.125); err != nil ||
+		!reflect.DeepEqual(opt.LRs(), []float64{0, 0.25, 0.125}) || opt.LR() != 0 {
 		t.Errorf("got %v, %v, want [0 0.25 0.125], nil", opt.LRs(), err)
 	}
-	if err := opt.SetLR(1, 2); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "2 rates for 3 groups") {
+	if err := opt.SetLR(1, 2); !errors.Is(err, cuda.ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "2 rates for 3 groups") {
 		t.Error(err)
 	}
 	if err := opt.SetLR(0.125); err != nil || !reflect.DeepEqual(opt.LRs(), []float64{0.125, 0.125, 0.125}) {
 		t.Errorf("got %v, %v, want [0.125 0.125 0.125], nil", opt.LRs(), err)
 	}
 	groups := opt.Groups()
-	if len(groups) != 3 || groups[0].LR != 0.25 || groups[1].LR != 0.5 || groups[1].WeightDecay != 2 || !groups[2].NoWeightDecay || len(groups[0].Params) != 2 {
+	if len(groups) != 3 || groups[0].LR != 0.25 || groups[1].LR != 0.5 || groups[1].WeightDecay != 2 ||
+		!groups[2].NoWeightDecay || len(groups[0].Params) != 2 {
 		t.Errorf("%+v", groups)
 	}
 }
@@ -285,22 +301,52 @@ func TestOptionsOutOfRange(t *testing.T) {
 	p := []*torch.Tensor{leaf(t, 1)}
 	betas := func(a, b float64) *[2]float64 { return &[2]float64{a, b} }
 	for text, make := range map[string]func() (optim.Optimizer, error){
-		"NewAdam: LR is -1":           func() (optim.Optimizer, error) { return optim.NewAdam(p, optim.AdamOptions{LR: -1}) },
-		"NewAdam: Betas[0] is 1":      func() (optim.Optimizer, error) { return optim.NewAdam(p, optim.AdamOptions{Betas: betas(1, 0)}) },
-		"NewAdam: Betas[1] is -0.5":   func() (optim.Optimizer, error) { return optim.NewAdam(p, optim.AdamOptions{Betas: betas(0, -0.5)}) },
-		"NewAdamW: Eps is -1":         func() (optim.Optimizer, error) { return optim.NewAdamW(p, optim.AdamWOptions{Eps: -1}) },
-		"NewAdamW: WeightDecay is -1": func() (optim.Optimizer, error) { return optim.NewAdamW(p, optim.AdamWOptions{WeightDecay: -1}) },
+		"NewAdam: LR is -1": func() (optim.Optimizer,
+			error) {
+			return optim.NewAdam(p, optim.AdamOptions{LR: -1})
+		},
+		"NewAdam: Betas[0] is 1": func() (optim.Optimizer,
+			error) {
+			return optim.NewAdam(p, optim.AdamOptions{Betas: betas(1, 0)})
+		},
+		"NewAdam: Betas[1] is -0.5": func() (optim.Optimizer,
+			error) {
+			return optim.NewAdam(p, optim.AdamOptions{Betas: betas(0, -0.5)})
+		},
+		"NewAdamW: Eps is -1": func() (optim.Optimizer,
+			error) {
+			return optim.NewAdamW(p, optim.AdamWOptions{Eps: -1})
+		},
+		"NewAdamW: WeightDecay is -1": func() (optim.Optimizer,
+			error) {
+			return optim.NewAdamW(p, optim.AdamWOptions{WeightDecay: -1})
+		},
 		"NewAdamW: WeightDecay is 1 beside No": func() (optim.Optimizer, error) {
 			return optim.NewAdamW(p, optim.AdamWOptions{WeightDecay: 1, NoWeightDecay: true})
 		},
-		"NewRMSprop: Alpha is -1":    func() (optim.Optimizer, error) { return optim.NewRMSprop(p, optim.RMSpropOptions{Alpha: -1}) },
-		"NewRMSprop: Momentum is -1": func() (optim.Optimizer, error) { return optim.NewRMSprop(p, optim.RMSpropOptions{Momentum: -1}) },
-		"NewAdagrad: LRDecay is -1":  func() (optim.Optimizer, error) { return optim.NewAdagrad(p, optim.AdagradOptions{LRDecay: -1}) },
+		"NewRMSprop: Alpha is -1": func() (optim.Optimizer,
+			error) {
+			return optim.NewRMSprop(p, optim.RMSpropOptions{Alpha: -1})
+		},
+		"NewRMSprop: Momentum is -1": func() (optim.Optimizer,
+			error) {
+			return optim.NewRMSprop(p, optim.RMSpropOptions{Momentum: -1})
+		},
+		"NewAdagrad: LRDecay is -1": func() (optim.Optimizer,
+			error) {
+			return optim.NewAdagrad(p, optim.AdagradOptions{LRDecay: -1})
+		},
 		"NewAdagrad: InitialAccumulator is -1": func() (optim.Optimizer, error) {
 			return optim.NewAdagrad(p, optim.AdagradOptions{InitialAccumulator: -1})
 		},
-		"NewLAMB: Betas[0] is 2":  func() (optim.Optimizer, error) { return optim.NewLAMB(p, optim.LAMBOptions{Betas: betas(2, 0)}) },
-		"NewMuon: NSSteps is 100": func() (optim.Optimizer, error) { return optim.NewMuon(p, optim.MuonOptions{NSSteps: 100}) },
+		"NewLAMB: Betas[0] is 2": func() (optim.Optimizer,
+			error) {
+			return optim.NewLAMB(p, optim.LAMBOptions{Betas: betas(2, 0)})
+		},
+		"NewMuon: NSSteps is 100": func() (optim.Optimizer,
+			error) {
+			return optim.NewMuon(p, optim.MuonOptions{NSSteps: 100})
+		},
 		"NewMuon: AdamW: Betas[0] is 2": func() (optim.Optimizer, error) {
 			return optim.NewMuon(p, optim.MuonOptions{AdamW: optim.AdamWOptions{Betas: betas(2, 0)}})
 		},
@@ -310,10 +356,14 @@ func TestOptionsOutOfRange(t *testing.T) {
 		"NewSGD: group 1: LR is -1": func() (optim.Optimizer, error) {
 			return optim.NewSGD(p, optim.SGDOptions{Groups: []optim.Group{{LR: -1}}})
 		},
-		"NewSGD: Dampening is NaN": func() (optim.Optimizer, error) { return optim.NewSGD(p, optim.SGDOptions{Dampening: nan}) },
+		"NewSGD: Dampening is NaN": func() (optim.Optimizer,
+			error) {
+			return optim.NewSGD(p, optim.SGDOptions{Dampening: nan})
+		},
 	} {
 		t.Run(text, func(t *testing.T) {
-			if o, err := make(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), text) || !reflect.ValueOf(o).IsNil() {
+			if o, err := make(); !errors.Is(err, cuda.ErrInvalidArgument) ||
+				!strings.Contains(err.Error(), text) || !reflect.ValueOf(o).IsNil() {
 				t.Errorf("%v, %v", o, err)
 			}
 		})
@@ -454,10 +504,13 @@ func TestMuonGroups(t *testing.T) {
 	for _, n := range s.Tensors {
 		names = append(names, strings.TrimPrefix(n.Name, "state."))
 	}
-	if text := strings.Join(names, " "); text != "0.momentum_buffer 1.momentum_buffer 2.step 2.exp_avg 2.exp_avg_sq 3.step 3.exp_avg 3.exp_avg_sq" {
+	if text := strings.Join(names,
+		" "); text != "0.momentum_buffer 1.momentum_buffer 2.step 2.exp_avg 2.exp_avg_sq 3.step "+
+		"3.exp_avg 3.exp_avg_sq" {
 		t.Error(text)
 	}
-	if _, err := optim.NewMuon(nil, optim.MuonOptions{}); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "no parameters") {
+	if _, err := optim.NewMuon(nil, optim.MuonOptions{}); !errors.Is(err, cuda.ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "no parameters") {
 		t.Error(err)
 	}
 }

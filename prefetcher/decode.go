@@ -232,9 +232,11 @@ func (r *decodeRequest) clear() {
 // addMember adds the bytes to inflate for the next image, whose plan is at position at. The
 // inflated bytes go to room.
 func (r *decodeRequest) addMember(m *decodeplan.Member, at, room int) {
-	r.members = append(r.members, capi.GPUDecodeMember{Image: uintptr(len(r.images)), Scan: uintptr(m.Scan), Range: capi.GPUInflateRange{
-		Input: uintptr(at + m.Input), InputBytes: uintptr(m.InputBytes), Window: uintptr(at + m.Window), WindowBytes: uintptr(m.WindowBytes),
-		Skip: uintptr(m.Skip), Bytes: uintptr(m.Bytes), Room: uintptr(room), SkipBits: int32(m.SkipBits)}})
+	r.members = append(r.members, capi.GPUDecodeMember{Image: uintptr(len(r.images)), Scan: uintptr(m.Scan),
+		Range: capi.GPUInflateRange{
+			Input: uintptr(at + m.Input), InputBytes: uintptr(m.InputBytes), Window: uintptr(at + m.Window),
+			WindowBytes: uintptr(m.WindowBytes),
+			Skip:        uintptr(m.Skip), Bytes: uintptr(m.Bytes), Room: uintptr(room), SkipBits: int32(m.SkipBits)}})
 }
 
 // maxDecoded is the maximum of ts_gpu_decoder_new's argument max_images.
@@ -263,7 +265,8 @@ func newDecoding(source Source, s *slots) (*decoding, error) {
 }
 
 // fill runs an epoch of the source.
-func (d *decoding) fill(ctx context.Context, epoch int, s *slots, lend func(context.Context) (int, error), deliver func(int, any) error) error {
+func (d *decoding) fill(ctx context.Context, epoch int, s *slots, lend func(context.Context) (int, error),
+	deliver func(int, any) error) error {
 	d.mix.begin(s.hosts)
 	return d.source.FillPlans(ctx, epoch, planConsumer{d: d, slots: s, lend: lend, deliver: deliver})
 }
@@ -324,7 +327,8 @@ func (d *decoding) requests(slot, host, n int) {
 		}
 		// If there is no room for entry points, a later epoch finds them again.
 		if bytes := d.plans[host].Rows[row].Found; bytes > 0 && bytes <= d.sizes.entries-found {
-			r.entries = append(r.entries, capi.GPUDecodeEntries{Plan: uintptr(at), To: uintptr(found), Bytes: uintptr(bytes)})
+			r.entries = append(r.entries,
+				capi.GPUDecodeEntries{Plan: uintptr(at), To: uintptr(found), Bytes: uintptr(bytes)})
 			s.finds = append(s.finds, find{len(r.images), found, bytes})
 			found += bytes
 		}
@@ -339,7 +343,8 @@ func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, image
 	s, r := &d.slots[slot], &d.request
 	err := torch.CAPI("decode", []*torch.Tensor{images}, func(results []*capi.Tensor) error {
 		if len(r.members) > 0 {
-			return capi.RunInflatingGPUDecoder(decoder, staging, r.images, r.members, results[0], s.flags, s.inflated, on)
+			return capi.RunInflatingGPUDecoder(decoder, staging, r.images, r.members, results[0], s.flags,
+				s.inflated, on)
 		}
 		return capi.RunGPUDecoder(decoder, staging, r.images, results[0], s.flags, on)
 	})
@@ -353,7 +358,8 @@ func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, image
 // mend decodes the flagged images of a slot on the host. It passes their pixels to put, which must
 // not keep them. The flags must already be on the host. mended reports whether there were any. bad
 // is an error of the source, and err an error from put.
-func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte, put func(row int) error) (mended bool, bad, err error) {
+func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte,
+	put func(row int) error) (mended bool, bad, err error) {
 	s := &d.slots[slot]
 	s.judge()
 	if s.takeEntryPoints(&d.kept); len(d.kept.rows) > 0 {
@@ -365,7 +371,8 @@ func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte, 
 		}
 		d.count.again.Add(1)
 		if err := d.source.DecodeRow(ctx, info, row, pixels); err != nil {
-			return mended, fmt.Errorf("prefetcher: image %d of a batch, which the device could not decode: %w", row, err), nil
+			return mended, fmt.Errorf(
+				"prefetcher: image %d of a batch, which the device could not decode: %w", row, err), nil
 		}
 		mended = true
 		if err := put(row); err != nil {

@@ -63,10 +63,14 @@ func (d *cpuDecoding) Open() (err error) {
 			return err
 		}
 		d.staging = append(d.staging, memory)
-		g.plans = append(g.plans, decodeplan.Plans{Memory: memory[g.sizes.head:], Rows: make([]decodeplan.Row, d.batch), Rooms: g.sizes.rooms})
+		g.plans = append(g.plans,
+			decodeplan.Plans{Memory: memory[g.sizes.head:], Rows: make([]decodeplan.Row, d.batch),
+				Rooms: g.sizes.rooms})
 	}
 	for range d.depth {
-		g.slots = append(g.slots, decodedSlot{flags: make([]int32, d.batch), found: make([]byte, g.sizes.entries), inflated: make([]capi.GPUInflateResult, d.batch)})
+		g.slots = append(g.slots,
+			decodedSlot{flags: make([]int32, d.batch), found: make([]byte, g.sizes.entries),
+				inflated: make([]capi.GPUInflateResult, d.batch)})
 	}
 	if d.pixels, d.memory, err = d.ownMemory(d.fields[g.images.index], 1); err != nil {
 		return err
@@ -87,7 +91,8 @@ func (d *cpuDecoding) Copy(slot, host, n int, released []*cuda.Event, copied *cu
 	g.requests(slot, host, n)
 	if len(g.request.images) > 0 {
 		staging := d.staging[host][:g.sizes.head+g.plans[host].Used]
-		if err := g.run(d.decoder, slot, staging, d.host[host].tensors[g.images.index], capi.Stream{Device: capi.DeviceCPU}); err != nil {
+		if err := g.run(d.decoder, slot, staging, d.host[host].tensors[g.images.index],
+			capi.Stream{Device: capi.DeviceCPU}); err != nil {
 			return err
 		}
 	}

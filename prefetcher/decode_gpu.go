@@ -86,7 +86,9 @@ func (d *gpuDevice) openDecoding() error {
 			return err
 		}
 		g.staging = append(g.staging, p.Bytes())
-		g.plans = append(g.plans, decodeplan.Plans{Memory: p.Bytes()[g.sizes.head:], Rows: make([]decodeplan.Row, batch), Rooms: g.sizes.rooms})
+		g.plans = append(g.plans,
+			decodeplan.Plans{Memory: p.Bytes()[g.sizes.head:], Rows: make([]decodeplan.Row, batch),
+				Rooms: g.sizes.rooms})
 	}
 	if err := d.openDecodedSlots(g); err != nil {
 		return err
@@ -100,7 +102,8 @@ func (d *gpuDevice) openDecoding() error {
 		u := &g.units[i]
 		// Priority 0 is the lowest: work on a stream of higher priority runs first. The streams
 		// share the same bounded set of multiprocessors.
-		if u.stream, err = cuda.NewOwnedStream(d.options.Device, cuda.StreamOptions{MaxMultiprocessors: d.options.DecodeMultiprocessors}); err != nil {
+		if u.stream, err = cuda.NewOwnedStream(d.options.Device,
+			cuda.StreamOptions{MaxMultiprocessors: d.options.DecodeMultiprocessors}); err != nil {
 			return fmt.Errorf("a stream to decode on: %w", err)
 		}
 		g.count.multiprocessors = u.stream.Multiprocessors()
@@ -269,7 +272,8 @@ func (g *gpuDecoding) copyRest(d *gpuDevice, slot, n int, dst, src []*torch.Tens
 }
 
 // check implements gpuDevice.Check.
-func (g *gpuDecoding) check(ctx context.Context, d *gpuDevice, slot int, info any, busy func() bool) (ring.Checked, error, error) {
+func (g *gpuDecoding) check(ctx context.Context, d *gpuDevice, slot int, info any,
+	busy func() bool) (ring.Checked, error, error) {
 	const shortest, longest = 10 * time.Microsecond, 50 * time.Microsecond
 	for pause := shortest; len(g.slots[slot].rows) > 0; pause = min(2*pause, longest) {
 		done, err := g.arrived[slot].Query()

@@ -130,9 +130,12 @@ func newLoader(t *testing.T, path string, o imageloader.Options) *imageloader.Lo
 
 // deviceOps has steps that a GPU runs. mixedOps also has steps that only the host runs.
 var (
-	deviceOps = []transform.Op{transform.RandAugment{NumOps: 3}, transform.AugMix{}, transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1},
-		transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}}, transform.GaussianBlur{KernelSize: [2]int{9, 5}}, transform.RandomErasing{}}
-	mixedOps = []transform.Op{transform.TrivialAugmentWide{}, transform.RandomApply{Ops: []transform.Op{transform.GaussianNoise{}}, P: 0.3},
+	deviceOps = []transform.Op{transform.RandAugment{NumOps: 3}, transform.AugMix{},
+		transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1},
+		transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}}, transform.GaussianBlur{KernelSize: [2]int{9, 5}},
+		transform.RandomErasing{}}
+	mixedOps = []transform.Op{transform.TrivialAugmentWide{},
+		transform.RandomApply{Ops: []transform.Op{transform.GaussianNoise{}}, P: 0.3},
 		transform.RandomErasing{Random: true, P: 0.2}}
 )
 
@@ -197,7 +200,8 @@ func TestGPUDecodeOnSomeMultiprocessors(t *testing.T) {
 	nothingLeft(t, func() {
 		host, device := newFeed(t, plain, Options{}), newFeed(t, l, Options{Decode: Device, DecodeMultiprocessors: 20})
 		sameEpochs(t, host, device, 0, 3)
-		if st := device.Stats(); st.DecodeMultiprocessors < 8 || st.DecodeMultiprocessors > 20 || st.Decoded < 100 || st.DecodedAgain != 0 {
+		if st := device.Stats(); st.DecodeMultiprocessors < 8 || st.DecodeMultiprocessors > 20 ||
+			st.Decoded < 100 || st.DecodedAgain != 0 {
 			t.Errorf("%+v, want st.DecodeMultiprocessors at least 8, st.DecodeMultiprocessors at most "+
 				"20, st.Decoded at least 100, st.DecodedAgain = 0", st)
 		}
@@ -216,7 +220,8 @@ func TestGPUDecodeOnSomeMultiprocessors(t *testing.T) {
 // nothing.
 func TestSanitizerOfBoundedDecoding(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	l := newLoader(t, decodeArchive(t, 60), imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
+	l := newLoader(t, decodeArchive(t, 60),
+		imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
 	cudatest.NoFindings(t)
 	p := newFeed(t, l, Options{Decode: Device, DecodeMultiprocessors: 20})
 	for epoch := range 3 {
@@ -241,14 +246,16 @@ func TestSanitizerOfBoundedDecoding(t *testing.T) {
 // compressed returns the compressed bytes of a plan. Only operations follow them. All other parts
 // of a plan are trusted: they are where the header says.
 func compressed(plan []byte) ([]byte, error) {
-	const scanAt, scanBytes, stepsAt, slack = 288, 296, 424, 16 // offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
+	// offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
+	const scanAt, scanBytes, stepsAt, slack = 288, 296, 424, 16
 	end := int(binary.LittleEndian.Uint32(plan[stepsAt:]))
 	if end == 0 {
 		end = len(plan)
 	}
 	at, n := int(binary.LittleEndian.Uint32(plan[scanAt:])), int(binary.LittleEndian.Uint32(plan[scanBytes:]))
 	if want := decodeplan.Aligned(at + n + slack); n == 0 || at < scanBytes || want != end {
-		return nil, fmt.Errorf("a plan of %d bytes with %d compressed ones at %d: cshim/src/jpeg/plan.h has changed", len(plan), n, at)
+		return nil, fmt.Errorf("a plan of %d bytes with %d compressed ones at %d: cshim/src/jpeg/plan.h "+
+			"has changed", len(plan), n, at)
 	}
 	return plan[at : at+n], nil
 }
@@ -366,7 +373,8 @@ func decodeHandsDamageBack(t *testing.T, decoder decoderFeed) {
 						}
 					}
 				}
-				if st := device.Stats(); source.hits == 0 || st.DecodedAgain != int64(source.hits) || st.Decoded <= st.DecodedAgain && name != "all" {
+				if st := device.Stats(); source.hits == 0 || st.DecodedAgain != int64(source.hits) ||
+					st.Decoded <= st.DecodedAgain && name != "all" {
 					t.Errorf("%d images are damaged: %+v", source.hits, st)
 				}
 				closeFeed(t, host)
@@ -452,7 +460,8 @@ func decodeInOrder(t *testing.T, path string) {
 // the other decoder gets the next batch of the same slot. The two must write their flags in order.
 func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	l := newLoader(t, decodeArchive(t, 40), imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
+	l := newLoader(t, decodeArchive(t, 40),
+		imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
 	for _, err := range l.Epoch(t.Context(), 0) { // finds the entry points
 		if err != nil {
 			t.Fatal(err)
@@ -563,7 +572,8 @@ func TestGPUDecodeBesideCaptures(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	path := decodeArchive(t, 150)
 	o := imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip}
-	host, device := newFeed(t, newLoader(t, path, o), Options{}), newFeed(t, newLoader(t, path, o), Options{Decode: Device})
+	host, device := newFeed(t, newLoader(t, path, o), Options{}), newFeed(t, newLoader(t, path, o),
+		Options{Decode: Device})
 	count, err := torch.Zeros(0, torch.Float32, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -576,7 +586,8 @@ func TestGPUDecodeBesideCaptures(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			graph, err := cuda.Capture(cuda.CaptureOptions{}, func() error { return count.NoGrad().AddScalar_(1).Err() })
+			graph, err := cuda.Capture(cuda.CaptureOptions{},
+				func() error { return count.NoGrad().AddScalar_(1).Err() })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -49,7 +49,8 @@ func TestGPUDecodeInflates(t *testing.T) {
 
 // memberOptions returns options that keep no archive in memory, so that every epoch reads it.
 func memberOptions(policy imageloader.BadSamplePolicy, trust bool) imageloader.Options {
-	return imageloader.Options{Transform: imageloader.Train(64), BadSamples: policy, TrustIndex: trust, ShuffleBytes: 1 << 16}
+	return imageloader.Options{Transform: imageloader.Train(64), BadSamples: policy, TrustIndex: trust,
+		ShuffleBytes: 1 << 16}
 }
 
 func decodeInflates(t *testing.T, decoder decoderFeed) {
@@ -61,7 +62,8 @@ func decodeInflates(t *testing.T, decoder decoderFeed) {
 		ops    []transform.Op
 	}{
 		{"skip", imageloader.Skip, false, nil}, {"substitute, trusted index", imageloader.Substitute, true, nil},
-		{"operations", imageloader.Skip, false, deviceOps}, {"operations of both", imageloader.Substitute, true, mixedOps},
+		{"operations", imageloader.Skip, false, deviceOps},
+		{"operations of both", imageloader.Substitute, true, mixedOps},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			o := memberOptions(test.policy, test.trust)
@@ -77,7 +79,8 @@ func decodeInflates(t *testing.T, decoder decoderFeed) {
 				}
 				// In the first epoch, the device searched the other images for entry points. In
 				// every epoch it searches small ones.
-				if st := device.Stats(); st.Inflated < min || st.Inflated > max || st.Decoded-st.Inflated > 60+5*6 || st.DecodedAgain != 0 {
+				if st := device.Stats(); st.Inflated < min || st.Inflated > max ||
+					st.Decoded-st.Inflated > 60+5*6 || st.DecodedAgain != 0 {
 					t.Errorf("%d members of %d images are inflated, %d images decoded again, want "+
 						"st.Inflated from %v to %v, st.Decoded - st.Inflated at most %v, st.DecodedAgain = 0",
 						st.Inflated, st.Decoded, st.DecodedAgain, min, max, 60+5*6)
@@ -110,7 +113,8 @@ func decodeHandsMembersOfBack(t *testing.T, decoder decoderFeed, path string, op
 	o := memberOptions(imageloader.Skip, false)
 	o.Transform.Ops = ops
 	plain, l := newLoader(t, path, o), newLoader(t, path, o)
-	source := &corruptingSource{Loader: l, rng: rand.New(rand.NewPCG(3, 4)), rows: func(batch, row int) bool { return row%3 == batch%3 }}
+	source := &corruptingSource{Loader: l, rng: rand.New(rand.NewPCG(3, 4)),
+		rows: func(batch, row int) bool { return row%3 == batch%3 }}
 	nothingLeft(t, func() {
 		host, device := newFeed(t, plain, Options{}), decoder(t, source)
 		sameEpochs(t, host, device, 0, 3)
@@ -224,8 +228,10 @@ func TestDecoderBytesCountRooms(t *testing.T) {
 			t.Fatal(err)
 		}
 		staging, rooms := plannerOf(l).MemberBytes()
-		if (rooms > 0) != inflates || d.sizes.rooms != rooms || d.sizes.plans != max(plans, staging) || p.Stats().DecoderBytes < int64(d.sizes.staging()+d.sizes.rooms) {
-			t.Errorf("%s: %d bytes of plans, %d of rooms: %d are reported", name, d.sizes.plans, d.sizes.rooms, p.Stats().DecoderBytes)
+		if (rooms > 0) != inflates || d.sizes.rooms != rooms || d.sizes.plans != max(plans, staging) ||
+			p.Stats().DecoderBytes < int64(d.sizes.staging()+d.sizes.rooms) {
+			t.Errorf("%s: %d bytes of plans, %d of rooms: %d are reported", name, d.sizes.plans,
+				d.sizes.rooms, p.Stats().DecoderBytes)
 		}
 		closeFeed(t, p)
 	}

@@ -102,8 +102,10 @@ func decodePlansProgressive(t *testing.T, decoder decoderFeed) {
 		o        imageloader.Options
 		min, max int64 // images that the device decodes in an epoch
 	}{
-		{"tar", "a.tar", skip, photos, photos}, {"tgz", "a.tgz", skip, photos, photos}, {"operations", "a.tar", withOps, photos, photos},
-		{"refused damage", "a.tar", refuse, photos, photos}, {"trusted index", "a.tar", trust, photos, photos}, {"partial images", "a.tar", partial, photos, photos},
+		{"tar", "a.tar", skip, photos, photos}, {"tgz", "a.tgz", skip, photos, photos},
+		{"operations", "a.tar", withOps, photos, photos},
+		{"refused damage", "a.tar", refuse, photos, photos},
+		{"trusted index", "a.tar", trust, photos, photos}, {"partial images", "a.tar", partial, photos, photos},
 		{"no entry points", "a.tar", no, 0, 0}, {"no room", "a.tar", none, 0, 0}, {"little room", "a.tar", few, 3, 6},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -125,7 +127,8 @@ func decodePlansProgressive(t *testing.T, decoder decoderFeed) {
 				before = st.Decoded
 			}
 			want, got := plain.Stats(), l.Stats()
-			if got.Bad != want.Bad || got.Warned != want.Warned || got.Samples != want.Samples || want.Bad+want.Warned == 0 {
+			if got.Bad != want.Bad || got.Warned != want.Warned || got.Samples != want.Samples ||
+				want.Bad+want.Warned == 0 {
 				t.Errorf("%d samples, %d bad, %d with a warning, want %d, %d, %d",
 					got.Samples, got.Bad, got.Warned, want.Samples, want.Bad, want.Warned)
 			}

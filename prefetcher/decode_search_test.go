@@ -41,12 +41,17 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 		kept  bool
 	}{
 		{"skip", imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip}, 60, 60, true},
-		{"substitute", imageloader.Options{Transform: imageloader.Eval(90, 72), BadSamples: imageloader.Substitute}, 60, 60, true},
+		{"substitute", imageloader.Options{Transform: imageloader.Eval(90, 72),
+			BadSamples: imageloader.Substitute}, 60, 60, true},
 		{"operations", imageloader.Options{Transform: augmented, BadSamples: imageloader.Skip}, 60, 60, true},
-		{"trusted index", imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip, TrustIndex: true}, 60, 60, true},
-		{"no entry points", imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip, NoEntryPoints: true}, 60, 60, false},
-		{"no index", imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip, NoIndex: true}, 60, 60, false},
-		{"refused damage", imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip, Damaged: imageloader.Refuse}, 0, 60, true},
+		{"trusted index", imageloader.Options{Transform: imageloader.Train(64),
+			BadSamples: imageloader.Skip, TrustIndex: true}, 60, 60, true},
+		{"no entry points", imageloader.Options{Transform: imageloader.Train(64),
+			BadSamples: imageloader.Skip, NoEntryPoints: true}, 60, 60, false},
+		{"no index", imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip,
+			NoIndex: true}, 60, 60, false},
+		{"refused damage", imageloader.Options{Transform: imageloader.Train(64),
+			BadSamples: imageloader.Skip, Damaged: imageloader.Refuse}, 0, 60, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var sides []string
@@ -63,9 +68,11 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 				sameEpochs(t, want, got, 0, 0)
 				first := got.Stats()
 				sameEpochs(t, want, got, 1, 1)
-				if st := got.Stats(); feed != nil && (first.Decoded < test.first || test.first == 0 && first.Decoded > 0 ||
-					st.Decoded-first.Decoded < test.later || st.DecodedAgain != 0) {
-					t.Errorf("the device has decoded %d, then %d images, %d of them again", first.Decoded, st.Decoded-first.Decoded, st.DecodedAgain)
+				if st := got.Stats(); feed != nil &&
+					(first.Decoded < test.first || test.first == 0 && first.Decoded > 0 ||
+						st.Decoded-first.Decoded < test.later || st.DecodedAgain != 0) {
+					t.Errorf("the device has decoded %d, then %d images, %d of them again", first.Decoded,
+						st.Decoded-first.Decoded, st.DecodedAgain)
 				}
 				made = append(made, l.Stats().EntriesMade)
 				closeFeed(t, want)
@@ -89,8 +96,10 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 			host, _ := indexedLoader(t, path, sides[0], test.o)
 			want, got := newFeed(t, host, Options{Device: cuda.CPU}), decoder(t, l)
 			sameEpochs(t, want, got, 2, 3)
-			if st, made := got.Stats(), l.Stats().EntriesMade; test.first > 0 && (st.Decoded < 2*test.later || st.DecodedAgain != 0) || made != 0 {
-				t.Errorf("a later process makes the entry points of %d images, and its device decodes %d and %d again; %v", made, st.Decoded, st.DecodedAgain, st)
+			if st, made := got.Stats(), l.Stats().EntriesMade; test.first > 0 &&
+				(st.Decoded < 2*test.later || st.DecodedAgain != 0) || made != 0 {
+				t.Errorf("a later process makes the entry points of %d images, and its device decodes %d "+
+					"and %d again; %v", made, st.Decoded, st.DecodedAgain, st)
 			}
 			closeFeed(t, want)
 			closeFeed(t, got)
@@ -120,7 +129,8 @@ func TestCPUDecodeRetriesEntryPointsWithoutRoom(t *testing.T) {
 		sameEpochs(t, host, device, epoch, epoch)
 		made = append(made, l.Stats().EntriesMade)
 	}
-	if all := plain.Stats().EntriesMade; made[0] == 0 || made[0] >= made[1] || made[5] != all || device.Stats().DecodedAgain != 0 {
+	if all := plain.Stats().EntriesMade; made[0] == 0 || made[0] >= made[1] || made[5] != all ||
+		device.Stats().DecodedAgain != 0 {
 		t.Errorf("entry points after each epoch: %v of %d", made, all)
 	}
 	closeFeed(t, host)
@@ -165,10 +175,12 @@ func decodeSearchesDamage(t *testing.T, decoder decoderFeed) {
 				}
 				want, got, st := plain.Stats(), l.Stats(), device.Stats()
 				if got.Bad != want.Bad || got.Warned != want.Warned || got.Samples != want.Samples || want.Bad < 40 {
-					t.Errorf("%d bad samples of %d, %d warnings, want %d of %d, %d", got.Bad, got.Samples, got.Warned, want.Bad, want.Samples, want.Warned)
+					t.Errorf("%d bad samples of %d, %d warnings, want %d of %d, %d", got.Bad, got.Samples,
+						got.Warned, want.Bad, want.Samples, want.Warned)
 				}
 				// An image that the device once hands back is not given to it again.
-				if damaged != imageloader.Refuse && (st.DecodedAgain < 20 || st.DecodedAgain > 200 || st.Decoded < 3*st.DecodedAgain) {
+				if damaged != imageloader.Refuse &&
+					(st.DecodedAgain < 20 || st.DecodedAgain > 200 || st.Decoded < 3*st.DecodedAgain) {
 					t.Errorf("%+v", st)
 				}
 				closeFeed(t, host)
@@ -232,7 +244,8 @@ func damagedArchive(t *testing.T, photos int) string {
 				data[at] = byte(rng.Uint32())
 			}
 		}
-		h := tar.Header{Name: fmt.Sprintf("set/%c/%03d.jpg", 'a'+i%4, i), Mode: 0o644, Size: int64(len(data)), Typeflag: tar.TypeReg}
+		h := tar.Header{Name: fmt.Sprintf("set/%c/%03d.jpg", 'a'+i%4, i), Mode: 0o644,
+			Size: int64(len(data)), Typeflag: tar.TypeReg}
 		if err := w.WriteHeader(&h); err != nil {
 			t.Fatal(err)
 		}

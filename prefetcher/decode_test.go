@@ -28,7 +28,8 @@ type plannedSource struct {
 
 func (s *plannedSource) Outputs() []tensor.Spec {
 	n := int64(s.size())
-	return []tensor.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{3, n, n}, MemoryFormat: torch.ChannelsLast}, {Name: "labels", DType: torch.Int64}}
+	return []tensor.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{3, n, n},
+		MemoryFormat: torch.ChannelsLast}, {Name: "labels", DType: torch.Int64}}
 }
 
 func (s *plannedSource) Finishes() []tensor.Finish {
@@ -126,7 +127,8 @@ func (d *fakeDecoding) Open() (err error) {
 	}
 	g := d.decode
 	for range d.hosts {
-		g.plans = append(g.plans, decodeplan.Plans{Memory: make([]byte, g.sizes.plans), Rows: make([]decodeplan.Row, d.batch)})
+		g.plans = append(g.plans,
+			decodeplan.Plans{Memory: make([]byte, g.sizes.plans), Rows: make([]decodeplan.Row, d.batch)})
 	}
 	for range d.depth {
 		g.slots = append(g.slots, decodedSlot{flags: make([]int32, d.batch), found: make([]byte, g.sizes.entries)})
@@ -167,7 +169,8 @@ func (d *fakeDecoding) Copy(slot, host, n int, released []*cuda.Event, copied *c
 	return d.cpuDevice.Copy(slot, host, n, released, copied)
 }
 
-func (d *fakeDecoding) Check(ctx context.Context, slot, _ int, info any, busy func() bool) (ring.Checked, error, error) {
+func (d *fakeDecoding) Check(ctx context.Context, slot, _ int, info any, busy func() bool) (ring.Checked,
+	error, error) {
 	for d.wait.Add(-1) > 0 {
 		if busy() {
 			return ring.Unchecked, nil, nil
@@ -215,7 +218,8 @@ func TestDecodeReturnsSourcePixels(t *testing.T) {
 						t.Errorf("epoch %d has %d samples, want %v", epoch, seen, s.samples)
 					}
 				}
-				if st := p.Stats(); st.Decoded != planned || st.DecodedAgain != flagged || s.repeated.Load() != flagged || flagged == 0 {
+				if st := p.Stats(); st.Decoded != planned || st.DecodedAgain != flagged ||
+					s.repeated.Load() != flagged || flagged == 0 {
 					t.Errorf("%+v; %d images have plans, %d are flagged", st, planned, flagged)
 				}
 				closeFeed(t, p)
@@ -305,15 +309,22 @@ func TestDecodeOption(t *testing.T) {
 	}{
 		{"Host", &plannedSource{rawSource: rawSource{batch: 1}}, Options{}, ""},
 		{"Auto on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Auto}, ""},
-		{"Auto of a source that cannot", &plannedSource{rawSource: rawSource{batch: 1}, refuses: cannot}, Options{Decode: Auto}, ""},
-		{"Device on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Device}, "the device is the CPU"},
-		{"Device of a source that cannot", &plannedSource{rawSource: rawSource{batch: 1}, refuses: cannot}, Options{Decode: Device}, "cannot plan"},
-		{"Device of too large batches", &plannedSource{rawSource: rawSource{batch: 65536}}, Options{Decode: Device}, "at most 65535"},
-		{"Device of a source that embeds one that plans", ownFill{&plannedSource{rawSource: rawSource{batch: 1}}}, Options{Decode: Device}, "does not plan"},
+		{"Auto of a source that cannot", &plannedSource{rawSource: rawSource{batch: 1}, refuses: cannot},
+			Options{Decode: Auto}, ""},
+		{"Device on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Device},
+			"the device is the CPU"},
+		{"Device of a source that cannot", &plannedSource{rawSource: rawSource{batch: 1}, refuses: cannot},
+			Options{Decode: Device}, "cannot plan"},
+		{"Device of too large batches", &plannedSource{rawSource: rawSource{batch: 65536}},
+			Options{Decode: Device}, "at most 65535"},
+		{"Device of a source that embeds one that plans",
+			ownFill{&plannedSource{rawSource: rawSource{batch: 1}}}, Options{Decode: Device}, "does not plan"},
 		{"Device of a source without plans", &rawSource{batch: 1}, Options{Decode: Device}, "does not plan"},
 		{"another value", &rawSource{batch: 1}, Options{Decode: 3}, "Decode(3)"},
-		{"a bound on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Auto, DecodeMultiprocessors: 16}, ""},
-		{"a negative bound", &plannedSource{rawSource: rawSource{batch: 1}}, Options{DecodeMultiprocessors: -1}, "DecodeMultiprocessors is -1"},
+		{"a bound on the CPU", &plannedSource{rawSource: rawSource{batch: 1}},
+			Options{Decode: Auto, DecodeMultiprocessors: 16}, ""},
+		{"a negative bound", &plannedSource{rawSource: rawSource{batch: 1}},
+			Options{DecodeMultiprocessors: -1}, "DecodeMultiprocessors is -1"},
 		{"a negative value", &rawSource{batch: 1}, Options{Decode: -1}, "Decode(-1)"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

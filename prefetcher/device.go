@@ -122,19 +122,23 @@ func newLayout(source Source) (layout, error) {
 		l.outputs = cloneSpecs(f.Outputs())
 	}
 	if len(l.fields) == 0 || len(l.fields) != len(l.outputs) {
-		return l, fmt.Errorf("the source has %d fields and %d outputs: there must be one output for each field", len(l.fields), len(l.outputs))
+		return l, fmt.Errorf("the source has %d fields and %d outputs: there must be one output for each field", len(l.fields),
+			len(l.outputs))
 	}
 	for i := range l.fields {
 		for _, spec := range []torch.Spec{l.fields[i], l.outputs[i]} {
 			if spec.Bytes() < 1 || slices.ContainsFunc(spec.Shape, func(d int64) bool { return d < 1 }) {
-				return l, fmt.Errorf("the source's field %q: a sample of type %v and shape %v has no elements", spec.Name, spec.DType, spec.Shape)
+				return l, fmt.Errorf("the source's field %q: a sample of type %v and shape %v has no "+
+					"elements", spec.Name, spec.DType, spec.Shape)
 			}
 			if spec.MemoryFormat == torch.ChannelsLast && len(spec.Shape) != 3 {
-				return l, fmt.Errorf("the source's field %q: channels_last needs the shape C H W, not %v", spec.Name, spec.Shape)
+				return l, fmt.Errorf("the source's field %q: channels_last needs the shape C H W, not %v",
+					spec.Name, spec.Shape)
 			}
 		}
 		f, o := l.fields[i], l.outputs[i]
-		l.work = append(l.work, f.DType != o.DType || f.MemoryFormat != o.MemoryFormat || !slices.Equal(f.Shape, o.Shape))
+		l.work = append(l.work, f.DType != o.DType || f.MemoryFormat != o.MemoryFormat ||
+			!slices.Equal(f.Shape, o.Shape))
 	}
 	if f, ok := source.(Describer); ok && l.enqueue == nil {
 		var err error

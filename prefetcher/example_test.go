@@ -30,7 +30,8 @@ func (squares) Finish(dst, src []*torch.Tensor) error {
 	return dst[0].CopyFrom(src[0], torch.CopyOptions{NonBlocking: true}) // uint8 to float32
 }
 
-func (s squares) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (s squares) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	for first := 0; first < s.samples; first += s.BatchSize() {
 		slot, err := lend(ctx) // waits until the copy of an earlier batch has read the slot
 		if err != nil {

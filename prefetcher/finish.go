@@ -10,9 +10,11 @@ import (
 // finishes returns the function that executes a Describer's finish. fields, outputs and finishes
 // come from the Describer. work[i] says whether field i needs work. The returned function allocates
 // nothing on the device.
-func finishes(fields, outputs []tensor.Spec, finishes []tensor.Finish, work []bool) (func(dst, src []*torch.Tensor) error, error) {
+func finishes(fields, outputs []tensor.Spec, finishes []tensor.Finish,
+	work []bool) (func(dst, src []*torch.Tensor) error, error) {
 	if len(finishes) != len(fields) {
-		return nil, fmt.Errorf("the source has %d fields and %d finishes: there must be one finish for each field", len(fields), len(finishes))
+		return nil, fmt.Errorf("the source has %d fields and %d finishes: there must be one finish for "+
+			"each field", len(fields), len(finishes))
 	}
 	for i, f := range finishes {
 		if !work[i] {

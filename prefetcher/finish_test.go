@@ -36,15 +36,19 @@ func TestDescribedFinish(t *testing.T) {
 		finish    tensor.Finish
 		tolerance float64
 	}{
-		{"channels last", tensor.Spec{DType: tensor.Float32, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{Mean: mean, Std: std}, 1e-5},
+		{"channels last", tensor.Spec{DType: tensor.Float32, MemoryFormat: tensor.ChannelsLast},
+			tensor.Finish{Mean: mean, Std: std}, 1e-5},
 		{"contiguous", tensor.Spec{DType: tensor.Float32}, tensor.Finish{Mean: mean, Std: std}, 1e-5},
-		{"bfloat16", tensor.Spec{DType: tensor.BFloat16, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{Mean: mean, Std: std}, 0.02},
-		{"bytes, channels last", tensor.Spec{DType: tensor.Uint8, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{}, 0},
+		{"bfloat16", tensor.Spec{DType: tensor.BFloat16, MemoryFormat: tensor.ChannelsLast},
+			tensor.Finish{Mean: mean, Std: std}, 0.02},
+		{"bytes, channels last", tensor.Spec{DType: tensor.Uint8, MemoryFormat: tensor.ChannelsLast},
+			tensor.Finish{}, 0},
 		{"bytes, contiguous", tensor.Spec{DType: tensor.Uint8}, tensor.Finish{}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			onDevices(t, func(t *testing.T, device cuda.Device) {
-				source := &describedSource{rawSource: rawSource{samples: 7, batch: 3}, output: c.output, finish: c.finish}
+				source := &describedSource{rawSource: rawSource{samples: 7, batch: 3}, output: c.output,
+					finish: c.finish}
 				feed, err := New(source, Options{Device: device})
 				if err != nil {
 					t.Fatal(err)
@@ -56,7 +60,8 @@ func TestDescribedFinish(t *testing.T) {
 						t.Fatal(err)
 					}
 					if batch.Images.DType() != c.output.DType || !batch.Images.IsContiguous(c.output.MemoryFormat) {
-						t.Errorf("batch of %v, channels last %v", batch.Images.DType(), batch.Images.IsContiguous(tensor.ChannelsLast))
+						t.Errorf("batch of %v, channels last %v", batch.Images.DType(),
+							batch.Images.IsContiguous(tensor.ChannelsLast))
 					}
 					values, err := batch.Images.ToDType(torch.Float32).To(cuda.CPU).Float32s()
 					if err != nil {
@@ -94,13 +99,19 @@ func TestMismatchedFinishIsRejected(t *testing.T) {
 		finish        tensor.Finish
 		says          string
 	}{
-		{"no bytes", tensor.Spec{DType: tensor.Float32, Shape: []int64{4, 5, 3}}, tensor.Spec{Shape: []int64{3, 4, 5}}, tensor.Finish{}, "needs uint8 [H W C]"},
-		{"two dimensions", tensor.Spec{Shape: []int64{4, 5}}, tensor.Spec{Shape: []int64{4, 5}}, tensor.Finish{}, "needs uint8 [H W C]"},
-		{"another shape", tensor.Spec{Shape: []int64{4, 5, 3}}, tensor.Spec{Shape: []int64{3, 5, 4}}, tensor.Finish{}, "[3 4 5], not [3 5 4]"},
-		{"floats without a mean", tensor.Spec{Shape: []int64{4, 5, 3}}, tensor.Spec{DType: tensor.Float32, Shape: []int64{3, 4, 5}}, tensor.Finish{}, "float32 needs Mean and Std"},
+		{"no bytes", tensor.Spec{DType: tensor.Float32, Shape: []int64{4, 5, 3}},
+			tensor.Spec{Shape: []int64{3, 4, 5}}, tensor.Finish{}, "needs uint8 [H W C]"},
+		{"two dimensions", tensor.Spec{Shape: []int64{4, 5}}, tensor.Spec{Shape: []int64{4, 5}},
+			tensor.Finish{}, "needs uint8 [H W C]"},
+		{"another shape", tensor.Spec{Shape: []int64{4, 5, 3}}, tensor.Spec{Shape: []int64{3, 5, 4}},
+			tensor.Finish{}, "[3 4 5], not [3 5 4]"},
+		{"floats without a mean", tensor.Spec{Shape: []int64{4, 5, 3}},
+			tensor.Spec{DType: tensor.Float32, Shape: []int64{3, 4, 5}}, tensor.Finish{}, "float32 needs Mean and Std"},
 		{"two means", tensor.Spec{Shape: []int64{4, 5, 3}}, tensor.Spec{DType: tensor.Float32, Shape: []int64{3, 4, 5}},
-			tensor.Finish{Mean: make([]float32, 2), Std: make([]float32, 3)}, "2 values of Mean and 3 of Std for 3 channels"},
-		{"five channels", tensor.Spec{Shape: []int64{4, 5, 5}}, tensor.Spec{DType: tensor.Float32, Shape: []int64{5, 4, 5}},
+			tensor.Finish{Mean: make([]float32, 2), Std: make([]float32, 3)},
+			"2 values of Mean and 3 of Std for 3 channels"},
+		{"five channels", tensor.Spec{Shape: []int64{4, 5, 5}},
+			tensor.Spec{DType: tensor.Float32, Shape: []int64{5, 4, 5}},
 			tensor.Finish{Mean: make([]float32, 5), Std: make([]float32, 5)}, "5 channels: there are 1 to 4"},
 		{"integers", tensor.Spec{Shape: []int64{4, 5, 3}}, tensor.Spec{DType: tensor.Int64, Shape: []int64{3, 4, 5}},
 			tensor.Finish{Mean: make([]float32, 3), Std: make([]float32, 3)}, "bfloat16, not int64"},
@@ -114,7 +125,8 @@ func TestMismatchedFinishIsRejected(t *testing.T) {
 			}
 		})
 	}
-	if _, err := finishes(make([]tensor.Spec, 2), make([]tensor.Spec, 2), make([]tensor.Finish, 1), make([]bool, 2)); err == nil {
+	if _, err := finishes(make([]tensor.Spec, 2), make([]tensor.Spec, 2), make([]tensor.Finish, 1),
+		make([]bool, 2)); err == nil {
 		t.Error("finishes with one finish for two fields: got no error, want one")
 	}
 }

@@ -13,7 +13,8 @@ import (
 // batch every interval and holds ahead batches. The work of batches varies by up to spread.
 // simulateMixture returns the rows of each group that the workers decode at the end, the mean of
 // the second half, and the loop's waiting time in that half.
-func simulateMixture(m *mixture, work, planning, interval time.Duration, spread float64, batches, ahead int) (rows int, mean float64, waited time.Duration) {
+func simulateMixture(m *mixture, work, planning, interval time.Duration, spread float64, batches,
+	ahead int) (rows int, mean float64, waited time.Duration) {
 	m.begin(ahead)
 	random := rand.New(rand.NewPCG(1, 2))
 	start := time.Unix(0, 0)
@@ -62,7 +63,8 @@ func TestMixtureUsesTheWorkersTime(t *testing.T) {
 		{"batches that take different times", 48 * ms, 3 * ms, 15 * ms, 0.3, 14, 16},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, rows, waited := simulateMixture(newMixture(256), test.work, test.planning, test.interval, test.spread, 1000, 6)
+			_, rows, waited := simulateMixture(newMixture(256), test.work, test.planning, test.interval,
+				test.spread, 1000, 6)
 			if rows < test.min || rows > test.max {
 				t.Errorf("the workers decode %.1f of %d rows, and should %v to %v, want rows at least "+
 					"%v, rows at most %v", rows, decodeplan.Group, test.min, test.max, test.min, test.max)

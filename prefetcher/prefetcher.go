@@ -39,7 +39,8 @@ type Source interface {
 	//
 	// When ctx is done, or lend or deliver fails, Fill must stop its goroutines, wait for them and
 	// return, because the epoch ends only when Fill has returned.
-	Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error
+	Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error),
+		deliver func(n int, info any) error) error
 }
 
 // Describer is a Source whose fields need work on the device before the consumer gets them. It
@@ -193,7 +194,8 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	if o.Depth < 1 || o.HostSlots < 2 {
 		return nil, fmt.Errorf("Options.Depth is %d and Options.HostSlots %d: they must be at least 1 and 2", o.Depth, o.HostSlots)
 	}
-	cfg := ring.Config{Slots: o.Depth, Hosts: o.HostSlots, Batch: int(s.batch), Direct: o.Device == cuda.CPU && !s.anyWork()}
+	cfg := ring.Config{Slots: o.Depth, Hosts: o.HostSlots, Batch: int(s.batch),
+		Direct: o.Device == cuda.CPU && !s.anyWork()}
 	s.depth, s.hosts = cfg.Slots, cfg.HostSlots()
 	logger := o.Logger
 	if logger == nil {
@@ -219,8 +221,10 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	if err != nil {
 		return nil, err
 	}
-	p := &Prefetcher{handle: handle{made: origin.New("prefetcher")}, source: source, device: o.Device, slots: s, starved: idle, tracer: tracer, ring: r}
-	logger.Debug("prefetcher: open", "device", o.Device, "device_slots", s.depth, "host_slots", s.hosts, "batch", s.batch)
+	p := &Prefetcher{handle: handle{made: origin.New("prefetcher")}, source: source, device: o.Device,
+		slots: s, starved: idle, tracer: tracer, ring: r}
+	logger.Debug("prefetcher: open", "device", o.Device, "device_slots", s.depth, "host_slots", s.hosts,
+		"batch", s.batch)
 	made := p.handle.made
 	p.handle.cleanup = runtime.AddCleanup(p, func(r *ring.Ring[cuda.Stream, *cuda.Event]) {
 		made.Leaked()
@@ -465,11 +469,13 @@ func (s Stats) Stall() string {
 	case s.Batches < 2:
 		return "too few batches to say what the bottleneck is"
 	case wait > 0.02 && s.SourceWait > s.Elapsed/2:
-		return fmt.Sprintf("the copies are the bottleneck: the consumer waits for data %.0f %% of the time, and the loader for free slots: raise Options.Depth, or "+
+		return fmt.Sprintf("the copies are the bottleneck: the consumer waits for data %.0f %% of the "+
+			"time, and the loader for free slots: raise Options.Depth, or "+
 			"copy fewer bytes", 100*wait)
 	case wait > 0.02:
 		return fmt.Sprintf("the loader is the bottleneck: the consumer waits for data %.0f %% of the time", 100*wait)
 	default:
-		return fmt.Sprintf("the consumer is the bottleneck, as it should be: it waits for data %.1f %% of the time", 100*wait)
+		return fmt.Sprintf("the consumer is the bottleneck, as it should be: it waits for data %.1f %% "+
+			"of the time", 100*wait)
 	}
 }

@@ -23,7 +23,8 @@ type countingSource struct {
 	batches int
 }
 
-func (s *countingSource) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (s *countingSource) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	for b := range s.batches {
 		slot, err := lend(ctx)
 		if err != nil {
@@ -89,7 +90,8 @@ func (s *strained) compute(b *Batch) {
 
 func (s *strained) read(b *Batch) {
 	serial := b.Info.(int)
-	wrong := b.Images.MulScalar(255).AddScalar(-float64(serial % 251)).Abs().GtScalar(0.5).Sum().Add(b.Labels.NeScalar(float64(serial)).Sum())
+	wrong := b.Images.MulScalar(255).AddScalar(-float64(serial % 251)).Abs().GtScalar(0.5).Sum().Add(
+		b.Labels.NeScalar(float64(serial)).Sum())
 	if err := s.bad.Add_(wrong).Err(); err != nil {
 		s.t.Error(err)
 	}
@@ -186,7 +188,8 @@ func TestGPUStress(t *testing.T) {
 				if test.epochs == 5 && st.WaitShare() > 0.02 {
 					t.Errorf("the GPU waited for data %.1f %% of the time", 100*st.WaitShare())
 				}
-				t.Logf("%s; %+v on %v: %+v, copies at %.1f GB/s", st.Stall(), test.o, test.stream, st, float64(st.Bytes)/float64(st.CopyTime))
+				t.Logf("%s; %+v on %v: %+v, copies at %.1f GB/s", st.Stall(), test.o, test.stream, st,
+					float64(st.Bytes)/float64(st.CopyTime))
 				closeFeed(t, p)
 			})
 		})
@@ -254,14 +257,15 @@ func TestGPUConsumerWaitShowsSlowSource(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {
 		const pause = 5 * time.Millisecond
-		source := &floatSource{rawSource: rawSource{batch: 4, samples: 160, before: func(ctx context.Context, _ int) error {
-			select {
-			case <-time.After(pause):
-				return nil
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}}}
+		source := &floatSource{rawSource: rawSource{batch: 4, samples: 160,
+			before: func(ctx context.Context, _ int) error {
+				select {
+				case <-time.After(pause):
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}}}
 		p := newFeed(t, source, Options{})
 		defer closeFeed(t, p)
 		for b, err := range p.Epoch(t.Context(), 0) {
@@ -288,28 +292,29 @@ func TestRefusedEpochLeavesTheMeasurement(t *testing.T) {
 		defer s.mu.Unlock()
 		return s.events.used() - len(s.arrivals) - 2*len(s.pairs)
 	}
-	source := &floatSource{rawSource: rawSource{batch: 4, samples: 8, before: func(ctx context.Context, batch int) error {
-		if batch == 0 {
+	source := &floatSource{rawSource: rawSource{batch: 4, samples: 8,
+		before: func(ctx context.Context, batch int) error {
+			if batch == 0 {
+				return nil
+			}
+			ctx, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			for ends() == 0 {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				runtime.Gosched()
+			}
+			for _, err := range p.Epoch(ctx, 1) {
+				if !errors.Is(err, ErrRunning) {
+					t.Errorf("a second epoch: %v, want the error %v", err, ErrRunning)
+				}
+			}
+			if n := ends(); n != 1 {
+				t.Errorf("%d ends of turns after the second epoch, want 1", n)
+			}
 			return nil
-		}
-		ctx, cancel := context.WithTimeout(ctx, time.Minute)
-		defer cancel()
-		for ends() == 0 {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			runtime.Gosched()
-		}
-		for _, err := range p.Epoch(ctx, 1) {
-			if !errors.Is(err, ErrRunning) {
-				t.Errorf("a second epoch: %v, want the error %v", err, ErrRunning)
-			}
-		}
-		if n := ends(); n != 1 {
-			t.Errorf("%d ends of turns after the second epoch, want 1", n)
-		}
-		return nil
-	}}}
+		}}}
 	p = newFeed(t, source, Options{})
 	defer closeFeed(t, p)
 	for _, err := range p.Epoch(t.Context(), 0) {

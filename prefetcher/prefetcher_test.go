@@ -70,7 +70,8 @@ func nothingLeft(t *testing.T, fn func()) {
 	fn()
 	if !eventually(func() bool { return runtime.NumGoroutine() <= goroutines }) {
 		buf := make([]byte, 1<<20)
-		t.Errorf("%d goroutines before, %d after\n%s", goroutines, runtime.NumGoroutine(), buf[:runtime.Stack(buf, true)])
+		t.Errorf("%d goroutines before, %d after\n%s", goroutines, runtime.NumGoroutine(),
+			buf[:runtime.Stack(buf, true)])
 	}
 	if n := torch.LiveTensors(); n != tensors {
 		t.Errorf("%d tensors before, %d after", tensors, n)
@@ -145,7 +146,8 @@ func sources(batch, samples int) map[string]Source {
 func TestEpochs(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
 		for name, source := range sources(4, 30) {
-			for _, o := range []Options{{}, {Depth: 1, HostSlots: 2}, {Depth: 3, HostSlots: 2}, {Depth: 2, HostSlots: 6}} {
+			for _, o := range []Options{{}, {Depth: 1, HostSlots: 2}, {Depth: 3, HostSlots: 2},
+				{Depth: 2, HostSlots: 6}} {
 				t.Run(fmt.Sprintf("%s, depth %d, host slots %d", name, o.Depth, o.HostSlots), func(t *testing.T) {
 					o.Device = device
 					p := newFeed(t, source, o)
@@ -173,7 +175,8 @@ func TestEpochs(t *testing.T) {
 								}
 								addresses[b.Slot] = a
 							}
-							if tensors := b.Tensors(); len(tensors) != 2 || tensors[0] != b.Images || tensors[1] != b.Labels {
+							if tensors := b.Tensors(); len(tensors) != 2 || tensors[0] != b.Images ||
+								tensors[1] != b.Labels {
 								t.Errorf("Tensors() = %v, want the images and labels", tensors)
 							}
 							index++
@@ -188,7 +191,8 @@ func TestEpochs(t *testing.T) {
 					if device != cuda.CPU {
 						wantBytes = 3 * 30 * (side*side*3 + 8)
 					}
-					if s.Batches != int64(batches) || s.Images != 90 || s.Bytes != wantBytes || s.Elapsed <= 0 || s.ConsumerWait < s.FirstWait || s.Stall() == "" {
+					if s.Batches != int64(batches) || s.Images != 90 || s.Bytes != wantBytes ||
+						s.Elapsed <= 0 || s.ConsumerWait < s.FirstWait || s.Stall() == "" {
 						t.Errorf("Stats %+v", s)
 					}
 					closeFeed(t, p)
@@ -215,7 +219,8 @@ func TestChannelsLastField(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !b.Images.IsContiguous(torch.ChannelsLast) || !slices.Equal(b.Images.Shape(), []int64{int64(b.N), 3, side, side}) {
+			if !b.Images.IsContiguous(torch.ChannelsLast) ||
+				!slices.Equal(b.Images.Shape(), []int64{int64(b.N), 3, side, side}) {
 				t.Errorf("images %v", b.Images.Shape())
 			}
 			check(t, b, 2)
@@ -331,10 +336,11 @@ func TestCancel(t *testing.T) {
 		// The source waits for a slot: if the consumer does not return, it has filled all slots and
 		// waits in lend.
 		lending := make(chan int, 100)
-		source := &floatSource{rawSource: rawSource{batch: 4, samples: 400, before: func(_ context.Context, b int) error {
-			lending <- b
-			return nil
-		}}}
+		source := &floatSource{rawSource: rawSource{batch: 4, samples: 400,
+			before: func(_ context.Context, b int) error {
+				lending <- b
+				return nil
+			}}}
 		p := newFeed(t, source, Options{Device: device})
 		ctx, canceled, cancel := start()
 		run("in lend", p, ctx, canceled, func(b *Batch) {
@@ -346,14 +352,15 @@ func TestCancel(t *testing.T) {
 
 		// The source waits for its input.
 		waiting := make(chan struct{})
-		source = &floatSource{rawSource: rawSource{batch: 4, samples: 400, before: func(ctx context.Context, b int) error {
-			if b < 3 {
-				return nil
-			}
-			close(waiting)
-			<-ctx.Done()
-			return ctx.Err()
-		}}}
+		source = &floatSource{rawSource: rawSource{batch: 4, samples: 400,
+			before: func(ctx context.Context, b int) error {
+				if b < 3 {
+					return nil
+				}
+				close(waiting)
+				<-ctx.Done()
+				return ctx.Err()
+			}}}
 		p = newFeed(t, source, Options{Device: device})
 		ctx, canceled, cancel = start()
 		go func() {
@@ -422,10 +429,14 @@ func TestErrorsEndTheEpochInOrder(t *testing.T) {
 			is     error
 			seen   int
 		}{
-			{"source error", &floatSource{rawSource: rawSource{batch: 4, samples: 40, before: fails(5, func() error { return boom })}}, "boom", boom, 5},
-			{"first thing", &floatSource{rawSource: rawSource{batch: 4, samples: 40, before: fails(0, func() error { return boom })}}, "boom", boom, 0},
-			{"source panic", &floatSource{rawSource: rawSource{batch: 4, samples: 40, before: fails(2, func() error { panic("argh") })}}, "source panicked: argh", nil, 2},
-			{"source goexit", &floatSource{rawSource: rawSource{batch: 4, samples: 40, before: fails(2, func() error { runtime.Goexit(); return nil })}}, "Goexit", nil, 2},
+			{"source error", &floatSource{rawSource: rawSource{batch: 4, samples: 40,
+				before: fails(5, func() error { return boom })}}, "boom", boom, 5},
+			{"first thing", &floatSource{rawSource: rawSource{batch: 4, samples: 40,
+				before: fails(0, func() error { return boom })}}, "boom", boom, 0},
+			{"source panic", &floatSource{rawSource: rawSource{batch: 4, samples: 40,
+				before: fails(2, func() error { panic("argh") })}}, "source panicked: argh", nil, 2},
+			{"source goexit", &floatSource{rawSource: rawSource{batch: 4, samples: 40,
+				before: fails(2, func() error { runtime.Goexit(); return nil })}}, "Goexit", nil, 2},
 			{"finish error", &floatSource{rawSource: raw, finish: func() error {
 				if finishes++; finishes == 4 {
 					return boom
@@ -453,7 +464,8 @@ func TestErrorsEndTheEpochInOrder(t *testing.T) {
 						t.Errorf("got batch %d with the error %v, want a nil batch", b.Index, err)
 					}
 				}
-				if last == nil || !strings.Contains(last.Error(), test.want) || test.is != nil && !errors.Is(last, test.is) || seen != test.seen {
+				if last == nil || !strings.Contains(last.Error(), test.want) || test.is != nil &&
+					!errors.Is(last, test.is) || seen != test.seen {
 					t.Errorf("%d batches, %v", seen, last)
 				}
 				test.source.before = nil // a failed epoch must not affect the next
@@ -528,7 +540,8 @@ func TestMisuse(t *testing.T) {
 				}
 			}
 		}
-		if err := first.Images.AddInt(1).Err(); !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "batch 0 of epoch 0") {
+		if err := first.Images.AddInt(1).Err(); !errors.Is(err, ErrClosed) ||
+			!strings.Contains(err.Error(), "batch 0 of epoch 0") {
 			t.Errorf("a tensor used after its turn: %v, want the error %v with %q",
 				err, ErrClosed, "batch 0 of epoch 0")
 		}
@@ -561,7 +574,8 @@ func TestMisuse(t *testing.T) {
 	for _, test := range bad {
 		t.Run(test.name, func(t *testing.T) {
 			nothingLeft(t, func() {
-				if p, err := New(test.source, test.o); err == nil || !strings.Contains(err.Error(), test.want) || p != nil {
+				if p, err := New(test.source, test.o); err == nil ||
+					!strings.Contains(err.Error(), test.want) || p != nil {
 					t.Error(err)
 				}
 			})
@@ -628,7 +642,8 @@ func TestFieldsOfABatchAreClonedNotKept(t *testing.T) {
 				continue
 			}
 			for name, x := range map[string]*torch.Tensor{"a field": b.Images, "a view": b.Images.Narrow(0, 1, 1)} {
-				if err := x.Keep().Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "Clone") {
+				if err := x.Keep().Err(); !errors.Is(err, cuda.ErrInvalidArgument) ||
+					!strings.Contains(err.Error(), "Clone") {
 					t.Errorf("Keep of %s: %v, want ErrInvalidArgument that says Clone", name, err)
 				}
 			}

@@ -12,7 +12,8 @@ func TestStrings(t *testing.T) {
 		want  string
 	}{
 		{(*Prefetcher)(nil), "no prefetcher"},
-		{&Prefetcher{device: 1, slots: &slots{layout: layout{batch: 256}, depth: 2}}, "prefetcher on cuda:1 with 2 slots of 256 samples"},
+		{&Prefetcher{device: 1, slots: &slots{layout: layout{batch: 256}, depth: 2}},
+			"prefetcher on cuda:1 with 2 slots of 256 samples"},
 		{(*Batch)(nil), "no batch"},
 		{&Batch{N: 256, Epoch: 0, Index: 3, Slot: 1}, "batch 3 of epoch 0: 256 samples in slot 1"},
 		{Stats{Batches: 40, Images: 10240, Bytes: 1470 << 20, CopyTime: 31 * time.Millisecond, HostWait: time.Second},

@@ -56,7 +56,8 @@ func TestSanitizerFindsBatchesOfOtherStreams(t *testing.T) {
 				if f.Kind.Note() {
 					continue
 				}
-				if strings.HasPrefix(f.Missing, "batch.Use(") && strings.HasSuffix(f.Where.File, "sanitizer_gpu_test.go") {
+				if strings.HasPrefix(f.Missing, "batch.Use(") &&
+					strings.HasSuffix(f.Where.File, "sanitizer_gpu_test.go") {
 					named++
 				}
 				if !c.missing {

@@ -37,10 +37,12 @@ func (s *rawSource) BatchSize() int { return s.batch }
 
 func (s *rawSource) Fields() []torch.Spec {
 	n := int64(s.size())
-	return []torch.Spec{{Name: "images", DType: torch.Uint8, Shape: []int64{n, n, 3}}, {Name: "labels", DType: torch.Int64}}
+	return []torch.Spec{{Name: "images", DType: torch.Uint8, Shape: []int64{n, n, 3}},
+		{Name: "labels", DType: torch.Int64}}
 }
 
-func (s *rawSource) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (s *rawSource) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	batches := (s.samples + s.batch - 1) / s.batch
@@ -107,7 +109,8 @@ type floatSource struct {
 
 func (s *floatSource) Outputs() []torch.Spec {
 	n := int64(s.size())
-	return []torch.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{3, n, n}, MemoryFormat: torch.ChannelsLast}, {Name: "labels", DType: torch.Int64}}
+	return []torch.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{3, n, n},
+		MemoryFormat: torch.ChannelsLast}, {Name: "labels", DType: torch.Int64}}
 }
 
 func (s *floatSource) Finish(dst, src []*torch.Tensor) error {

@@ -36,7 +36,8 @@ func newTracer(w trace.Window, logger *slog.Logger) (*tracer, error) {
 		return nil, err
 	}
 	if err := writable(w.File); err != nil {
-		return nil, fmt.Errorf("the recording that Options.Trace or %s requests cannot be written: %w", trace.Environment, err)
+		return nil, fmt.Errorf("the recording that Options.Trace or %s requests cannot be written: %w",
+			trace.Environment, err)
 	}
 	first, end := w.Turns()
 	return &tracer{window: w, first: first, end: end, logger: logger}, nil
@@ -172,7 +173,8 @@ func (t *tracer) close() error {
 	defer t.mu.Unlock()
 	if !t.over {
 		t.over = true
-		t.fail(fmt.Errorf("nothing was recorded to %s: batch %d of epoch %d did not come", t.window.File, t.first, t.window.Epoch))
+		t.fail(fmt.Errorf("nothing was recorded to %s: batch %d of epoch %d did not come", t.window.File,
+			t.first, t.window.Epoch))
 	}
 	err := t.failed
 	t.failed = nil

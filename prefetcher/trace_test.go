@@ -126,7 +126,8 @@ func TestTraceErrorIsReturnedByClose(t *testing.T) {
 		window trace.Window
 		want   string
 	}{
-		"no such batch":    {trace.Window{File: filepath.Join(t.TempDir(), "a.svg"), First: 100}, "nothing was recorded"},
+		"no such batch": {trace.Window{File: filepath.Join(t.TempDir(), "a.svg"), First: 100},
+			"nothing was recorded"},
 		"a removed folder": {trace.Window{File: filepath.Join(dir, "a.svg")}, "no such file or directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -171,8 +172,10 @@ func TestNewRefusesUnwritableTraceFile(t *testing.T) {
 				}
 				c.want = "is a directory"
 			}
-			_, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: trace.Window{File: c.file}})
-			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Base(c.file)) {
+			_, err := New(&rawSource{batch: 4, samples: 32},
+				Options{Device: cuda.CPU, Trace: trace.Window{File: c.file}})
+			if err == nil || !strings.Contains(err.Error(), c.want) ||
+				!strings.Contains(err.Error(), filepath.Base(c.file)) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
@@ -182,7 +185,8 @@ func TestNewRefusesUnwritableTraceFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte("<svg>last week's"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: trace.Window{File: file, First: 100}})
+	p, err := New(&rawSource{batch: 4, samples: 32},
+		Options{Device: cuda.CPU, Trace: trace.Window{File: file, First: 100}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +244,8 @@ func TestEnvironmentStartsTrace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if names := recorded(t, first, file, 0, -1); !slices.Contains(names, "batch 2") || slices.Contains(names, "batch 3") {
+	if names := recorded(t, first, file, 0, -1); !slices.Contains(names, "batch 2") ||
+		slices.Contains(names, "batch 3") {
 		t.Errorf("recorded %v", names)
 	}
 	for _, p := range []*Prefetcher{first, second} {

@@ -18,9 +18,11 @@ import (
 
 // The memory of a unit. Images that do not fit are decoded on the host.
 const (
-	maxPlanned   = 256       // images of a call
-	plansBytes   = 32 << 20  // plans, which contain the compressed data
-	scratchBytes = 256 << 20 // coefficients, samples and columns of the largest plan (kMaxPlanScratch of cshim/src/jpeg/plan.h)
+	maxPlanned = 256      // images of a call
+	plansBytes = 32 << 20 // plans, which contain the compressed data
+	// coefficients, samples and columns of the largest plan (kMaxPlanScratch of
+	// cshim/src/jpeg/plan.h)
+	scratchBytes = 256 << 20
 )
 
 // units are the GPU's decoders. A call of Batch holds one unit until the GPU has decoded.
@@ -362,7 +364,8 @@ func (d *Decoder) decodeThere(ctx context.Context, scope *torch.Scope, images []
 }
 
 // decodeRest decodes the rows that are not in good on the host.
-func (d *Decoder) decodeRest(ctx context.Context, host *torch.Tensor, good []int, images [][]byte) (faults decode.Errors, err error) {
+func (d *Decoder) decodeRest(ctx context.Context, host *torch.Tensor, good []int,
+	images [][]byte) (faults decode.Errors, err error) {
 	memory, err := host.Bytes()
 	if err != nil {
 		return nil, fmt.Errorf("serve: %w", err)

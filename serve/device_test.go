@@ -127,7 +127,8 @@ func TestDeviceDecodesAsHost(t *testing.T) {
 				got, gotErr := d.Batch(t.Context(), scope, images...)
 				same(t, "all images", got, want, gotErr, wantErr)
 				st := d.Stats()
-				if decoded := st.Decoded > int64(len(images)/2); decoded != c.device || c.device && (st.DecodedAgain == 0 || st.DecodedAgain == st.Decoded) {
+				if decoded := st.Decoded > int64(len(images)/2); decoded != c.device || c.device &&
+					(st.DecodedAgain == 0 || st.DecodedAgain == st.Decoded) {
 					t.Errorf("%+v", st)
 				}
 				if st.DeviceBytes < 256<<20 || st.PinnedBytes < 32<<20 || plain.Stats() != (serve.Stats{}) {
@@ -162,7 +163,8 @@ func TestDeviceFaultInLastGoodImageIsAnError(t *testing.T) {
 		} {
 			x, err := d.Batch(t.Context(), nil, c.images...)
 			var faults decode.Errors
-			if !errors.As(err, &faults) || len(faults) != len(c.faults) || (x == nil) != (len(faults) == len(c.images)) {
+			if !errors.As(err, &faults) || len(faults) != len(c.faults) ||
+				(x == nil) != (len(faults) == len(c.images)) {
 				t.Fatalf("%v, %v", x, err)
 			}
 			for i, f := range faults {
@@ -280,11 +282,13 @@ func TestStatsAfterClose(t *testing.T) {
 		if err := d.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if st := d.Stats(); st.DeviceBytes != before.DeviceBytes/2 || st.PinnedBytes != before.PinnedBytes/2 || st.DeviceBytes == 0 {
+		if st := d.Stats(); st.DeviceBytes != before.DeviceBytes/2 ||
+			st.PinnedBytes != before.PinnedBytes/2 || st.DeviceBytes == 0 {
 			t.Errorf("%v: %+v while a call has one of two units, %+v before", device, st, before)
 		}
 		release()
-		if st := d.Stats(); st != (serve.Stats{Decoded: before.Decoded, DecodedAgain: before.DecodedAgain}) || st.Decoded < int64(len(images)) {
+		if st := d.Stats(); st != (serve.Stats{Decoded: before.Decoded,
+			DecodedAgain: before.DecodedAgain}) || st.Decoded < int64(len(images)) {
 			t.Errorf("%v: %+v, %+v before", device, st, before)
 		}
 	}
@@ -294,7 +298,8 @@ func TestStatsAfterClose(t *testing.T) {
 // its own images. Close runs at the same time.
 func TestConcurrentDeviceCallsTakeTurns(t *testing.T) {
 	images := photos(t)
-	o := serve.Options{Device: devices()[len(devices())-1], Concurrent: 2, Decode: decode.Options{Transform: transform.Eval(40, 32)}}
+	o := serve.Options{Device: devices()[len(devices())-1], Concurrent: 2,
+		Decode: decode.Options{Transform: transform.Eval(40, 32)}}
 	plain, d := newDecoder(t, o), newUnitDecoder(t, o)
 	want := valuesOf(t, plain, images)
 	var all sync.WaitGroup

@@ -25,7 +25,8 @@ func ExampleDecoder_Batch() {
 		log.Fatal(err)
 	}
 	defer d.Close()
-	net := nn.NewSequential(nn.NewConv2d(3, 8, 7, nn.Conv2dOptions{Stride: 4}), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
+	net := nn.NewSequential(nn.NewConv2d(3, 8, 7, nn.Conv2dOptions{Stride: 4}), nn.NewAdaptiveAvgPool2d(1),
+		nn.NewFlatten(),
 		nn.NewLinear(8, 10, nn.LinearOptions{}))
 	upload, err := os.ReadFile("../cshim/test/data/420.jpg")
 	if err != nil {
@@ -46,7 +47,8 @@ func ExampleDecoder_Batch() {
 // A request of several files, one of which is not a photograph. A GPU decodes them if there is one.
 func ExampleOptions() {
 	gpu := cuda.DeviceCount() > 0
-	d, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: transform.Eval(256, 224)}, OnDevice: gpu})
+	d, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: transform.Eval(256, 224)},
+		OnDevice: gpu})
 	if err != nil {
 		log.Fatal(err)
 	}

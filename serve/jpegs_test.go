@@ -36,11 +36,15 @@ const (
 // jpegKinds names the files of testdata/jpegs by route. The tests compare the list with the folder.
 var jpegKinds = map[jpegRoute][]string{
 	onDevice: {
-		"444", "422", "420", "411", "440", "410", "luma-1x4", "luma-3x1", "luma-1x3", "all-2x1", "chroma-2x1-of-2x2", "chroma-larger", "chroma-differs",
-		"420-odd-size", "422-odd-size", "extended-sequential", "optimised-codes", "restart-each-mcu", "restart-each-row", "grey", "grey-2x2",
+		"444", "422", "420", "411", "440", "410", "luma-1x4", "luma-3x1", "luma-1x3", "all-2x1",
+		"chroma-2x1-of-2x2", "chroma-larger", "chroma-differs",
+		"420-odd-size", "422-odd-size", "extended-sequential", "optimised-codes", "restart-each-mcu",
+		"restart-each-row", "grey", "grey-2x2",
 		"rgb-adobe-0", "rgb-adobe-0-ids-1-2-3", "rgb-ids", "rgb-ids-420", "rgb-adobe-0-third-smaller",
-		"jfif-adobe-0", "jfif-adobe-1", "jfif-ids-r-g-b", "adobe-1", "adobe-1-ids-r-g-b", "adobe-before-jfif", "no-app", "no-app-ids-0-1-2",
-		"orientation-1", "orientation-2", "orientation-3", "orientation-4", "orientation-5", "orientation-6", "orientation-7", "orientation-8",
+		"jfif-adobe-0", "jfif-adobe-1", "jfif-ids-r-g-b", "adobe-1", "adobe-1-ids-r-g-b",
+		"adobe-before-jfif", "no-app", "no-app-ids-0-1-2",
+		"orientation-1", "orientation-2", "orientation-3", "orientation-4", "orientation-5",
+		"orientation-6", "orientation-7", "orientation-8",
 		"no-huffman-tables", "two-pictures",
 	},
 	onHost:  {"three-scans", "two-scans", "arithmetic", "adobe-2", "cmyk-adobe", "cmyk", "ycck-adobe"},
@@ -132,7 +136,8 @@ func TestDeviceJPEGsEqualHost(t *testing.T) {
 	t.Run("prefetcher", func(t *testing.T) {
 		device := cudatest.RequireGPUs(t, 1)[0]
 		for route, names := range jpegKinds {
-			t.Run(fmt.Sprintf("route %d", route), func(t *testing.T) { prefetchesJPEGs(t, device, route, jpegFiles(t, names)) })
+			t.Run(fmt.Sprintf("route %d", route),
+				func(t *testing.T) { prefetchesJPEGs(t, device, route, jpegFiles(t, names)) })
 		}
 	})
 }
@@ -184,7 +189,8 @@ func prefetchesJPEGs(t *testing.T, device cuda.Device, route jpegRoute, files []
 		members = append(members, jpegFiles(t, []string{"arithmetic"})...)
 	}
 	for _, f := range members {
-		if err := w.WriteHeader(&tar.Header{Name: "set/a/" + f.name + ".jpg", Mode: 0o644, Size: int64(len(f.data))}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: "set/a/" + f.name + ".jpg", Mode: 0o644,
+			Size: int64(len(f.data))}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.Write(f.data); err != nil {
@@ -211,7 +217,8 @@ func prefetchesJPEGs(t *testing.T, device cuda.Device, route jpegRoute, files []
 		t.Errorf("%d bytes of two epochs differ from the host's %d", len(got), len(host))
 	}
 	if st.Decoded != 2*onIt || st.DecodedAgain != 0 {
-		t.Errorf("the device got %d images in two epochs and handed %d back, want %d and 0", st.Decoded, st.DecodedAgain, 2*onIt)
+		t.Errorf("the device got %d images in two epochs and handed %d back, want %d and 0", st.Decoded,
+			st.DecodedAgain, 2*onIt)
 	}
 }
 
@@ -219,7 +226,8 @@ func prefetchesJPEGs(t *testing.T, device cuda.Device, route jpegRoute, files []
 func jpegEpochs(t *testing.T, path string, o prefetcher.Options, bad int64) (pixels []byte, st prefetcher.Stats) {
 	t.Helper()
 	l, err := imageloader.Open(path, imageloader.Options{
-		Transform: wholeJPEG(128), BatchSize: 8, BadSamples: imageloader.Skip, IndexFile: filepath.Join(t.TempDir(), "index"),
+		Transform: wholeJPEG(128), BatchSize: 8, BadSamples: imageloader.Skip,
+		IndexFile: filepath.Join(t.TempDir(), "index"),
 	})
 	if err != nil {
 		t.Fatal(err)

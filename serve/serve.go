@@ -69,7 +69,8 @@ type Decoder struct {
 // GPU does not exist, the error is [cuda.ErrNoDevice].
 func NewDecoder(o Options) (*Decoder, error) {
 	if o.Decode.Planar {
-		return nil, errors.New("serve: Options.Decode: Planar is for pixels on the host, and a tensor's layout is Transform.Contiguous: leave it out")
+		return nil, errors.New("serve: Options.Decode: Planar is for pixels on the host, and a tensor's " +
+			"layout is Transform.Contiguous: leave it out")
 	}
 	if o.Device == 0 && cuda.DeviceCount() == 0 {
 		o.Device = cuda.CPU
@@ -81,7 +82,8 @@ func NewDecoder(o Options) (*Decoder, error) {
 	case o.Concurrent < 0 || o.Concurrent > maxConcurrent:
 		return nil, fmt.Errorf("serve: Options.Concurrent is %d, not in 1 to %d", o.Concurrent, maxConcurrent)
 	case o.OnDevice && o.Device == cuda.CPU:
-		return nil, fmt.Errorf("serve: Options.OnDevice: the device is the CPU: leave OnDevice out, and the host decodes: %w", cuda.ErrNoDevice)
+		return nil, fmt.Errorf("serve: Options.OnDevice: the device is the CPU: leave OnDevice out, and "+
+			"the host decodes: %w", cuda.ErrNoDevice)
 	}
 	d, err := decode.New(o.Decode)
 	if err != nil {

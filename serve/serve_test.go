@@ -105,10 +105,12 @@ func TestBatchEqualsPrefetcher(t *testing.T) {
 	half := transform.Train(48)
 	half.DType, half.Contiguous = torch.BFloat16, true
 	plain := transform.Transform{Resize: 40, Size: 32, Bytes: true}
-	for name, c := range map[string]transform.Transform{"float32": transform.Eval(40, 32), "bfloat16, contiguous": half, "bytes": plain} {
+	for name, c := range map[string]transform.Transform{"float32": transform.Eval(40, 32),
+		"bfloat16, contiguous": half, "bytes": plain} {
 		for _, device := range devices() {
 			t.Run(name+" on "+device.String(), func(t *testing.T) {
-				l, err := imageloader.Open(archive, imageloader.Options{Transform: c, Seed: 3, BatchSize: len(images), NoIndex: true})
+				l, err := imageloader.Open(archive,
+					imageloader.Options{Transform: c, Seed: 3, BatchSize: len(images), NoIndex: true})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -131,8 +133,10 @@ func TestBatchEqualsPrefetcher(t *testing.T) {
 					if c.Contiguous {
 						format = torch.Contiguous
 					}
-					if x.DType() != b.Images.DType() || !slices.Equal(x.Shape(), b.Images.Shape()) || !x.IsContiguous(format) || x.Device() != device {
-						t.Errorf("%v %v on %v, want %v %v", x.DType(), x.Shape(), x.Device(), b.Images.DType(), b.Images.Shape())
+					if x.DType() != b.Images.DType() || !slices.Equal(x.Shape(), b.Images.Shape()) ||
+						!x.IsContiguous(format) || x.Device() != device {
+						t.Errorf("%v %v on %v, want %v %v", x.DType(), x.Shape(), x.Device(),
+							b.Images.DType(), b.Images.Shape())
 					}
 					if n := different(contents(t, x), contents(t, b.Images)); n != 0 {
 						t.Errorf("%d bytes of the batch differ from the prefetcher's, want 0", n)
@@ -150,7 +154,8 @@ func TestFaultsLeaveTheOtherRows(t *testing.T) {
 	for _, device := range devices() {
 		scope := torch.NewScope("test")
 		defer scope.Close()
-		d := newDecoder(t, serve.Options{Decode: decode.Options{Transform: transform.Transform{Size: 16, Bytes: true}}, Device: device})
+		d := newDecoder(t, serve.Options{Decode: decode.Options{Transform: transform.Transform{Size: 16,
+			Bytes: true}}, Device: device})
 		want, err := d.Batch(t.Context(), scope, images...)
 		if err != nil {
 			t.Fatal(err)
@@ -167,7 +172,8 @@ func TestFaultsLeaveTheOtherRows(t *testing.T) {
 			t.Errorf("%d bytes of a batch with a bad image differ from good rows and zeros, want 0", n)
 		}
 		for _, uploads := range [][][]byte{{nil}, {[]byte("text"), images[0][:100]}} {
-			if x, err := d.Batch(t.Context(), scope, uploads...); x != nil || !errors.As(err, &faults) || len(faults) != len(uploads) {
+			if x, err := d.Batch(t.Context(), scope, uploads...); x != nil || !errors.As(err, &faults) ||
+				len(faults) != len(uploads) {
 				t.Errorf("%v, %v, len(faults) %v, want x = nil, an error of type decode.Errors, "+
 					"len(faults) = %v", x, err, len(faults), len(uploads))
 			}

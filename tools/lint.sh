@@ -31,8 +31,8 @@ python3 tools/lint/go_layers.py || fail "imports of the Go packages are out of o
 check "references between the files of imageloader"
 python3 tools/lint/file_order.py || fail "the files of imageloader are no ladder"
 
-check "width of Go comments"
-python3 tools/lint/comment_width.py || fail "comments above are wider than 100 columns"
+check "width of lines in Go"
+python3 tools/lint/line_width.py || fail "lines above are too wide"
 
 check "phrases that make comments hard to read"
 python3 tools/lint/voice.py || fail "comments above have more such phrases than tools/lint/voice_budgets.txt allows"

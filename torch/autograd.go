@@ -65,7 +65,8 @@ func Gradients(scope *Scope, leaves ...*Tensor) ([]*Tensor, error) {
 		return nil, opError("Gradients", nil, invalid("the scope is nil, or was not made by NewScope"))
 	}
 	found := make([]*capi.Tensor, len(leaves))
-	if err := with("Gradients", leaves, func(cs []*capi.Tensor) error { return capi.LeafGrads(cs, found) }); err != nil {
+	if err := with("Gradients", leaves,
+		func(cs []*capi.Tensor) error { return capi.LeafGrads(cs, found) }); err != nil {
 		return nil, err
 	}
 	gradients := make([]*Tensor, len(leaves))
@@ -156,7 +157,8 @@ func with(op string, tensors []*Tensor, fn func([]*capi.Tensor) error) error {
 // nothing on the device and does not wait.
 func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 	pair := [2]*Tensor{dst, src}
-	return with("NormalizeImages", pair[:], func(c []*capi.Tensor) error { return capi.NormalizeImages(c[0], c[1], mean, std) })
+	return with("NormalizeImages", pair[:],
+		func(c []*capi.Tensor) error { return capi.NormalizeImages(c[0], c[1], mean, std) })
 }
 
 // CopyBatch enqueues one step of a prefetcher on the stream in one call: it waits for after, copies
@@ -215,7 +217,8 @@ func GeneratorState(device cuda.Device) (*Tensor, error) {
 // SetGeneratorState replaces the state of a device's default random generator. Operators then draw
 // the numbers that followed when [GeneratorState] was called. It copies the state.
 func SetGeneratorState(device cuda.Device, state *Tensor) error {
-	return state.use("SetGeneratorState", func(c *capi.Tensor) error { return capi.SetGeneratorState(int32(device), c) })
+	return state.use("SetGeneratorState",
+		func(c *capi.Tensor) error { return capi.SetGeneratorState(int32(device), c) })
 }
 
 // SetNumThreads sets the number of threads, 1 to 65536, that LibTorch uses inside one operator on

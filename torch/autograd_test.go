@@ -37,7 +37,8 @@ func TestCopyBatchAndNormalizeOnTheGPU(t *testing.T) {
 	}
 	dev, err := torch.Empty(gpu, torch.Uint8, 2, 4, 4, 3)
 	must(t, dev, err)
-	out, err := torch.EmptySpec(gpu, torch.Spec{DType: torch.Float32, Shape: []int64{3, 4, 4}, MemoryFormat: torch.ChannelsLast}, 2)
+	out, err := torch.EmptySpec(gpu,
+		torch.Spec{DType: torch.Float32, Shape: []int64{3, 4, 4}, MemoryFormat: torch.ChannelsLast}, 2)
 	must(t, out, err)
 	// The default stream, which allocated both, may still have work on their memory.
 	if err := stream.Wait(cuda.DefaultStream(gpu)); err != nil {
@@ -71,7 +72,8 @@ func TestCopyBatchAndNormalizeOnTheGPU(t *testing.T) {
 				for i := range 16 {
 					want := float32(byte(round+n*48+i*3+c)) / 255
 					if d := got[n*48+c*16+i] - want; d > 1e-6 || d < -1e-6 {
-						t.Fatalf("round %d: image %d channel %d pixel %d: %v, want %v", round, n, c, i, got[n*48+c*16+i], want)
+						t.Fatalf("round %d: image %d channel %d pixel %d: %v, want %v", round, n, c, i,
+							got[n*48+c*16+i], want)
 					}
 				}
 			}
@@ -79,7 +81,8 @@ func TestCopyBatchAndNormalizeOnTheGPU(t *testing.T) {
 	}
 	pageable, err := torch.Zeros(cuda.CPU, torch.Uint8, 2, 4, 4, 3)
 	must(t, pageable, err)
-	if err := torch.CopyBatch(stream, nil, []*torch.Tensor{dev}, []*torch.Tensor{pageable}, ready); !errors.Is(err, cuda.ErrInvalidArgument) {
+	if err := torch.CopyBatch(stream, nil, []*torch.Tensor{dev}, []*torch.Tensor{pageable},
+		ready); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Errorf("pageable memory: got %v, want ErrInvalidArgument", err)
 	}
 }
@@ -201,7 +204,8 @@ func TestNoGradTravelsWithTheData(t *testing.T) {
 	marked := x.NoGrad()
 	y := marked.Linear(w, b)
 	for name, z := range map[string]*torch.Tensor{
-		"result": y, "result's result": y.Mul(w), "list": torch.Cat([]*torch.Tensor{b, y.Reshape(2)}, 0), "kept": y.Keep(), "parameter": w.NoGrad(),
+		"result": y, "result's result": y.Mul(w), "list": torch.Cat([]*torch.Tensor{b, y.Reshape(2)}, 0),
+		"kept": y.Keep(), "parameter": w.NoGrad(),
 		"both results": func() *torch.Tensor { v, _ := y.Add(b).MaxDim(1, false); return v.Add(w) }(),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -292,7 +296,8 @@ func TestNormalizeImages(t *testing.T) {
 	mean, std := []float32{0, 0.2, 0.4}, []float32{1, 0.5, 0.25}
 	for _, f := range []torch.MemoryFormat{torch.Contiguous, torch.ChannelsLast} {
 		t.Run(fmt.Sprintf("format=%d", f), func(t *testing.T) {
-			dst, err := torch.EmptySpec(cuda.CPU, torch.Spec{DType: torch.Float32, Shape: []int64{3, 1, 2}, MemoryFormat: f}, 1)
+			dst, err := torch.EmptySpec(cuda.CPU,
+				torch.Spec{DType: torch.Float32, Shape: []int64{3, 1, 2}, MemoryFormat: f}, 1)
 			must(t, dst, err)
 			if err := torch.NormalizeImages(dst, src, mean, std); err != nil {
 				t.Fatal(err)

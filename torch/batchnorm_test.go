@@ -46,7 +46,8 @@ func (b batchNorm) operands(t testing.TB, device cuda.Device) operands {
 }
 
 // place makes operands of noise, which is given by its standard deviation, mean and shape.
-func (b batchNorm) place(t testing.TB, device cuda.Device, noise func(scale, shift float64, shape ...int64) *torch.Tensor) operands {
+func (b batchNorm) place(t testing.TB, device cuda.Device,
+	noise func(scale, shift float64, shape ...int64) *torch.Tensor) operands {
 	t.Helper()
 	placed := func(x *torch.Tensor, requires bool) *torch.Tensor {
 		moved := x.To(device)
@@ -89,7 +90,8 @@ func (o operands) composed() *torch.Tensor {
 }
 
 // results are the values after a pass forward and backward, by name.
-func (b batchNorm) results(t testing.TB, device cuda.Device, forward func(operands) *torch.Tensor) map[string][]float64 {
+func (b batchNorm) results(t testing.TB, device cuda.Device,
+	forward func(operands) *torch.Tensor) map[string][]float64 {
 	t.Helper()
 	o := b.operands(t, device)
 	y := forward(o)
@@ -115,7 +117,8 @@ func (b batchNorm) results(t testing.TB, device cuda.Device, forward func(operan
 	add("running mean", o.mean)
 	add("running variance", o.variance)
 	add("gradient of y", o.gradient)
-	for name, x := range map[string]*torch.Tensor{"x": o.x, "weight": o.weight, "bias": o.bias, "residual": o.residual} {
+	for name, x := range map[string]*torch.Tensor{"x": o.x, "weight": o.weight, "bias": o.bias,
+		"residual": o.residual} {
 		if x != nil {
 			g := x.Grad()
 			add("gradient of "+name, g)
@@ -204,7 +207,8 @@ func near(t *testing.T, name string, got, want []float64, relative float64, wher
 	}
 	for i, w := range want {
 		if where(i) && !(math.Abs(got[i]-w) <= relative*(math.Abs(w)+size/16)) {
-			t.Errorf("%s[%d] is %v, want %v: relative %v of them, the largest is %v", name, i, got[i], w, relative, size)
+			t.Errorf("%s[%d] is %v, want %v: relative %v of them, the largest is %v", name, i, got[i], w,
+				relative, size)
 			return
 		}
 	}
@@ -216,7 +220,8 @@ func TestGPUBatchNormReLUEqualsOperators(t *testing.T) {
 		b.format = torch.ChannelsLast
 		t.Run(b.String(), func(t *testing.T) {
 			got, want := b.results(t, gpu, operands.fused), b.results(t, gpu, operands.composed)
-			relative := map[torch.DType]float64{torch.Float32: 1e-4, torch.Float16: 1.0 / 256, torch.BFloat16: 1.0 / 64}[b.dtype]
+			relative := map[torch.DType]float64{torch.Float32: 1e-4, torch.Float16: 1.0 / 256,
+				torch.BFloat16: 1.0 / 64}[b.dtype]
 			everywhere := func(int) bool { return true }
 			near(t, "y", got["y"], want["y"], relative, everywhere)
 			different := 0
@@ -226,7 +231,8 @@ func TestGPUBatchNormReLUEqualsOperators(t *testing.T) {
 				}
 			}
 			if b.dtype != torch.Float32 && different*50 > len(want["y"]) {
-				t.Errorf("%d of %d values of y differ, want 2 %% at most: only the statistics may", different, len(want["y"]))
+				t.Errorf("%d of %d values of y differ, want 2 %% at most: only the statistics may",
+					different, len(want["y"]))
 			}
 			for _, name := range []string{"running mean", "running variance", "gradient of y"} {
 				near(t, name, got[name], want[name], 1e-5, everywhere)
@@ -249,7 +255,8 @@ func TestGPUBatchNormReLUEqualsOperators(t *testing.T) {
 	for _, b := range otherCases {
 		t.Run(b.String(), func(t *testing.T) {
 			got, want := b.results(t, gpu, operands.fused), b.results(t, gpu, operands.composed)
-			relative := map[torch.DType]float64{torch.Float64: 1e-9, torch.Float32: 1e-5, torch.BFloat16: 1.0 / 64}[b.dtype]
+			relative := map[torch.DType]float64{torch.Float64: 1e-9, torch.Float32: 1e-5,
+				torch.BFloat16: 1.0 / 64}[b.dtype]
 			for name, w := range want {
 				near(t, name, got[name], w, relative, func(int) bool { return true })
 			}
@@ -259,7 +266,8 @@ func TestGPUBatchNormReLUEqualsOperators(t *testing.T) {
 
 // all are the operands that there are.
 func (o operands) all() []*torch.Tensor {
-	return slices.DeleteFunc([]*torch.Tensor{o.x, o.weight, o.bias, o.mean, o.variance, o.residual}, func(t *torch.Tensor) bool { return t == nil })
+	return slices.DeleteFunc([]*torch.Tensor{o.x, o.weight, o.bias, o.mean, o.variance, o.residual},
+		func(t *torch.Tensor) bool { return t == nil })
 }
 
 // captured returns a graph of passes with the same operands.
@@ -374,7 +382,8 @@ func TestBatchNormReLUOverwritesItsGradient(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	const size = 4 << 20 // bytes of x
 	for _, residual := range []bool{false, true} {
-		b := batchNorm{shape: [4]int64{8, 64, 64, 64}, dtype: torch.BFloat16, format: torch.ChannelsLast, residual: residual, bare: true}
+		b := batchNorm{shape: [4]int64{8, 64, 64, 64}, dtype: torch.BFloat16, format: torch.ChannelsLast,
+			residual: residual, bare: true}
 		t.Run(b.String(), func(t *testing.T) {
 			o := b.operands(t, gpu)
 			y := must(t, o.fused(), nil)
@@ -405,12 +414,14 @@ func TestBatchNormReLUOverwritesItsGradient(t *testing.T) {
 func TestGPUBatchNormReLUGradientsOfGradients(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	for _, residual := range []bool{false, true} {
-		b := batchNorm{shape: [4]int64{4, 8, 5, 5}, dtype: torch.Float32, format: torch.ChannelsLast, residual: residual}
+		b := batchNorm{shape: [4]int64{4, 8, 5, 5}, dtype: torch.Float32, format: torch.ChannelsLast,
+			residual: residual}
 		t.Run(b.String(), func(t *testing.T) {
 			of := func(forward func(operands) *torch.Tensor) []float64 {
 				o := b.operands(t, gpu)
 				y := must(t, forward(o), nil)
-				grads, err := torch.Grad([]*torch.Tensor{y.Square().Sum()}, []*torch.Tensor{o.x}, torch.GradOptions{CreateGraph: true})
+				grads, err := torch.Grad([]*torch.Tensor{y.Square().Sum()}, []*torch.Tensor{o.x},
+					torch.GradOptions{CreateGraph: true})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -441,13 +452,15 @@ func TestBatchNormReLUChecksItsWeight(t *testing.T) {
 		if w := o.weight.NoGrad().MulScalar_(2); w.Err() != nil {
 			t.Fatal(w.Err())
 		}
-		_, err := torch.Grad([]*torch.Tensor{y.Sum()}, []*torch.Tensor{o.x}, torch.GradOptions{CreateGraph: createGraph})
+		_, err := torch.Grad([]*torch.Tensor{y.Sum()}, []*torch.Tensor{o.x},
+			torch.GradOptions{CreateGraph: createGraph})
 		if (err != nil) != createGraph {
 			t.Errorf("after a change of the weight, CreateGraph %v: %v", createGraph, err)
 		}
 		o.weight = nil
 		y = must(t, o.fused(), nil)
-		grads, err := torch.Grad([]*torch.Tensor{y.Sum()}, []*torch.Tensor{o.bias}, torch.GradOptions{CreateGraph: createGraph})
+		grads, err := torch.Grad([]*torch.Tensor{y.Sum()}, []*torch.Tensor{o.bias},
+			torch.GradOptions{CreateGraph: createGraph})
 		if err != nil {
 			t.Fatalf("a bias without a weight, CreateGraph %v: %v, want no error", createGraph, err)
 		}
@@ -505,7 +518,8 @@ func BenchmarkBatchNormReLU(b *testing.B) {
 			{112, 64, false}, {56, 64, false}, {56, 256, true}, {28, 128, false}, {28, 512, true},
 			{14, 256, false}, {14, 1024, true}, {7, 512, false}, {7, 2048, true},
 		} {
-			c := batchNorm{[4]int64{images, layer.channels, layer.size, layer.size}, torch.BFloat16, torch.ChannelsLast, layer.residual, false}
+			c := batchNorm{[4]int64{images, layer.channels, layer.size, layer.size}, torch.BFloat16,
+				torch.ChannelsLast, layer.residual, false}
 			for _, kind := range []struct {
 				name     string
 				forward  func(operands) *torch.Tensor
@@ -514,7 +528,8 @@ func BenchmarkBatchNormReLU(b *testing.B) {
 				{"fused/forward", operands.fused, false}, {"operators/forward", operands.composedInPlace, false},
 				{"fused/both", operands.fused, true}, {"operators/both", operands.composedInPlace, true},
 			} {
-				b.Run(fmt.Sprintf("%dx%dx%dx%d/%s", images, layer.size, layer.size, layer.channels, kind.name), func(b *testing.B) {
+				b.Run(fmt.Sprintf("%dx%dx%dx%d/%s", images, layer.size, layer.size, layer.channels,
+					kind.name), func(b *testing.B) {
 					o := c.place(b, gpu, func(scale, shift float64, shape ...int64) *torch.Tensor {
 						x, err := torch.Randn(gpu, torch.Float32, shape...)
 						return must(b, x, err).MulScalar(scale).AddScalar(shift)

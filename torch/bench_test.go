@@ -86,8 +86,10 @@ func BenchmarkCallBesideMethod(b *testing.B) {
 		method, call func(x T) T
 	}{
 		{"Add", v, func(x T) T { return x.Add(w) }, func(x T) T { return torch.Call1("add.Tensor", x, w) }},
-		{"Transpose", m, func(x T) T { return x.Transpose(0, 1) }, func(x T) T { return torch.Call1("transpose.int", x, 0, 1) }},
-		{"SumDim", m, func(x T) T { return x.SumDim(dims, false) }, func(x T) T { return torch.Call1("sum.dim_IntList", x, dims, false) }},
+		{"Transpose", m, func(x T) T { return x.Transpose(0, 1) },
+			func(x T) T { return torch.Call1("transpose.int", x, 0, 1) }},
+		{"SumDim", m, func(x T) T { return x.SumDim(dims, false) },
+			func(x T) T { return torch.Call1("sum.dim_IntList", x, dims, false) }},
 		{"LayerNorm", m, func(x T) T { return x.LayerNorm([]int64{4}, v, w, 1e-5) },
 			func(x T) T { return torch.Call1("layer_norm", x, []int64{4}, v, w, 1e-5) }},
 		{"LayerNorm with a list made before", m, func(x T) T { return x.LayerNorm([]int64{4}, v, w, 1e-5) },

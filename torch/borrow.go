@@ -24,7 +24,8 @@ func Borrow[T Element](data []T, shape ...int64) (*Tensor, error) {
 		elements *= max(shape[i], 0)
 	}
 	if elements != int64(len(data)) {
-		err := opError("Borrow", nil, invalid("the shape %v has %d elements, and the slice has %d", shape, elements, len(data)))
+		err := opError("Borrow", nil, invalid("the shape %v has %d elements, and the slice has %d", shape,
+			elements, len(data)))
 		return failed(err), err
 	}
 	return borrow("Borrow", data, shape, strides)

@@ -299,7 +299,8 @@ func describe(e *capi.Operator, name string) (*namedOperator, error) {
 	if err != nil {
 		return nil, invalid("%v", err)
 	}
-	n := &namedOperator{entry: entry{op: e, name: name, flags: checkedNil}, schema: text, returns: text[strings.LastIndex(text, " -> ")+len(" -> "):]}
+	n := &namedOperator{entry: entry{op: e, name: name, flags: checkedNil}, schema: text,
+		returns: text[strings.LastIndex(text, " -> ")+len(" -> "):]}
 	written := map[string]int{} // arguments by their alias annotations
 	for i, a := range s.Args {
 		n.params = append(n.params, parameterOf(a))
@@ -527,7 +528,8 @@ func valueOf(r capi.Arg, all *capi.Results, tensors []*Tensor) any {
 	case capi.ArgBool:
 		return r.Value != 0
 	case capi.ArgComplex:
-		return complex(math.Float64frombits(uint64(all.Ints[r.Value])), math.Float64frombits(uint64(all.Ints[r.Value+1])))
+		return complex(math.Float64frombits(uint64(all.Ints[r.Value])),
+			math.Float64frombits(uint64(all.Ints[r.Value+1])))
 	}
 	return nil
 }

@@ -43,25 +43,33 @@ func TestCallRunsAnyOperator(t *testing.T) {
 		{"int list", call(t, "sum.dim_IntList", x, []int{0}), [][]float64{{4, 6}}},
 		{"absent int list", call(t, "sum.dim_IntList", x, nil), [][]float64{{10}}},
 		{"number for a list", call(t, "avg_pool2d", image, 2), [][]float64{{2.5}}},
-		{"float list", call(t, "upsample_nearest2d.vec", image, nil, []float64{1, 2}), [][]float64{{1, 1, 2, 2, 3, 3, 4, 4}}},
-		{"string", call(t, "div.Tensor_mode", x, floats(t, []float32{2}), torch.Keywords{"rounding_mode": "floor"}), [][]float64{{0, 1, 1, 2}}},
+		{"float list", call(t, "upsample_nearest2d.vec", image, nil, []float64{1, 2}),
+			[][]float64{{1, 1, 2, 2, 3, 3, 4, 4}}},
+		{"string", call(t, "div.Tensor_mode", x, floats(t, []float32{2}),
+			torch.Keywords{"rounding_mode": "floor"}), [][]float64{{0, 1, 1, 2}}},
 		{"dtype", call(t, "sum", x, torch.Keywords{"dtype": torch.Float64}), [][]float64{{10}}},
-		{"device", call(t, "arange", 3, torch.Keywords{"device": cuda.CPU, "dtype": torch.Int64}), [][]float64{{0, 1, 2}}},
+		{"device", call(t, "arange", 3, torch.Keywords{"device": cuda.CPU, "dtype": torch.Int64}),
+			[][]float64{{0, 1, 2}}},
 		{"two results", call(t, "max.dim", x, 1), [][]float64{{2, 4}, {1, 1}}},
 		{"list of results", call(t, "unbind.int", x), [][]float64{{1, 2}, {3, 4}}},
 		{"list of operands", call(t, "cat", []*torch.Tensor{x, x}, 1), [][]float64{{1, 2, 1, 2, 3, 4, 3, 4}}},
 		{"list with gaps", call(t, "index.Tensor", x, []*torch.Tensor{nil, index}), [][]float64{{2, 4}}},
 		{"absent tensor", call(t, "linear", x, x, nil), [][]float64{{5, 11, 11, 25}}},
-		{"many operands", call(t, "cat", slices.Repeat([]*torch.Tensor{index}, 23)), [][]float64{slices.Repeat([]float64{1}, 23)}},
+		{"many operands", call(t, "cat", slices.Repeat([]*torch.Tensor{index}, 23)),
+			[][]float64{slices.Repeat([]float64{1}, 23)}},
 		{"many ints", call(t, "view", x, []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4}), [][]float64{{1, 2, 3, 4}}},
-		{"lists that have no room together", call(t, "as_strided", x, []int64{1, 1, 1, 1, 4}, []int64{4, 4, 4, 4, 1}), [][]float64{{1, 2, 3, 4}}},
-		{"nine arguments", call(t, "convolution", image, floats(t, []float32{2}, 1, 1, 1, 1), nil, []int64{1, 1}, []int64{0, 0}, []int64{1, 1}, false, []int64{0, 0}, 1),
+		{"lists that have no room together",
+			call(t, "as_strided", x, []int64{1, 1, 1, 1, 4}, []int64{4, 4, 4, 4, 1}), [][]float64{{1, 2, 3, 4}}},
+		{"nine arguments", call(t, "convolution", image, floats(t, []float32{2}, 1, 1, 1, 1), nil,
+			[]int64{1, 1}, []int64{0, 0}, []int64{1, 1}, false, []int64{0, 0}, 1),
 			[][]float64{{2, 4, 6, 8}}},
 		{"an operand after many", call(t, "index_put", call(t, "view", x, []int64{1, 1, 1, 1, 1, 1, 1, 1, 4})[0],
-			append(slices.Repeat([]*torch.Tensor{ints(t, []int64{0})}, 8), index), floats(t, []float32{7})), [][]float64{{1, 7, 3, 4}}},
+			append(slices.Repeat([]*torch.Tensor{ints(t, []int64{0})}, 8), index), floats(t, []float32{7})),
+			[][]float64{{1, 7, 3, 4}}},
 		{"integers of several types", call(t, "transpose.int", x, int32(0), int64(1)), [][]float64{{1, 3, 2, 4}}},
 		{"in place", call(t, "add_.Tensor", call(t, "clone", x)[0], x), [][]float64{{2, 4, 6, 8}}},
-		{"bools", call(t, "native_layer_norm_backward", x, x, []int{2}, floats(t, []float32{0, 0}, 2, 1), floats(t, []float32{1, 1}, 2, 1), nil, nil,
+		{"bools", call(t, "native_layer_norm_backward", x, x, []int{2}, floats(t, []float32{0, 0}, 2, 1),
+			floats(t, []float32{1, 1}, 2, 1), nil, nil,
 			[]bool{false, false, false}), [][]float64{nil, nil, nil}},
 	}
 	for _, c := range cases {
@@ -109,7 +117,8 @@ func TestCallTakesPartInBackwardAndNoGrad(t *testing.T) {
 	}
 	wantValues(t, dst, 1, 1)
 	noise := floats(t, []float32{1, 1}) // an argument that is written to and not returned
-	if out := call(t, "rrelu_with_noise.out", floats(t, []float32{-1, 2}), noise, torch.Keywords{"out": dst}); out[0] != dst {
+	if out := call(t, "rrelu_with_noise.out", floats(t, []float32{-1, 2}), noise,
+		torch.Keywords{"out": dst}); out[0] != dst {
 		t.Errorf("the result = %v, want the argument out, %v, not noise", out[0], dst)
 	}
 	before := settled(t)
@@ -128,25 +137,36 @@ func TestCallRefusesArgumentsOutsideTheSchema(t *testing.T) {
 		args []any
 		text []string
 	}{
-		{"unknown operator", "no_such", []any{x}, []string{"torch: no_such(float32[2 2] cpu) at byname_test.go:", " has no operator aten::no_such"}},
+		{"unknown operator", "no_such", []any{x},
+			[]string{"torch: no_such(float32[2 2] cpu) at byname_test.go:", " has no operator aten::no_such"}},
 		{"no default overload", "add", []any{x, x}, []string{"overloads of aten::add", `"Tensor"`}},
 		{"zero byte", "add\x00", nil, []string{"zero byte"}},
-		{"type", "add.Tensor", []any{x, "y"}, []string{"aten::add.Tensor(", "argument other is Tensor, and got string"}},
-		{"float for an int", "sum.dim_IntList", []any{x, []float64{1}}, []string{"argument dim is int[1]?, and got []float64"}},
+		{"type", "add.Tensor", []any{x, "y"},
+			[]string{"aten::add.Tensor(", "argument other is Tensor, and got string"}},
+		{"float for an int", "sum.dim_IntList", []any{x, []float64{1}},
+			[]string{"argument dim is int[1]?, and got []float64"}},
 		{"bool for an int", "transpose.int", []any{x, true, 1}, []string{"argument dim0 is int, and got bool"}},
 		{"number for an unsized list", "permute", []any{x, 1}, []string{"argument dims is int[], and got int"}},
-		{"dtype for an int", "transpose.int", []any{x, torch.Float32, 1}, []string{"argument dim0 is int, and got tensor.DType"}},
+		{"dtype for an int", "transpose.int", []any{x, torch.Float32, 1},
+			[]string{"argument dim0 is int, and got tensor.DType"}},
 		{"nil tensor", "add.Tensor", []any{x, nil}, []string{"argument other is Tensor, and got nil"}},
-		{"typed nil tensor", "add.Tensor", []any{x, (*torch.Tensor)(nil)}, []string{"argument other is Tensor, and got a nil *Tensor"}},
-		{"nil in a list", "cat", []any{[]*torch.Tensor{x, nil}}, []string{"argument tensors is Tensor[], and got a []*Tensor with a nil element"}},
-		{"missing", "add.Tensor", []any{x}, []string{"argument other, a Tensor, is missing", "aten::add.Tensor(Tensor self"}},
+		{"typed nil tensor", "add.Tensor", []any{x, (*torch.Tensor)(nil)},
+			[]string{"argument other is Tensor, and got a nil *Tensor"}},
+		{"nil in a list", "cat", []any{[]*torch.Tensor{x, nil}},
+			[]string{"argument tensors is Tensor[], and got a []*Tensor with a nil element"}},
+		{"missing", "add.Tensor", []any{x},
+			[]string{"argument other, a Tensor, is missing", "aten::add.Tensor(Tensor self"}},
 		{"too many", "neg", []any{x, 1, 2}, []string{"3 arguments, and it takes at most 1"}},
 		{"unknown keyword", "neg", []any{x, torch.Keywords{"beta": 1}}, []string{"it has no argument beta"}},
-		{"twice", "add.Tensor", []any{x, x, torch.Keywords{"other": x}}, []string{"argument other is given by position and by name"}},
-		{"keywords first", "add.Tensor", []any{torch.Keywords{}, x}, []string{"argument self is Tensor, and got Keywords, which must be the last argument"}},
-		{"generator", "bernoulli", []any{x, torch.Keywords{"generator": 1}}, []string{"argument generator is Generator?, and got int"}},
+		{"twice", "add.Tensor", []any{x, x, torch.Keywords{"other": x}},
+			[]string{"argument other is given by position and by name"}},
+		{"keywords first", "add.Tensor", []any{torch.Keywords{}, x},
+			[]string{"argument self is Tensor, and got Keywords, which must be the last argument"}},
+		{"generator", "bernoulli", []any{x, torch.Keywords{"generator": 1}},
+			[]string{"argument generator is Generator?, and got int"}},
 		{"not a tensor's result", "item", []any{x}, []string{"it returns Scalar, and Call returns only tensors"}},
-		{"LibTorch's own check", "mm", []any{x, floats(t, []float32{1}, 1, 1)}, []string{"aten::mm(float32[2 2] cpu, float32[1 1] cpu)", "cannot be multiplied"}},
+		{"LibTorch's own check", "mm", []any{x, floats(t, []float32{1}, 1, 1)},
+			[]string{"aten::mm(float32[2 2] cpu, float32[1 1] cpu)", "cannot be multiplied"}},
 		{"failed operand", "neg", []any{bad}, []string{"torch: MatMul("}},
 	}
 	for _, c := range cases {
@@ -170,7 +190,8 @@ func TestCallRefusesArgumentsOutsideTheSchema(t *testing.T) {
 			}
 		})
 	}
-	if err := torch.Call1("max.dim", x, 1).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "not one tensor") {
+	if err := torch.Call1("max.dim", x, 1).Err(); !errors.Is(err, cuda.ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "not one tensor") {
 		t.Errorf("Call1 of an operator with two results: %v,"+
 			" want cuda.ErrInvalidArgument with \"not one tensor\"", err)
 	}

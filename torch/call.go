@@ -268,7 +268,8 @@ func invokeList(e *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists, list
 }
 
 // invokeResults is invoke for an operator with results of any type.
-func invokeResults(e *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists) (all capi.Results, p provenance, err error) {
+func invokeResults(e *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists) (all capi.Results,
+	p provenance, err error) {
 	var few operands
 	cs := few.of(in)
 	if p, err = e.hold(in, args, cs); err != nil {

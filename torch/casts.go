@@ -42,7 +42,8 @@ func NewParameterCasts(dtype DType, parameters []*Tensor) (*ParameterCasts, erro
 	if dtype != BFloat16 && dtype != Float16 {
 		return nil, opError("NewParameterCasts", nil, invalid("to %v: want BFloat16 or Float16", dtype))
 	}
-	c := &ParameterCasts{dtype: dtype, parameters: parameters, index: map[*handle]int{}, used: make([]atomic.Bool, len(parameters))}
+	c := &ParameterCasts{dtype: dtype, parameters: parameters, index: map[*handle]int{},
+		used: make([]atomic.Bool, len(parameters))}
 	for i, p := range parameters {
 		if err := p.Err(); err != nil {
 			return nil, opError("NewParameterCasts", parameters, err)

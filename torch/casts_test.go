@@ -58,7 +58,8 @@ func newCastNet(t *testing.T) *castNet {
 }
 
 func (n *castNet) parameters() []*torch.Tensor {
-	return append(slices.Clone(n.linear), n.kernel, n.shift, n.scale, n.fixed, n.tied, n.added, n.named, n.turned, n.gaps)
+	return append(slices.Clone(n.linear), n.kernel, n.shift, n.scale, n.fixed, n.tied, n.added, n.named,
+		n.turned, n.gaps)
 }
 
 // forward takes x [2 2 8 8].
@@ -139,7 +140,8 @@ func TestParameterCastsKeepTheBits(t *testing.T) {
 			return err
 		})
 		if pass > 0 && made != len(n.parameters())-1 || pass == 0 && made != 0 {
-			t.Errorf("pass %d: %d casts: want one for each parameter but the norm's, from the second pass on", pass, made)
+			t.Errorf("pass %d: %d casts: want one for each parameter but the norm's, from the second "+
+				"pass on", pass, made)
 		}
 		if got != want {
 			t.Errorf("pass %d: loss %v, want %v", pass, got, want)

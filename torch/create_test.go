@@ -10,11 +10,13 @@ import (
 )
 
 func TestCreateAndRead(t *testing.T) {
-	for _, d := range []torch.DType{torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.Float32, torch.Float64, torch.Bool, torch.BFloat16} {
+	for _, d := range []torch.DType{torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64,
+		torch.Float16, torch.Float32, torch.Float64, torch.Bool, torch.BFloat16} {
 		t.Run(d.String(), func(t *testing.T) {
 			x, err := torch.Ones(cuda.CPU, d, 2, 3)
 			must(t, x, err)
-			if x.DType() != d || !reflect.DeepEqual(x.Shape(), []int64{2, 3}) || x.Device() != cuda.CPU || x.Elements() != 6 {
+			if x.DType() != d || !reflect.DeepEqual(x.Shape(), []int64{2, 3}) || x.Device() != cuda.CPU ||
+				x.Elements() != 6 {
 				t.Errorf("got %v, want %v, [2 3], cpu, 6", x, d)
 			}
 			wantValues(t, x, 1, 1, 1, 1, 1, 1)
@@ -31,12 +33,14 @@ func TestCreateAndRead(t *testing.T) {
 	spec := torch.Spec{Name: "images", DType: torch.Float32, Shape: []int64{3, 4, 5}, MemoryFormat: torch.ChannelsLast}
 	x, err := torch.EmptySpec(cuda.CPU, spec, 2)
 	must(t, x, err)
-	if !reflect.DeepEqual(x.Shape(), []int64{2, 3, 4, 5}) || !x.IsContiguous(torch.ChannelsLast) || x.IsContiguous(torch.Contiguous) || spec.Bytes() != 240 {
+	if !reflect.DeepEqual(x.Shape(), []int64{2, 3, 4, 5}) || !x.IsContiguous(torch.ChannelsLast) ||
+		x.IsContiguous(torch.Contiguous) || spec.Bytes() != 240 {
 		t.Errorf("got %v %v", x.Shape(), x.Strides())
 	}
 	scalar, err := torch.Full(cuda.CPU, torch.Int64, 41)
 	must(t, scalar, err)
-	if v, err := scalar.AddInt(1).Int64(); v != 42 || err != nil || scalar.AddInt(1).DType() != torch.Int64 || len(scalar.Shape()) != 0 {
+	if v, err := scalar.AddInt(1).Int64(); v != 42 || err != nil ||
+		scalar.AddInt(1).DType() != torch.Int64 || len(scalar.Shape()) != 0 {
 		t.Errorf("AddInt(1) = %v, %v with %v, want 42, nil with int64 and no dimensions",
 			v, err, scalar.AddInt(1))
 	}

@@ -65,7 +65,8 @@ func TestFromDLPack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if x.AddScalar_(1).Err() != nil || !slices.Equal(values, []float32{2, 3, 4, 5, 6, 7}) || !slices.Equal(x.Shape(), []int64{2, 3}) {
+	if x.AddScalar_(1).Err() != nil || !slices.Equal(values, []float32{2, 3, 4, 5, 6, 7}) ||
+		!slices.Equal(x.Shape(), []int64{2, 3}) {
 		t.Errorf("got %v and %v, want [2 3 4 5 6 7], [2 3], nil", x, values)
 	}
 	x.Close()
@@ -84,7 +85,8 @@ func TestFromDLPack(t *testing.T) {
 	} {
 		m, _ := foreignStruct(t)
 		c.spoil(m)
-		if x, err := torch.FromDLPack(unsafe.Pointer(m), torch.DLPackOptions{}); !errors.Is(err, c.want) || x.Err() == nil {
+		if x, err := torch.FromDLPack(unsafe.Pointer(m), torch.DLPackOptions{}); !errors.Is(err, c.want) ||
+			x.Err() == nil {
 			t.Errorf("%s: got %v, want %v", c.name, err, c.want)
 		}
 	}

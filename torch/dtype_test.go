@@ -13,7 +13,8 @@ import (
 )
 
 var allDTypes = []torch.DType{
-	torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64,
+	torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.BFloat16,
+	torch.Float32, torch.Float64,
 	torch.Bool, torch.Complex64, torch.Complex128, torch.Float8E4M3FN, torch.Float8E5M2,
 }
 
@@ -52,7 +53,8 @@ func testDType(t *testing.T, device cuda.Device, d torch.DType) {
 				t.Errorf("%s: %v, want %v", c.name, values, c.want)
 			}
 		}
-		if text := x.String(); !strings.HasPrefix(text, d.String()+"[2 3] "+device.String()) || strings.Contains(text, "printed") {
+		if text := x.String(); !strings.HasPrefix(text, d.String()+"[2 3] "+device.String()) ||
+			strings.Contains(text, "printed") {
 			t.Errorf("%s prints %q", c.name, text)
 		}
 		y := x.To(cuda.CPU).ToDType(torch.Complex128).ToDType(torch.Complex64)
@@ -71,21 +73,27 @@ func testDType(t *testing.T, device cuda.Device, d torch.DType) {
 func TestFromSliceKeepsTheElements(t *testing.T) {
 	slice := func(x *torch.Tensor, err error) string { return must2(x, err)(t).String() }
 	for got, want := range map[string]string{
-		slice(torch.FromSlice([]bool{true, false})):                                      "bool[2] cpu: [ true, false]",
-		slice(torch.FromSlice([]uint8{255})):                                             "uint8[1] cpu: [255]",
-		slice(torch.FromSlice([]int8{-128, 127})):                                        "int8[2] cpu: [-128,  127]",
-		slice(torch.FromSlice([]int16{-3})):                                              "int16[1] cpu: [-3]",
-		slice(torch.FromSlice([]int32{1, 2, 3, 4}, 2, 2)):                                "int32[2 2] cpu:\n[[1, 2],\n [3, 4]]",
-		slice(torch.FromSlice([]int64{math.MinInt64})):                                   "int64[1] cpu: [-9223372036854775808]",
-		slice(torch.FromSlice([]float32{0.5})):                                           "float32[1] cpu: [0.5000]",
-		slice(torch.FromSlice([]float64{math.Pi}, 1)):                                    "float64[1] cpu: [3.1416]",
-		slice(torch.FromSlice([]complex64{1 - 2i})):                                      "complex64[1] cpu: [1.-2.i]",
-		slice(torch.FromSlice([]complex128{0.5i}, 1, 1)):                                 "complex128[1 1] cpu: [[0.+0.5000i]]",
-		slice(torch.FromSlice([]float32(nil), 0, 3)):                                     "float32[0 3] cpu: []",
-		slice(torch.FromMatrix(matrix{{1, 2, 3}, {4, 5, 6}})):                            "float64[2 3] cpu:\n[[1., 2., 3.],\n [4., 5., 6.]]",
-		slice(torch.Borrow([]float32{1, 2, 3, 4}, 2, 2)):                                 "float32[2 2] cpu:\n[[1., 2.],\n [3., 4.]]",
-		slice(torch.Borrow([]int64(nil))):                                                "int64[0] cpu: []",
-		slice(torch.BorrowStrided([]int32{1, 2, 9, 3, 4}, []int64{2, 2}, []int64{3, 1})): "int32[2 2] cpu:\n[[1, 2],\n [3, 4]]",
+		slice(torch.FromSlice([]bool{true, false})): "bool[2] cpu: [ true, false]",
+		slice(torch.FromSlice([]uint8{255})):        "uint8[1] cpu: [255]",
+		slice(torch.FromSlice([]int8{-128, 127})):   "int8[2] cpu: [-128,  127]",
+		slice(torch.FromSlice([]int16{-3})):         "int16[1] cpu: [-3]",
+		slice(torch.FromSlice([]int32{1, 2, 3, 4}, 2,
+			2)): "int32[2 2] cpu:\n[[1, 2],\n [3, 4]]",
+		slice(torch.FromSlice([]int64{math.MinInt64})): "int64[1] cpu: " +
+			"[-9223372036854775808]",
+		slice(torch.FromSlice([]float32{0.5})):        "float32[1] cpu: [0.5000]",
+		slice(torch.FromSlice([]float64{math.Pi}, 1)): "float64[1] cpu: [3.1416]",
+		slice(torch.FromSlice([]complex64{1 - 2i})):   "complex64[1] cpu: [1.-2.i]",
+		slice(torch.FromSlice([]complex128{0.5i}, 1,
+			1)): "complex128[1 1] cpu: [[0.+0.5000i]]",
+		slice(torch.FromSlice([]float32(nil), 0, 3)): "float32[0 3] cpu: []",
+		slice(torch.FromMatrix(matrix{{1, 2, 3},
+			{4, 5, 6}})): "float64[2 3] cpu:\n[[1., 2., 3.],\n [4., 5., 6.]]",
+		slice(torch.Borrow([]float32{1, 2, 3, 4}, 2,
+			2)): "float32[2 2] cpu:\n[[1., 2.],\n [3., 4.]]",
+		slice(torch.Borrow([]int64(nil))): "int64[0] cpu: []",
+		slice(torch.BorrowStrided([]int32{1, 2, 9, 3, 4}, []int64{2, 2},
+			[]int64{3, 1})): "int32[2 2] cpu:\n[[1, 2],\n [3, 4]]",
 	} {
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)
@@ -232,7 +240,8 @@ func TestGeneratorsDrawTheirOwnNumbers(t *testing.T) {
 	}
 	g.Close()
 	g.Close()
-	if _, err := torch.Call("bernoulli", x, torch.Keywords{"generator": g}); !errors.Is(err, torch.ErrClosed) || !strings.Contains(err.Error(), "argument generator") {
+	if _, err := torch.Call("bernoulli", x, torch.Keywords{"generator": g}); !errors.Is(err,
+		torch.ErrClosed) || !strings.Contains(err.Error(), "argument generator") {
 		t.Errorf("a closed generator: %v, want torch.ErrClosed with \"argument generator\"", err)
 	}
 	if err := g.Seed(1); !errors.Is(err, torch.ErrClosed) {
@@ -292,7 +301,8 @@ func TestCallValuesReturnsEveryType(t *testing.T) {
 	if list, ok := out[0].([]*torch.Tensor); err != nil || !ok || len(list) != 2 || list[1].Scope() != s {
 		t.Errorf("a list: %v, %v", out, err)
 	}
-	out, err = torch.CallValues("_linalg_check_errors", ints(t, []int64{0}).ToDType(torch.Int32), "x", torch.Keywords{"is_matrix": true})
+	out, err = torch.CallValues("_linalg_check_errors", ints(t, []int64{0}).ToDType(torch.Int32), "x",
+		torch.Keywords{"is_matrix": true})
 	if err != nil || len(out) != 0 {
 		t.Errorf("no results: %v, %v, want length 0, nil", out, err)
 	}

@@ -87,7 +87,8 @@ func caller() (file string, line int) {
 		}
 		// A closure of a function that was inlined has the name of a function of its caller, and
 		// its own file.
-		if !tensorPackage(f.Function, own, ".") && (strings.HasSuffix(f.File, "_test.go") || !tensorPackage(f.File, folder, "/")) {
+		if !tensorPackage(f.Function, own, ".") &&
+			(strings.HasSuffix(f.File, "_test.go") || !tensorPackage(f.File, folder, "/")) {
 			return f.File, f.Line
 		}
 		if !more {

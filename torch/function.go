@@ -135,7 +135,8 @@ func (f Function) apply(inputs []*Tensor, ended func()) ([]*Tensor, error) {
 	all := slices.Concat(inputs, out, c.saved)
 	err = with(op, all, func(cs []*capi.Tensor) (err error) {
 		attached := capi.Function{
-			Name: op, Inputs: cs[:len(inputs)], Outputs: cs[len(inputs) : len(inputs)+len(out)], Saved: cs[len(inputs)+len(out):],
+			Name: op, Inputs: cs[:len(inputs)], Outputs: cs[len(inputs) : len(inputs)+len(out)],
+			Saved:    cs[len(inputs)+len(out):],
 			Constant: constant, Ended: ended,
 		}
 		if !recorded {
@@ -177,8 +178,10 @@ func (f Function) forward(c *FunctionContext, in []*Tensor) (out []*Tensor, cons
 	}
 	constant = make([]bool, len(out))
 	for i, t := range out {
-		constant[i] = slices.ContainsFunc(c.constant, func(o *Tensor) bool { return o != nil && t != nil && o.h == t.h })
-		if history, _ := t.info(); history.RequiresGrad && !slices.ContainsFunc(in, func(o *Tensor) bool { return o.h == t.h }) {
+		constant[i] = slices.ContainsFunc(c.constant,
+			func(o *Tensor) bool { return o != nil && t != nil && o.h == t.h })
+		if history, _ := t.info(); history.RequiresGrad &&
+			!slices.ContainsFunc(in, func(o *Tensor) bool { return o.h == t.h }) {
 			out[i] = t.Detach()
 		}
 	}

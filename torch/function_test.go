@@ -84,7 +84,8 @@ func TestFunctionWithSeveralInputsAndOutputs(t *testing.T) {
 			}
 			saved := c.SavedTensors()
 			wantValues(t, saved[1], 3, 8)
-			return []*torch.Tensor{g[0].Mul(saved[2]).Add(g[1]), g[0].Mul(saved[0]).MulScalar(c.Data.(float64)), g[1]}, nil
+			return []*torch.Tensor{g[0].Mul(saved[2]).Add(g[1]),
+				g[0].Mul(saved[0]).MulScalar(c.Data.(float64)), g[1]}, nil
 		},
 	}
 	a, b, c := leaf(t, []float32{1, 2}), leaf(t, []float32{3, 4}), floats(t, []float32{5, 6})
@@ -94,7 +95,8 @@ func TestFunctionWithSeveralInputsAndOutputs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := []bool{out[0].RequiresGrad(), out[1].RequiresGrad(), out[2].RequiresGrad(), out[3].RequiresGrad()}; fmt.Sprint(r) != "[true true false false]" {
+	if r := []bool{out[0].RequiresGrad(), out[1].RequiresGrad(), out[2].RequiresGrad(),
+		out[3].RequiresGrad()}; fmt.Sprint(r) != "[true true false false]" {
 		t.Errorf("outputs that require gradients: %v, want \"[true true false false]\"", r)
 	}
 	wantValues(t, out[3], 2, 4)
@@ -174,29 +176,52 @@ func TestErrorsOfFunctions(t *testing.T) {
 		is   error
 		says string
 	}{
-		"nothing":    {torch.Function{}, cuda.ErrInvalidArgument, "no Forward"},
-		"forward":    {torch.Function{Forward: func(*torch.FunctionContext, []*torch.Tensor) ([]*torch.Tensor, error) { return nil, errPlanned }, Backward: good}, errPlanned, ""},
-		"no outputs": {torch.Function{Forward: func(*torch.FunctionContext, []*torch.Tensor) ([]*torch.Tensor, error) { return nil, nil }, Backward: good}, cuda.ErrInvalidArgument, "no outputs"},
-		"failed output": {torch.Function{Forward: func(_ *torch.FunctionContext, in []*torch.Tensor) ([]*torch.Tensor, error) {
+		"nothing": {torch.Function{}, cuda.ErrInvalidArgument, "no Forward"},
+		"forward": {torch.Function{Forward: func(*torch.FunctionContext,
+			[]*torch.Tensor) ([]*torch.Tensor, error) {
+			return nil, errPlanned
+		}, Backward: good}, errPlanned, ""},
+		"no outputs": {torch.Function{Forward: func(*torch.FunctionContext,
+			[]*torch.Tensor) ([]*torch.Tensor, error) {
+			return nil, nil
+		}, Backward: good}, cuda.ErrInvalidArgument, "no outputs"},
+		"failed output": {torch.Function{Forward: func(_ *torch.FunctionContext,
+			in []*torch.Tensor) ([]*torch.Tensor, error) {
 			return []*torch.Tensor{in[0].MatMul(in[0].View(1, 1, 1, 1, 1)).View(7)}, nil
 		}, Backward: good}, nil, "View"},
 		"nil output": {torch.Function{Forward: func(*torch.FunctionContext, []*torch.Tensor) ([]*torch.Tensor, error) {
 			return []*torch.Tensor{nil}, nil
 		}, Backward: good}, cuda.ErrInvalidArgument, "nil"},
-		"backward": {torch.Function{Forward: cube.Forward, Backward: func(*torch.FunctionContext, []*torch.Tensor) ([]*torch.Tensor, error) { return nil, errPlanned }}, errPlanned, "planned"},
-		"panic":    {torch.Function{Forward: cube.Forward, Backward: func(*torch.FunctionContext, []*torch.Tensor) ([]*torch.Tensor, error) { panic(errPlanned) }}, errPlanned, "panic at "},
-		"too few":  {torch.Function{Forward: cube.Forward, Backward: func(*torch.FunctionContext, []*torch.Tensor) ([]*torch.Tensor, error) { return nil, nil }}, cuda.ErrInvalidArgument, "0 gradients for 1 inputs"},
-		"too many": {torch.Function{Forward: cube.Forward, Backward: func(_ *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
-			return append(g, g[0]), nil
-		}}, cuda.ErrInvalidArgument, "2 gradients for 1 inputs"},
-		"shape": {torch.Function{Name: "mine", Forward: cube.Forward, Backward: func(_ *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
-			return []*torch.Tensor{g[0].Sum()}, nil
-		}}, nil, "mine"},
-		"closed": {torch.Function{Forward: cube.Forward, Backward: func(_ *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
-			g[0].Close()
-			return g, nil
-		}}, torch.ErrClosed, ""},
-		"changed output": {torch.Function{Forward: func(c *torch.FunctionContext, in []*torch.Tensor) ([]*torch.Tensor, error) {
+		"backward": {torch.Function{Forward: cube.Forward,
+			Backward: func(*torch.FunctionContext, []*torch.Tensor) ([]*torch.Tensor, error) {
+				return nil,
+					errPlanned
+			}}, errPlanned, "planned"},
+		"panic": {torch.Function{Forward: cube.Forward,
+			Backward: func(*torch.FunctionContext, []*torch.Tensor) ([]*torch.Tensor,
+				error) {
+				panic(errPlanned)
+			}}, errPlanned, "panic at "},
+		"too few": {torch.Function{Forward: cube.Forward,
+			Backward: func(*torch.FunctionContext, []*torch.Tensor) ([]*torch.Tensor, error) {
+				return nil,
+					nil
+			}}, cuda.ErrInvalidArgument, "0 gradients for 1 inputs"},
+		"too many": {torch.Function{Forward: cube.Forward,
+			Backward: func(_ *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
+				return append(g, g[0]), nil
+			}}, cuda.ErrInvalidArgument, "2 gradients for 1 inputs"},
+		"shape": {torch.Function{Name: "mine", Forward: cube.Forward,
+			Backward: func(_ *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
+				return []*torch.Tensor{g[0].Sum()}, nil
+			}}, nil, "mine"},
+		"closed": {torch.Function{Forward: cube.Forward,
+			Backward: func(_ *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
+				g[0].Close()
+				return g, nil
+			}}, torch.ErrClosed, ""},
+		"changed output": {torch.Function{Forward: func(c *torch.FunctionContext,
+			in []*torch.Tensor) ([]*torch.Tensor, error) {
 			y := in[0].Exp()
 			c.SaveForBackward(y)
 			return []*torch.Tensor{y}, nil

@@ -30,13 +30,15 @@ type Generator struct {
 // NewGenerator returns a generator for operators on the device. A CPU operator draws the same
 // numbers from it as PyTorch from torch.Generator().manual_seed(seed). The caller closes it.
 func NewGenerator(device cuda.Device, seed uint64) (*Generator, error) {
-	return newGenerator("NewGenerator", device, func() (*capi.Generator, error) { return capi.NewGenerator(int32(device), seed) })
+	return newGenerator("NewGenerator", device,
+		func() (*capi.Generator, error) { return capi.NewGenerator(int32(device), seed) })
 }
 
 // DefaultGenerator returns a handle to the device's default generator. Close closes the handle, not
 // the generator.
 func DefaultGenerator(device cuda.Device) (*Generator, error) {
-	return newGenerator("DefaultGenerator", device, func() (*capi.Generator, error) { return capi.DefaultGenerator(int32(device)) })
+	return newGenerator("DefaultGenerator", device,
+		func() (*capi.Generator, error) { return capi.DefaultGenerator(int32(device)) })
 }
 
 func newGenerator(op string, device cuda.Device, get func() (*capi.Generator, error)) (*Generator, error) {

@@ -146,7 +146,8 @@ func TestSeveralGeneratorsInAGraph(t *testing.T) {
 	}
 	g, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
 		for i := range seeds {
-			if err := torch.Call1("uniform_", x[i], 0.0, 1.0, torch.Keywords{"generator": graphed[i]}).Err(); err != nil {
+			if err := torch.Call1("uniform_", x[i], 0.0, 1.0,
+				torch.Keywords{"generator": graphed[i]}).Err(); err != nil {
 				return err
 			}
 		}
@@ -180,7 +181,8 @@ func TestManualSeedBesideACapture(t *testing.T) {
 	var seeded error
 	begun := make(chan struct{})
 	g, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
-		if err := torch.ManualSeed(3); !errors.Is(err, cuda.ErrCapture) || !strings.Contains(err.Error(), "random generator") {
+		if err := torch.ManualSeed(3); !errors.Is(err, cuda.ErrCapture) ||
+			!strings.Contains(err.Error(), "random generator") {
 			t.Errorf("in the captured function: %v, want cuda.ErrCapture with \"random generator\"", err)
 		}
 		other.Go(func() {
@@ -227,7 +229,8 @@ func TestGrad(t *testing.T) {
 	if g := x.Grad(); g != nil {
 		t.Errorf("the leaf has accumulated %v, want nil", g)
 	}
-	second, err := torch.Grad(grads[:1], []*torch.Tensor{x}, torch.GradOptions{Gradients: []*torch.Tensor{floats(t, []float32{1, 1, 1})}})
+	second, err := torch.Grad(grads[:1], []*torch.Tensor{x},
+		torch.GradOptions{Gradients: []*torch.Tensor{floats(t, []float32{1, 1, 1})}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +243,10 @@ func TestGrad(t *testing.T) {
 		t.Errorf("an unused input: %v, %v, want length 1, nil, nil", none, err)
 	}
 	for name, call := range map[string]func() ([]*torch.Tensor, error){
-		"no outputs": func() ([]*torch.Tensor, error) { return torch.Grad(nil, []*torch.Tensor{x}, torch.GradOptions{}) },
+		"no outputs": func() ([]*torch.Tensor,
+			error) {
+			return torch.Grad(nil, []*torch.Tensor{x}, torch.GradOptions{})
+		},
 		"not a scalar": func() ([]*torch.Tensor, error) {
 			return torch.Grad([]*torch.Tensor{x.Square()}, []*torch.Tensor{x}, torch.GradOptions{})
 		},
@@ -248,7 +254,8 @@ func TestGrad(t *testing.T) {
 			return torch.Grad([]*torch.Tensor{x.Sum()}, []*torch.Tensor{floats(t, []float32{1})}, torch.GradOptions{})
 		},
 		"other gradients": func() ([]*torch.Tensor, error) {
-			return torch.Grad([]*torch.Tensor{x.Sum()}, []*torch.Tensor{x}, torch.GradOptions{Gradients: []*torch.Tensor{x, x}})
+			return torch.Grad([]*torch.Tensor{x.Sum()}, []*torch.Tensor{x},
+				torch.GradOptions{Gradients: []*torch.Tensor{x, x}})
 		},
 	} {
 		if _, err := call(); !errors.Is(err, cuda.ErrInvalidArgument) {

@@ -495,7 +495,8 @@ func describeAll(op string, arguments []*Tensor) ([]argument, error) {
 			if err := capi.TensorShape(c, a.shape, a.strides); err != nil {
 				return err
 			}
-			a.device, a.dtype, a.requiresGrad, a.marks = cuda.Device(info.Device), DType(info.DType), info.RequiresGrad, t.marks
+			a.device, a.dtype, a.requiresGrad, a.marks = cuda.Device(info.Device), DType(
+				info.DType), info.RequiresGrad, t.marks
 			a.address, err = capi.TensorData(c, info.Device)
 			return err
 		})
@@ -563,7 +564,8 @@ func difference(was, is []argument) error {
 	}
 	for i := range is {
 		if a, b := was[i].String(), is[i].String(); a != b {
-			return stale("argument %d is %s, and the graph was captured with %s: copy the data there (CopyFrom), or do not set FixedArguments", i+1, b, a)
+			return stale("argument %d is %s, and the graph was captured with %s: copy the data there "+
+				"(CopyFrom), or do not set FixedArguments", i+1, b, a)
 		}
 	}
 	return stale("the arguments are not those of the capture")

@@ -64,12 +64,14 @@ func TestGraphedTrainingStepEqualsEager(t *testing.T) {
 		if err := torch.ManualSeed(7); err != nil {
 			t.Fatal(err)
 		}
-		net := nn.NewSequential(nn.NewLinear(8, 32, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(32, 3, nn.LinearOptions{}))
+		net := nn.NewSequential(nn.NewLinear(8, 32, nn.LinearOptions{}), nn.NewReLU(),
+			nn.NewLinear(32, 3, nn.LinearOptions{}))
 		defer nn.Close(net)
 		if err := nn.To(net, gpu); err != nil {
 			t.Fatal(err)
 		}
-		opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1, Momentum: 0.9, WeightDecay: 1e-3, Capturable: true})
+		opt, err := optim.NewSGD(nn.Parameters(net),
+			optim.SGDOptions{LR: 0.1, Momentum: 0.9, WeightDecay: 1e-3, Capturable: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,13 +330,21 @@ func TestFailedCaptureNamesTheOperator(t *testing.T) {
 		fn   func() error
 		text string
 	}{
-		"Float64":                  {func() error { _, err := x.Sum().Float64(); return err }, "Float64(float32[] cuda:0)"},
-		"String":                   {func() error { _, err := x.Float32s(); return err }, "Float32s("},
-		"a copy from the host":     {func() error { return x.CopyFrom(host, torch.CopyOptions{}) }, "NonBlocking"},
-		"To the host":              {func() error { return x.To(cuda.CPU).Err() }, "NonBlocking"},
-		"a pageable copy":          {func() error { return x.CopyFrom(host, torch.CopyOptions{NonBlocking: true}) }, "Copy_("},
-		"ManualSeed":               {func() error { return torch.ManualSeed(1) }, ""},
-		"an error that is ignored": {func() error { x.CopyFrom(host, torch.CopyOptions{NonBlocking: true}); return nil }, ""},
+		"Float64": {func() error { _, err := x.Sum().Float64(); return err },
+			"Float64(float32[] cuda:0)"},
+		"String":               {func() error { _, err := x.Float32s(); return err }, "Float32s("},
+		"a copy from the host": {func() error { return x.CopyFrom(host, torch.CopyOptions{}) }, "NonBlocking"},
+		"To the host":          {func() error { return x.To(cuda.CPU).Err() }, "NonBlocking"},
+		"a pageable copy": {func() error {
+			return x.CopyFrom(host,
+				torch.CopyOptions{NonBlocking: true})
+		}, "Copy_("},
+		"ManualSeed": {func() error { return torch.ManualSeed(1) }, ""},
+		"an error that is ignored": {func() error {
+			x.CopyFrom(host,
+				torch.CopyOptions{NonBlocking: true})
+			return nil
+		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
@@ -349,7 +359,10 @@ func TestFailedCaptureNamesTheOperator(t *testing.T) {
 			t.Log(err)
 		})
 	}
-	g := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) { return []*torch.Tensor{in[0].Square()}, nil }, torch.GraphedOptions{})
+	g := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor,
+		error) {
+		return []*torch.Tensor{in[0].Square()}, nil
+	}, torch.GraphedOptions{})
 	defer g.Close()
 	for range 3 {
 		out, err := g.Call(x)
@@ -368,7 +381,8 @@ func (counting) Fields() []torch.Spec {
 	return []torch.Spec{{Name: "images", DType: torch.Uint8, Shape: []int64{1024}}}
 }
 
-func (c counting) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (c counting) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	for b := range c.batches {
 		slot, err := lend(ctx)
 		if err != nil {
@@ -415,7 +429,8 @@ func TestGraphedBesideAPrefetcher(t *testing.T) {
 			t.Fatalf("batch %d: %v, want %v", n, v, want)
 		}
 		if n%10 == 0 { // capture other graphs all the time
-			other, err := cuda.Capture(cuda.CaptureOptions{}, func() error { return small.NoGrad().AddScalar_(1).Err() })
+			other, err := cuda.Capture(cuda.CaptureOptions{},
+				func() error { return small.NoGrad().AddScalar_(1).Err() })
 			if err != nil {
 				t.Fatal(err)
 			}

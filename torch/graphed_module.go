@@ -15,14 +15,16 @@ import (
 // can still have its backward pass: a second forward would overwrite data that this backward needs.
 // Call Backward first, or, for a pass without one, close its results (end the batch's scope).
 // Evaluate under NoGrad. Use one GraphedModule for each of several passes of one step.
-var ErrPendingBackward = errors.New("torch: the previous forward pass of the GraphedModule has not had its backward pass")
+var ErrPendingBackward = errors.New(
+	"torch: the previous forward pass of the GraphedModule has not had its backward pass")
 
 // ErrOverwritten is in the error of a backward pass through a [GraphedModule] if another pass has
 // overwritten data that the backward needs. That pass is a forward pass of the module, after
 // BackwardOptions.RetainGraph kept the graph, or a pass of a module of the same pool that was
 // captured earlier. Call Backward of modules that share a pool in the reverse order of their
 // forward passes, or call one Backward for all results.
-var ErrOverwritten = errors.New("torch: a later forward pass of the GraphedModule has overwritten what this backward pass needs")
+var ErrOverwritten = errors.New(
+	"torch: a later forward pass of the GraphedModule has overwritten what this backward pass needs")
 
 // GraphedModule runs a differentiable function of tensors, such as the forward pass of a module, as
 // two CUDA graphs inside otherwise eager training: one replay for the forward pass, and one for its
@@ -211,7 +213,8 @@ var errOverwrites = invalid("a module of the pool that was captured later waits 
 //		return []*torch.Tensor{y}, y.Err()
 //	}, nn.Parameters(layer), torch.GraphedModuleOptions{})
 //	y, err := block.Forward(x)
-func NewGraphedModule(fn func(arguments []*Tensor) ([]*Tensor, error), parameters []*Tensor, o GraphedModuleOptions) *GraphedModule {
+func NewGraphedModule(fn func(arguments []*Tensor) ([]*Tensor, error), parameters []*Tensor,
+	o GraphedModuleOptions) *GraphedModule {
 	if o.Warmup < 1 {
 		o.Warmup = 3
 	}
@@ -427,7 +430,8 @@ func (m *GraphedModule) capture(arguments []*Tensor) (e *moduleEntry, err error)
 		if err != nil {
 			return err
 		}
-		e.backward, err = m.pool.capture(e.device, func() error { return e.captureBackward(outputs, given, m.parameters) })
+		e.backward, err = m.pool.capture(e.device,
+			func() error { return e.captureBackward(outputs, given, m.parameters) })
 		if err == nil {
 			m.pool.order.Lock()
 			m.pool.entries = append(m.pool.entries, e)
@@ -459,7 +463,8 @@ func (e *moduleEntry) makeGradients(parameters []*Tensor) (outputs, given []*Ten
 		e.given = append(e.given, g)
 	}
 	if len(outputs) == 0 {
-		err = &capi.Error{Code: capi.CodeCapture, Origin: "torch", Message: "no result depends on an argument or a parameter that requires gradients"}
+		err = &capi.Error{Code: capi.CodeCapture, Origin: "torch",
+			Message: "no result depends on an argument or a parameter that requires gradients"}
 	}
 	return outputs, given, err
 }
@@ -519,7 +524,8 @@ func (e *moduleEntry) captureBackward(outputs, given, parameters []*Tensor) erro
 		}
 	}
 	// The hooks of leaves are called in the passes that replay the graph.
-	found, err := Grad(outputs, with, GradOptions{Gradients: given, RetainGraph: true, AllowUnused: true, noLeafHooks: true})
+	found, err := Grad(outputs, with, GradOptions{Gradients: given, RetainGraph: true, AllowUnused: true,
+		noLeafHooks: true})
 	for i, g := range found {
 		if g != nil {
 			e.gradients[at[i]] = unscoped(g)

@@ -145,7 +145,8 @@ func TestGraphedModulesTrainAsWithoutGraphs(t *testing.T) {
 				if i == 1 {
 					replays /= 2
 				}
-				if s := m.Stats(); s.Captures != 1 || s.Replays != replays || s.Backward != replays || s.Refused != nil {
+				if s := m.Stats(); s.Captures != 1 || s.Replays != replays || s.Backward != replays ||
+					s.Refused != nil {
 					t.Errorf("module %d: %+v, want Captures 1, Replays %v, Backward %v, Refused nil",
 						i, s, replays, replays)
 				}
@@ -168,7 +169,8 @@ func TestGraphedModuleInACapture(t *testing.T) {
 		return []*torch.Tensor{in[0].Mul(w)}, nil
 	}, []*torch.Tensor{w}, torch.GraphedModuleOptions{Warmup: 1})
 	defer m.Close()
-	outer := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) { return m.Forward(in...) }, torch.GraphedOptions{})
+	outer := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) { return m.Forward(in...) },
+		torch.GraphedOptions{})
 	defer outer.Close()
 	x := onDevice(t, []float32{5})
 	for range 4 {
@@ -178,7 +180,8 @@ func TestGraphedModuleInACapture(t *testing.T) {
 		}
 		wantValues(t, out[0], 15)
 	}
-	if s := m.Stats(); s.Replays != 0 || s.Fallback == nil || !strings.Contains(s.Fallback.Error(), "is being captured") {
+	if s := m.Stats(); s.Replays != 0 || s.Fallback == nil ||
+		!strings.Contains(s.Fallback.Error(), "is being captured") {
 		t.Errorf("%+v", s)
 	}
 }
@@ -246,7 +249,8 @@ func TestGraphedModuleIsOrdered(t *testing.T) {
 		})
 		o.want("the result of the earlier call", 2*staleValue)
 		if second[0] != 2*freshValue || second[orderedElements-1] != 2*freshValue {
-			t.Errorf("the result of the later call: %v and %v, want %v", second[0], second[orderedElements-1], 2*freshValue)
+			t.Errorf("the result of the later call: %v and %v, want %v", second[0],
+				second[orderedElements-1], 2*freshValue)
 		}
 		g := w.Grad()
 		wantValues(t, g, staleValue*orderedElements)
@@ -314,7 +318,8 @@ func TestGraphedModuleMayBeClosed(t *testing.T) {
 			got, err := x.Float32s()
 			o.check(err)
 			if slices.Min(got) != 2*staleValue || slices.Max(got) != 2*staleValue {
-				t.Fatalf("result %d: from %v to %v, want %v: another module's replay wrote there", i, slices.Min(got), slices.Max(got), 2*staleValue)
+				t.Fatalf("result %d: from %v to %v, want %v: another module's replay wrote there", i,
+					slices.Min(got), slices.Max(got), 2*staleValue)
 			}
 		}
 		scope.Close()

@@ -67,7 +67,8 @@ func (r *moduleRecorder) replay(g replayer, d cuda.Device) error {
 	return err
 }
 
-func module(t *testing.T, fn func([]*Tensor) ([]*Tensor, error), parameters []*Tensor, o GraphedModuleOptions) (*GraphedModule, *moduleRecorder) {
+func module(t *testing.T, fn func([]*Tensor) ([]*Tensor, error), parameters []*Tensor,
+	o GraphedModuleOptions) (*GraphedModule, *moduleRecorder) {
 	t.Helper()
 	m := NewGraphedModule(fn, parameters, o)
 	r := &moduleRecorder{m: m}
@@ -127,7 +128,8 @@ func step(t *testing.T, forward func(...*Tensor) ([]*Tensor, error), w, b, start
 	if err := loss.Backward(); err != nil {
 		t.Fatal(err)
 	}
-	text := fmt.Sprint(valuesOf(t, loss), valuesOf(t, out[2]), valuesOf(t, x.Grad()), valuesOf(t, w.In(scope).Grad()), valuesOf(t, b.In(scope).Grad()))
+	text := fmt.Sprint(valuesOf(t, loss), valuesOf(t, out[2]), valuesOf(t, x.Grad()),
+		valuesOf(t, w.In(scope).Grad()), valuesOf(t, b.In(scope).Grad()))
 	if n%3 != 0 { // otherwise the next step adds to the gradients
 		for _, p := range []*Tensor{w, b} {
 			if err := p.NoGrad().Sub_(p.In(scope).Grad().MulScalar(1e-3)).Err(); err != nil {
@@ -152,7 +154,8 @@ func TestGraphedModuleTrainsAsItsFunction(t *testing.T) {
 			m, r := module(t, fn, []*Tensor{w, b}, GraphedModuleOptions{Warmup: 2})
 			forward = m.Forward
 			defer func() {
-				if s := m.Stats(); s.Calls != 10 || s.Eager != 2 || s.Replays != 8 || s.Backward != 8 || s.Captures != 1 || r.captured != 2 {
+				if s := m.Stats(); s.Calls != 10 || s.Eager != 2 || s.Replays != 8 || s.Backward != 8 ||
+					s.Captures != 1 || r.captured != 2 {
 					t.Errorf("%+v, %d captures,"+
 						" want Calls 10, Eager 2, Replays 8, Backward 8, Captures 1, 2", s, r.captured)
 				}
@@ -204,7 +207,8 @@ func TestGraphedModuleFallsBack(t *testing.T) {
 		x    *Tensor
 		says string
 	}{
-		"shape":    {vector(t, 2), "argument 1 is float32[2] cpu with strides [1], and the graph is for float32[3] cpu"},
+		"shape": {vector(t, 2),
+			"argument 1 is float32[2] cpu with strides [1], and the graph is for float32[3] cpu"},
 		"dtype":    {x.In(s).ToDType(Float64), "float64[3]"},
 		"autocast": {x.In(s).Autocast(BFloat16), "autocast to bfloat16"},
 		"gradient": {trainable(t, 1, 2, 3), "requiring gradients"},
@@ -277,7 +281,8 @@ func TestGraphedModuleNeedsTheBackwardOfItsLastPass(t *testing.T) {
 	if out, err = m.Forward(x.In(first)); err != nil {
 		t.Fatalf("after a pass without backward: %v, want no error", err)
 	}
-	if _, err := Grad([]*Tensor{out[0].Sum()}, []*Tensor{w}, GradOptions{CreateGraph: true}); !errors.Is(err, cuda.ErrInvalidArgument) {
+	if _, err := Grad([]*Tensor{out[0].Sum()}, []*Tensor{w},
+		GradOptions{CreateGraph: true}); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Errorf("CreateGraph: got %v, want ErrInvalidArgument", err)
 	}
 	loss = out[0].Sum()
@@ -360,7 +365,8 @@ func TestGraphedModuleThatCannotBeCaptured(t *testing.T) {
 			" want cuda.ErrInvalidArgument with \"a leaf that is not given\"", err)
 	}
 
-	failing, _ := module(t, func([]*Tensor) ([]*Tensor, error) { return nil, errTest }, []*Tensor{w}, GraphedModuleOptions{Warmup: 1})
+	failing, _ := module(t, func([]*Tensor) ([]*Tensor, error) { return nil, errTest }, []*Tensor{w},
+		GraphedModuleOptions{Warmup: 1})
 	for range 3 {
 		if _, err := failing.Forward(x.In(s)); !errors.Is(err, errTest) {
 			t.Errorf("got %v, want the function's error", err)

@@ -139,7 +139,8 @@ func TestGraphedCapturesForEachKindOfArgument(t *testing.T) {
 		t.Errorf("another argument: %v, want %v, nil", err, n+1)
 	}
 	captures := int64(n + 1)
-	want := GraphedStats{Calls: 2*captures + 1, Hits: captures + 1, Eager: captures, Captures: captures, Evicted: max(0, captures-8), Graphs: int(min(8, captures))}
+	want := GraphedStats{Calls: 2*captures + 1, Hits: captures + 1, Eager: captures, Captures: captures,
+		Evicted: max(0, captures-8), Graphs: int(min(8, captures))}
 	if g.Stats() != want {
 		t.Errorf("got %+v, want %+v", g.Stats(), want)
 	}
@@ -275,7 +276,8 @@ func TestGraphedFollowsItsOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = g.Call(y)
-	if !errors.Is(err, cuda.ErrStale) || !strings.Contains(err.Error(), "argument 1 is float32[2] cpu at 0x") || r.captured != 1 {
+	if !errors.Is(err, cuda.ErrStale) ||
+		!strings.Contains(err.Error(), "argument 1 is float32[2] cpu at 0x") || r.captured != 1 {
 		t.Errorf("another address: got %v, want ErrStale with the argument", err)
 	}
 	if _, err := g.Call(x, y); !errors.Is(err, cuda.ErrStale) || !strings.Contains(err.Error(), "2 arguments") {
@@ -332,7 +334,8 @@ func TestGraphedReturnsErrors(t *testing.T) {
 	if _, err := g.Call(x, x); err != nil || r.captured != 1 {
 		t.Errorf("the next capture: %v, %d captures, want nil, 1", err, r.captured)
 	}
-	if _, err := g.Call(x, nil); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "argument 2") {
+	if _, err := g.Call(x, nil); !errors.Is(err, cuda.ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "argument 2") {
 		t.Errorf("nil: %v, want cuda.ErrInvalidArgument with \"argument 2\"", err)
 	}
 	if _, err := g.Call(x, Fail("x", broken)); !errors.Is(err, broken) {
@@ -343,7 +346,8 @@ func TestGraphedReturnsErrors(t *testing.T) {
 		t.Errorf("%d tensors remain, want 0", LiveTensors()-live)
 	}
 	var none *Graphed
-	if _, err := none.Call(x); !errors.Is(err, cuda.ErrInvalidArgument) || none.Close() != nil || none.Stats() != (GraphedStats{}) {
+	if _, err := none.Call(x); !errors.Is(err, cuda.ErrInvalidArgument) || none.Close() != nil ||
+		none.Stats() != (GraphedStats{}) {
 		t.Errorf("a nil Graphed: %v, want cuda.ErrInvalidArgument, Close without an error and zero Stats",
 			err)
 	}
@@ -499,7 +503,8 @@ func TestGraphedCallEager(t *testing.T) {
 // each call has one effect; a stale graph starts anew.
 func TestGraphedWarmOnce(t *testing.T) {
 	runs := 0
-	g, r := graphed(func(in []*Tensor) ([]*Tensor, error) { runs++; return double(in) }, GraphedOptions{WarmOnce: true, Fallback: true})
+	g, r := graphed(func(in []*Tensor) ([]*Tensor, error) { runs++; return double(in) },
+		GraphedOptions{WarmOnce: true, Fallback: true})
 	defer g.Close()
 	call := func(x *Tensor) {
 		t.Helper()

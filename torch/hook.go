@@ -95,7 +95,8 @@ func (t *Tensor) RegisterPostAccumulateGradHook(fn func(t *Tensor) error) (*Hook
 	})
 }
 
-func (t *Tensor) register(op string, add func(*capi.Tensor, capi.Callback) (*capi.Hook, error), fn func([]*Tensor) ([]*Tensor, error)) (*Hook, error) {
+func (t *Tensor) register(op string, add func(*capi.Tensor, capi.Callback) (*capi.Hook, error),
+	fn func([]*Tensor) ([]*Tensor, error)) (*Hook, error) {
 	var c *capi.Hook
 	err := t.use(op, func(ct *capi.Tensor) (err error) {
 		c, err = add(ct, callback(op, fn))

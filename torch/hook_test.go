@@ -74,7 +74,10 @@ func TestHooksOnResults(t *testing.T) {
 	}
 	for i, half := range halves {
 		defer half.Close()
-		h, err := half.RegisterHook(func(g *torch.Tensor) (*torch.Tensor, error) { return g.MulScalar(float64(10 * (i + 1))), nil })
+		h, err := half.RegisterHook(func(g *torch.Tensor) (*torch.Tensor,
+			error) {
+			return g.MulScalar(float64(10 * (i + 1))), nil
+		})
 		register(t, h, err)
 	}
 	backward(t, halves[0].Add(halves[1]).Sum())
@@ -126,7 +129,8 @@ func TestPostAccumulateGradHooks(t *testing.T) {
 	}
 	y := w.Square()
 	defer y.Close()
-	if _, err := y.RegisterPostAccumulateGradHook(func(*torch.Tensor) error { return nil }); !errors.Is(err, cuda.ErrInvalidArgument) {
+	if _, err := y.RegisterPostAccumulateGradHook(func(*torch.Tensor) error { return nil }); !errors.Is(err,
+		cuda.ErrInvalidArgument) {
 		t.Errorf("on a result: got %v, want ErrInvalidArgument", err)
 	}
 }
@@ -177,7 +181,10 @@ func TestRemovedHooksAreNotCalled(t *testing.T) {
 		t.Errorf("a nil hook: %v, want cuda.ErrInvalidArgument", err)
 	}
 	constant := floats(t, []float32{1})
-	if _, err := constant.RegisterHook(func(*torch.Tensor) (*torch.Tensor, error) { return nil, nil }); !errors.Is(err, cuda.ErrInvalidArgument) {
+	if _, err := constant.RegisterHook(func(*torch.Tensor) (*torch.Tensor, error) {
+		return nil,
+			nil
+	}); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Errorf("on a constant: %v, want cuda.ErrInvalidArgument", err)
 	}
 	if n := capi.LiveCallbacks(); n != before {
@@ -225,13 +232,24 @@ func TestBackwardReturnsErrorsOfHooks(t *testing.T) {
 		is   error
 		says string
 	}{
-		"error":      {func() (*torch.Tensor, error) { return nil, fmt.Errorf("no: %w", errPlanned) }, errPlanned, "no: planned"},
+		"error": {func() (*torch.Tensor, error) { return nil, fmt.Errorf("no: %w", errPlanned) },
+			errPlanned, "no: planned"},
 		"panic":      {func() (*torch.Tensor, error) { panic("boom") }, nil, "panic at "},
 		"panicError": {func() (*torch.Tensor, error) { panic(errPlanned) }, errPlanned, "planned"},
-		"nil":        {func() (*torch.Tensor, error) { var h *struct{ x *torch.Tensor }; return h.x, nil }, nil, "nil pointer dereference"},
-		"failed":     {func() (*torch.Tensor, error) { return torch.Fail("Mine", errPlanned), nil }, errPlanned, "Mine"},
-		"shape":      {func() (*torch.Tensor, error) { x, err := torch.Ones(cuda.CPU, torch.Float32, 3); return x, err }, cuda.ErrInvalidArgument, "another shape"},
-		"dtype":      {func() (*torch.Tensor, error) { x, err := torch.Ones(cuda.CPU, torch.Float64, 1); return x, err }, cuda.ErrInvalidArgument, "another dtype"},
+		"nil": {func() (*torch.Tensor, error) { var h *struct{ x *torch.Tensor }; return h.x, nil },
+			nil, "nil pointer dereference"},
+		"failed": {func() (*torch.Tensor, error) { return torch.Fail("Mine", errPlanned), nil },
+			errPlanned, "Mine"},
+		"shape": {func() (*torch.Tensor, error) {
+			x,
+				err := torch.Ones(cuda.CPU, torch.Float32, 3)
+			return x, err
+		}, cuda.ErrInvalidArgument, "another shape"},
+		"dtype": {func() (*torch.Tensor, error) {
+			x,
+				err := torch.Ones(cuda.CPU, torch.Float64, 1)
+			return x, err
+		}, cuda.ErrInvalidArgument, "another dtype"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := leaf(t, []float32{1})
@@ -258,7 +276,8 @@ func TestBackwardReturnsErrorsOfHooks(t *testing.T) {
 				t.Errorf("got %q, want it to contain %q", err, c.says)
 			}
 			// A refused result is found after the hook's call.
-			if place := fmt.Sprintf("%s:%d", file, line-4); c.is != cuda.ErrInvalidArgument && !strings.Contains(err.Error(), place) {
+			if place := fmt.Sprintf("%s:%d", file, line-4); c.is != cuda.ErrInvalidArgument &&
+				!strings.Contains(err.Error(), place) {
 				t.Errorf("%q does not name the registration at %s", err, place)
 			}
 			h.Remove()
@@ -297,7 +316,8 @@ func TestModesInHooks(t *testing.T) {
 		})
 		register(t, h, err)
 		scope := torch.NewScope("pass")
-		found, err := torch.Grad([]*torch.Tensor{w.In(scope).Autocast(torch.BFloat16).Square().Sum()}, []*torch.Tensor{w}, torch.GradOptions{CreateGraph: create})
+		found, err := torch.Grad([]*torch.Tensor{w.In(scope).Autocast(torch.BFloat16).Square().Sum()},
+			[]*torch.Tensor{w}, torch.GradOptions{CreateGraph: create})
 		if err != nil || !called {
 			t.Fatalf("called %v: %v", called, err)
 		}
@@ -334,7 +354,8 @@ func TestBackwardInsideOfHooks(t *testing.T) {
 		if err := v.In(scope).Square().Sum().Backward(); err != nil {
 			return nil, err
 		}
-		found, err := torch.Grad([]*torch.Tensor{v.In(scope).Square().Mul(v).Sum()}, []*torch.Tensor{v}, torch.GradOptions{})
+		found, err := torch.Grad([]*torch.Tensor{v.In(scope).Square().Mul(v).Sum()}, []*torch.Tensor{v},
+			torch.GradOptions{})
 		if err != nil {
 			return nil, err
 		}
@@ -347,7 +368,8 @@ func TestBackwardInsideOfHooks(t *testing.T) {
 
 	refused, err := v.RegisterPostAccumulateGradHook(func(p *torch.Tensor) error { return w.Square().Sum().Backward() })
 	register(t, refused, err)
-	if err := v.Square().Sum().Backward(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "post-accumulate-gradient hook") {
+	if err := v.Square().Sum().Backward(); !errors.Is(err, cuda.ErrInvalidArgument) ||
+		!strings.Contains(err.Error(), "post-accumulate-gradient hook") {
 		t.Errorf("in a post-accumulate-gradient hook: %v,"+
 			" want cuda.ErrInvalidArgument with \"post-accumulate-gradient hook\"", err)
 	}
@@ -448,7 +470,8 @@ func TestHooksOfManyGoroutines(t *testing.T) {
 				return
 			}
 			_, err = w.RegisterHook(func(g *torch.Tensor) (*torch.Tensor, error) {
-				in, err := torch.Grad([]*torch.Tensor{w.Square().Sum()}, []*torch.Tensor{w.Square()}, torch.GradOptions{AllowUnused: true})
+				in, err := torch.Grad([]*torch.Tensor{w.Square().Sum()}, []*torch.Tensor{w.Square()},
+					torch.GradOptions{AllowUnused: true})
 				if err != nil || in[0] != nil {
 					return nil, errors.Join(err, errors.New("a gradient of what the output does not use"))
 				}
@@ -477,7 +500,8 @@ func TestOperatorsThatRunBackwardAreRefused(t *testing.T) {
 	w := leaf(t, []float32{3})
 	loss := w.Square().Sum()
 	defer loss.Close()
-	if _, err := torch.Call("_backward", loss, []*torch.Tensor{w}); err == nil || !strings.Contains(err.Error(), "call torch.Tensor.Backward instead") {
+	if _, err := torch.Call("_backward", loss, []*torch.Tensor{w}); err == nil ||
+		!strings.Contains(err.Error(), "call torch.Tensor.Backward instead") {
 		t.Errorf("got %v, want an error with \"call torch.Tensor.Backward instead\"", err)
 	}
 }
@@ -541,7 +565,8 @@ func TestStreamsOfHooks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]cuda.Stream{"result": forward, "leaf": forward, "accumulated": forward, "end": caller} {
+	for name, want := range map[string]cuda.Stream{"result": forward, "leaf": forward,
+		"accumulated": forward, "end": caller} {
 		if saw[name] != want {
 			t.Errorf("%s: current stream %v, want %v", name, saw[name], want)
 		}
@@ -616,7 +641,8 @@ func TestHooksOfOneTensorMayBeRegisteredAtOnce(t *testing.T) {
 		}
 		backward(t, result.Sum())
 		if a, b, c := ofLeaf.Load(), ofResult.Load(), accumulated.Load(); a != 2 || b != 2 || c != 2 {
-			t.Fatalf("%d hooks of the leaf, %d of the result and %d after accumulation were called, want 2 of each", a, b, c)
+			t.Fatalf("%d hooks of the leaf, %d of the result and %d after accumulation were called, want "+
+				"2 of each", a, b, c)
 		}
 	}
 }

@@ -234,7 +234,8 @@ func (s *selection) normal(i int, v any) (index any, takes int, err error) {
 	if n, ok := anyInteger(v); ok {
 		return n, 1, nil
 	}
-	return nil, 0, invalid("index %d is %s: want an integer, an Interval, All, Ellipsis, NewAxis, a *Tensor, []int, []int64 or []bool", i, typeName(v))
+	return nil, 0, invalid("index %d is %s: want an integer, an Interval, All, Ellipsis, NewAxis, a "+
+		"*Tensor, []int, []int64 or []bool", i, typeName(v))
 }
 
 func (s *selection) list(t *Tensor, err error) (any, int, error) {

@@ -41,19 +41,31 @@ func TestIndexAsInPyTorch(t *testing.T) {
 	const all, dots, axis = torch.All, torch.Ellipsis, torch.NewAxis
 	from, until, span := torch.From, torch.Until, torch.Range
 	indices := map[string][]any{
-		"0": {0}, "-1": {int32(-1)}, "1, 2": {uint8(1), int64(2)}, "1, -1, 3": {1, -1, 3}, "1:2": {span(1, 2)}, "-1:": {from(-1)}, "5:": {from(5)}, "1:1": {span(1, 1)},
-		"2:1": {span(2, 1)}, ":": {all}, ":, 1:": {all, from(1)}, ":, :-1": {all, until(-1)}, ":, -2:-1": {all, span(-2, -1)}, ":, 0:3:2": {all, span(0, 3).Step(2)},
-		":, ::2": {all, from(0).Step(2)}, ":, 1::5": {all, from(1).Step(5)}, "0, 1:": {0, from(1)}, "...": {dots}, "..., 0": {dots, 0}, "0, ..., 1": {0, dots, 1}, "..., 1:3": {dots, span(1, 3)},
-		"None": {axis}, ":, None": {all, axis}, "..., None": {dots, axis}, "..., None, 0": {dots, axis, 0}, "None, 0, None": {axis, 0, axis},
-		"mask": {mask}, "mask, 1:3": {mask, span(1, 3)}, "mask, 1": {mask, 1}, "mask, ...": {mask, dots}, "mask, None": {mask, axis}, "None, mask": {axis, mask},
-		"mask, i([0, 1])": {mask, v(0, 1)}, "rows": {rows}, "rows, 1:": {rows, from(1)}, ":, [True, False, True], ::2": {all, []bool{true, false, true}, from(0).Step(2)},
-		"yes": {yes}, "no": {no}, "0, yes": {0, yes}, "i(1)": {number(1, torch.Int64)}, "1, i(2)": {1, number(2, torch.Int16)}, "i([1, 0])": {v(1, 0)},
-		"i([[0, 1], [1, 0]])": {i([]int64{2, 2}, 0, 1, 1, 0)}, "[0, 1], [1, 2]": {[]int{0, 1}, []int64{1, 2}}, "i([0, 1]), :, i([0, 3])": {v(0, 1), all, v(0, 3)},
-		":, i([0, 2]), 1": {all, v(0, 2), 1}, "1, :, i([0, 3])": {1, all, v(0, 3)}, "i([0]), 1, :": {v(0), 1, all}, "i([0, 1]), i([[0], [2]])": {v(0, 1), i([]int64{2, 1}, 0, 2)},
-		":, none": {all, []int64{}}, "i([-1, 0])": {v(-1, 0)}, "..., i([0, 0, 3])": {dots, v(0, 0, 3)}, "i([1]), 0:2, 3": {v(1), span(0, 2), 3}, ":, [0, 1], [1, 2]": {all, []int{0, 1}, []int{1, 2}},
-		":, [0, 1], None, [1, 2]": {all, []int{0, 1}, axis, []int{1, 2}}, "i([1, 0], dtype=t.int32)": {v(1, 0).ToDType(torch.Int32)},
-		"scalar ...": {dots}, "scalar None": {axis}, "scalar yes": {yes},
-		"5": {5}, "0, 0, 0, 0": {0, 0, 0, 0}, ":, 3": {all, 3}, "i([5])": {v(5)}, ":, mask": {all, mask}, "mask, 0, 0": {mask, 0, 0}, "i([0.5])": {floats(t, []float32{0.5})},
+		"0": {0}, "-1": {int32(-1)}, "1, 2": {uint8(1), int64(2)}, "1, -1, 3": {1, -1, 3},
+		"1:2": {span(1, 2)}, "-1:": {from(-1)}, "5:": {from(5)}, "1:1": {span(1, 1)},
+		"2:1": {span(2, 1)}, ":": {all}, ":, 1:": {all, from(1)}, ":, :-1": {all, until(-1)},
+		":, -2:-1": {all, span(-2, -1)}, ":, 0:3:2": {all, span(0, 3).Step(2)},
+		":, ::2": {all, from(0).Step(2)}, ":, 1::5": {all, from(1).Step(5)}, "0, 1:": {0, from(1)},
+		"...": {dots}, "..., 0": {dots, 0}, "0, ..., 1": {0, dots, 1}, "..., 1:3": {dots, span(1, 3)},
+		"None": {axis}, ":, None": {all, axis}, "..., None": {dots, axis}, "..., None, 0": {dots, axis, 0},
+		"None, 0, None": {axis, 0, axis},
+		"mask":          {mask}, "mask, 1:3": {mask, span(1, 3)}, "mask, 1": {mask, 1}, "mask, ...": {mask, dots},
+		"mask, None": {mask, axis}, "None, mask": {axis, mask},
+		"mask, i([0, 1])": {mask, v(0, 1)}, "rows": {rows}, "rows, 1:": {rows, from(1)},
+		":, [True, False, True], ::2": {all, []bool{true, false, true}, from(0).Step(2)},
+		"yes":                         {yes}, "no": {no}, "0, yes": {0, yes}, "i(1)": {number(1, torch.Int64)},
+		"1, i(2)": {1, number(2, torch.Int16)}, "i([1, 0])": {v(1, 0)},
+		"i([[0, 1], [1, 0]])": {i([]int64{2, 2}, 0, 1, 1, 0)},
+		"[0, 1], [1, 2]":      {[]int{0, 1}, []int64{1, 2}}, "i([0, 1]), :, i([0, 3])": {v(0, 1), all, v(0, 3)},
+		":, i([0, 2]), 1": {all, v(0, 2), 1}, "1, :, i([0, 3])": {1, all, v(0, 3)},
+		"i([0]), 1, :": {v(0), 1, all}, "i([0, 1]), i([[0], [2]])": {v(0, 1), i([]int64{2, 1}, 0, 2)},
+		":, none": {all, []int64{}}, "i([-1, 0])": {v(-1, 0)}, "..., i([0, 0, 3])": {dots, v(0, 0, 3)},
+		"i([1]), 0:2, 3": {v(1), span(0, 2), 3}, ":, [0, 1], [1, 2]": {all, []int{0, 1}, []int{1, 2}},
+		":, [0, 1], None, [1, 2]":  {all, []int{0, 1}, axis, []int{1, 2}},
+		"i([1, 0], dtype=t.int32)": {v(1, 0).ToDType(torch.Int32)},
+		"scalar ...":               {dots}, "scalar None": {axis}, "scalar yes": {yes},
+		"5": {5}, "0, 0, 0, 0": {0, 0, 0, 0}, ":, 3": {all, 3}, "i([5])": {v(5)}, ":, mask": {all, mask},
+		"mask, 0, 0": {mask, 0, 0}, "i([0.5])": {floats(t, []float32{0.5})},
 		":, ::-1": {all, from(0).Step(-1)}, "scalar 0": {0}, "i([0, 1]), i([0, 1, 2])": {v(0, 1), v(0, 1, 2)},
 	}
 	row := i([]int64{1, 4}, 10, 20, 30, 40)
@@ -83,13 +95,15 @@ func TestIndexAsInPyTorch(t *testing.T) {
 				t.Errorf("Index left %d tensors, want none", n-before-1)
 			}
 			elements, err := got.Int64s()
-			if err != nil || !reflect.DeepEqual(got.Shape(), c.Shape) || !reflect.DeepEqual(elements, c.Values) && len(elements)+len(c.Values) > 0 {
+			if err != nil || !reflect.DeepEqual(got.Shape(), c.Shape) ||
+				!reflect.DeepEqual(elements, c.Values) && len(elements)+len(c.Values) > 0 {
 				t.Errorf("got %v %v (%v), want %v %v", got.Shape(), elements, err, c.Shape, c.Values)
 			}
 			if got.Elements() > 0 && got.Fill_(-9).Err() != nil {
 				t.Error(got.Err())
 			}
-			if changed, err := x.EqScalar(-9).Any().Float64(); err != nil || got.Elements() > 0 && (changed == 1) != c.View {
+			if changed, err := x.EqScalar(-9).Any().Float64(); err != nil || got.Elements() > 0 &&
+				(changed == 1) != c.View {
 				t.Errorf("a view: %v (%v), want %v", changed == 1, err, c.View)
 			}
 			for name, value := range values {
@@ -131,7 +145,8 @@ func TestIndexInScopesAndBackward(t *testing.T) {
 		t.Error("SetIndex_ on a leaf that requires gradients: got no error, want one")
 	}
 	wantValues(t, x.NoGrad().SetIndex_(9.5, 0, torch.From(1)), 1, 9.5, 3, 4)
-	wantValues(t, x.NoGrad().SetIndex_(floats(t, []float32{5, 6}), x.LtScalar(3).LogicalNot().Index(torch.All, 1), 0), 5, 9.5, 6, 4)
+	wantValues(t, x.NoGrad().SetIndex_(floats(t, []float32{5, 6}),
+		x.LtScalar(3).LogicalNot().Index(torch.All, 1), 0), 5, 9.5, 6, 4)
 }
 
 func TestIndexRefusesOtherTypes(t *testing.T) {

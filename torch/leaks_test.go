@@ -14,7 +14,8 @@ import (
 func countOf(sites leaks.Sites, kind, first, through string) (n int64) {
 	for _, s := range sites {
 		for _, f := range s.Stack {
-			if s.Kind == kind && strings.HasSuffix(s.Stack[0].Function, first) && strings.HasSuffix(f.Function, through) {
+			if s.Kind == kind && strings.HasSuffix(s.Stack[0].Function, first) &&
+				strings.HasSuffix(f.Function, through) {
 				n += s.Count
 				break
 			}

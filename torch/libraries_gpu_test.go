@@ -282,7 +282,8 @@ func TestManyGoroutinesKeepDeviceMemoryFlat(t *testing.T) {
 			if err := errors.Join(mine.SetRequiresGrad(true), own.SetRequiresGrad(true)); err != nil {
 				return err
 			}
-			return errors.Join(x.MM(mine).Sum().Backward(), image.Conv2d(own, nil, torch.Conv2dOptions{}).Sum().Backward())
+			return errors.Join(x.MM(mine).Sum().Backward(),
+				image.Conv2d(own, nil, torch.Conv2dOptions{}).Sum().Backward())
 		})
 	}
 	report("at the start")

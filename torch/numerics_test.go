@@ -158,7 +158,8 @@ func TestNumericsOfNeighbours(t *testing.T) {
 }
 
 // forwardAndBackward runs operators. Under deterministic some of them must be refused.
-func forwardAndBackward(t *testing.T, put func(*torch.Tensor) *torch.Tensor, x *torch.Tensor, n *torch.Numerics, backward func(loss, x *torch.Tensor) error) error {
+func forwardAndBackward(t *testing.T, put func(*torch.Tensor) *torch.Tensor, x *torch.Tensor,
+	n *torch.Numerics, backward func(loss, x *torch.Tensor) error) error {
 	scope := torch.NewScope("pass")
 	defer scope.Close()
 	x = x.In(scope)
@@ -200,7 +201,8 @@ func TestNumericsOfHooks(t *testing.T) {
 			hook, err := z.RegisterHook(func(g *torch.Tensor) (*torch.Tensor, error) {
 				scope := torch.NewScope("hook")
 				defer scope.Close()
-				called = append(called, put(g.In(scope)).Err(), put(other.In(scope)).Err(), put(g.In(scope).NoNumerics()).Err())
+				called = append(called, put(g.In(scope)).Err(), put(other.In(scope)).Err(),
+					put(g.In(scope).NoNumerics()).Err())
 				elsewhere := make(chan error)
 				go func() { elsewhere <- put(other.In(scope).Numerics(measured)).Err() }()
 				called = append(called, <-elsewhere)
@@ -287,15 +289,16 @@ func TestNumericsOfCallbacks(t *testing.T) {
 	for way, backward := range backwards {
 		var ofGradient, waited, ended error
 		calls := 0
-		f := torch.Function{Name: "f", Forward: identity.Forward, Backward: func(_ *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
-			calls++
-			ofGradient, waited = put(g[0]).Err(), elsewhere()
-			return g, torch.QueueCallback(func() error {
+		f := torch.Function{Name: "f", Forward: identity.Forward,
+			Backward: func(_ *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
 				calls++
-				ended = elsewhere()
-				return nil
-			})
-		}}
+				ofGradient, waited = put(g[0]).Err(), elsewhere()
+				return g, torch.QueueCallback(func() error {
+					calls++
+					ended = elsewhere()
+					return nil
+				})
+			}}
 		x := leaf(t, []float32{1, 2})
 		hook, err := x.RegisterPostAccumulateGradHook(func(x *torch.Tensor) error {
 			calls++

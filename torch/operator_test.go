@@ -85,13 +85,16 @@ func normal(a schema.Arg) string {
 }
 
 func TestParseReadsSchemas(t *testing.T) {
-	got, err := schema.Parse("aten::x.y(Tensor(a!)[] self, SymInt[2] stride=[1, 1], *, str? mode=\"a,b\", Scalar v=1) -> (Tensor(a!) values, Tensor[] rest)")
+	got, err := schema.Parse("aten::x.y(Tensor(a!)[] self, SymInt[2] stride=[1, 1], *, str? " +
+		"mode=\"a,b\", Scalar v=1) -> (Tensor(a!) values, Tensor[] rest)")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := schema.Schema{Name: "x", Overload: "y", Args: []schema.Arg{
-		{Name: "self", Type: "Tensor[]", Written: true, Alias: "a"}, {Name: "stride", Type: "int[2]", Default: "[1, 1]", HasDefault: true},
-		{Name: "mode", Type: "str?", Default: `"a,b"`, HasDefault: true}, {Name: "v", Type: "Scalar", Default: "1", HasDefault: true},
+		{Name: "self", Type: "Tensor[]", Written: true, Alias: "a"},
+		{Name: "stride", Type: "int[2]", Default: "[1, 1]", HasDefault: true},
+		{Name: "mode", Type: "str?", Default: `"a,b"`, HasDefault: true},
+		{Name: "v", Type: "Scalar", Default: "1", HasDefault: true},
 	}, Returns: []schema.Return{{Type: "Tensor", Written: true, Alias: "a"}, {Type: "Tensor[]"}}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %v", got, want)

@@ -14,9 +14,12 @@ import (
 
 // functions are the operators that are no methods.
 var functions = map[string]any{
-	"PowOf": torch.PowOf, "IsIn": torch.IsIn, "Where": torch.Where, "WhereScalar": torch.WhereScalar, "WhereScalars": torch.WhereScalars, "Complex": torch.Complex, "Polar": torch.Polar,
-	"Einsum": torch.Einsum, "Bilinear": torch.Bilinear, "MultiDot": torch.MultiDot, "EmbeddingBag": torch.EmbeddingBag, "BroadcastTensors": torch.BroadcastTensors, "HStack": torch.HStack,
-	"VStack": torch.VStack, "DStack": torch.DStack, "ColumnStack": torch.ColumnStack, "BlockDiag": torch.BlockDiag, "MeshGrid": torch.MeshGrid, "CartesianProd": torch.CartesianProd,
+	"PowOf": torch.PowOf, "IsIn": torch.IsIn, "Where": torch.Where, "WhereScalar": torch.WhereScalar,
+	"WhereScalars": torch.WhereScalars, "Complex": torch.Complex, "Polar": torch.Polar,
+	"Einsum": torch.Einsum, "Bilinear": torch.Bilinear, "MultiDot": torch.MultiDot,
+	"EmbeddingBag": torch.EmbeddingBag, "BroadcastTensors": torch.BroadcastTensors, "HStack": torch.HStack,
+	"VStack": torch.VStack, "DStack": torch.DStack, "ColumnStack": torch.ColumnStack,
+	"BlockDiag": torch.BlockDiag, "MeshGrid": torch.MeshGrid, "CartesianProd": torch.CartesianProd,
 	"PadSequence": torch.PadSequence, "Binomial": torch.Binomial, "NormalOf": torch.NormalOf,
 }
 

@@ -32,7 +32,8 @@ func TestConstructorsTakeAScopeAndAMemoryFormat(t *testing.T) {
 			t.Errorf("%s: sum %v, %v, want %v, nil", name, sum, err, c.sum)
 		}
 	}
-	for name, make := range map[string]func(...int64) (*torch.Tensor, error){"Empty": o.Empty, "Rand": o.Rand, "Randn": o.Randn} {
+	for name, make := range map[string]func(...int64) (*torch.Tensor, error){"Empty": o.Empty,
+		"Rand": o.Rand, "Randn": o.Randn} {
 		if x, err := make(1, 2, 3, 4); err != nil || x.Scope() != scope {
 			t.Errorf("%s in %v: %v, want it in %v, nil", name, x.Scope(), err, scope)
 		}
@@ -93,7 +94,8 @@ func TestLentMemoryIsNotKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	field := slot.In(scope)
-	for name, x := range map[string]*torch.Tensor{"the field": field, "a view": field.Narrow(0, 1, 2), "detached": field.Detach()} {
+	for name, x := range map[string]*torch.Tensor{"the field": field, "a view": field.Narrow(0, 1, 2),
+		"detached": field.Detach()} {
 		if err := x.Keep().Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "Clone") {
 			t.Errorf("%s: got %v, want ErrInvalidArgument that says Clone", name, err)
 		}
@@ -122,7 +124,8 @@ func TestPinnedTensors(t *testing.T) {
 		t.Errorf("pinned %v, on %v", x.IsPinned(), x.Device())
 	}
 	now, err := cuda.PinnedAllocator()
-	if err != nil || now.ActiveBytes-before.ActiveBytes < 4*n || now.ReservedBytes < 4*n || now.Allocations <= before.Allocations {
+	if err != nil || now.ActiveBytes-before.ActiveBytes < 4*n || now.ReservedBytes < 4*n ||
+		now.Allocations <= before.Allocations {
 		t.Errorf("%+v after %+v, %v", now, before, err)
 	}
 	y := floats(t, []float32{1, 2}).PinMemory()
@@ -182,7 +185,8 @@ func TestCopiesThroughTheHostAreOrdered(t *testing.T) {
 		o.reset()
 		o.check(pinned.Zero_().Err())
 		o.on(o.streams[0], func() error {
-			return errors.Join(o.busy(), o.src.Fill_(freshValue).Err(), pinned.CopyFrom(o.src, torch.CopyOptions{NonBlocking: true}))
+			return errors.Join(o.busy(), o.src.Fill_(freshValue).Err(),
+				pinned.CopyFrom(o.src, torch.CopyOptions{NonBlocking: true}))
 		})
 		if batch {
 			o.check(torch.CopyBatch(o.streams[1], nil, []*torch.Tensor{o.read}, []*torch.Tensor{pinned}, nil))

@@ -90,7 +90,8 @@ func TestRandomReplaysAreOrdered(t *testing.T) {
 	second := o.capture(nil, func() error { return o.dst.Uniform_(0, 1).Err() })
 	run := func(a, b cuda.Stream) (x, y []float32) {
 		o.reset()
-		o.check(errors.Join(torch.ManualSeed(3), gpu.Synchronize(), first.Replay(a), second.Replay(b), gpu.Synchronize()))
+		o.check(errors.Join(torch.ManualSeed(3), gpu.Synchronize(), first.Replay(a), second.Replay(b),
+			gpu.Synchronize()))
 		x, err := o.read.Float32s()
 		o.check(err)
 		y, err = o.dst.Float32s()

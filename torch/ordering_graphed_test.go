@@ -145,7 +145,8 @@ func TestProductsBesideAGraphOfTheirStream(t *testing.T) {
 		}
 		defer g.Close()
 		for round := range 5 {
-			err := errors.Join(both[0].sum.Zero_().Err(), both[1].sum.Zero_().Err(), gpu.Synchronize(), g.Replay(o.streams[0]), add(both[1]), gpu.Synchronize())
+			err := errors.Join(both[0].sum.Zero_().Err(), both[1].sum.Zero_().Err(), gpu.Synchronize(),
+				g.Replay(o.streams[0]), add(both[1]), gpu.Synchronize())
 			if err != nil {
 				return err
 			}
@@ -156,7 +157,8 @@ func TestProductsBesideAGraphOfTheirStream(t *testing.T) {
 				}
 				for j := range got {
 					if math.Abs(float64(got[j]-p.want[j])) > 1 {
-						t.Fatalf("round %d, sum %d, element %d: got %v, want %v as without the graph", round, i, j, got[j], p.want[j])
+						t.Fatalf("round %d, sum %d, element %d: got %v, want %v as without the graph",
+							round, i, j, got[j], p.want[j])
 					}
 				}
 			}
@@ -178,7 +180,8 @@ func TestStridedCopiesAreOrdered(t *testing.T) {
 	copier, receiver := o.streams[0], o.streams[1]
 	for name, enqueue := range map[string]func() error{
 		"CopyBatch": func() error {
-			return errors.Join(torch.CopyBatch(copier, nil, []*torch.Tensor{to}, []*torch.Tensor{from}, nil), receiver.Wait(copier))
+			return errors.Join(torch.CopyBatch(copier, nil, []*torch.Tensor{to}, []*torch.Tensor{from},
+				nil), receiver.Wait(copier))
 		},
 		"CopyPeer": func() error {
 			return torch.CopyPeer([]*torch.Tensor{to}, receiver, []*torch.Tensor{from}, copier)

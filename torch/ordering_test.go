@@ -36,7 +36,8 @@ func newOrdering(t *testing.T) *ordering {
 		o.streams[i], err = cuda.NewStream(gpu, cuda.StreamOptions{})
 		o.check(err)
 	}
-	o.src, o.dst, o.read = full(staleValue, orderedElements), full(staleValue, orderedElements), full(0, orderedElements)
+	o.src, o.dst, o.read = full(staleValue, orderedElements), full(staleValue, orderedElements), full(0,
+		orderedElements)
 	o.load, o.from = full(1, 1<<26), full(1, 1<<26)
 	o.check(gpu.Synchronize())
 	return o
@@ -80,7 +81,8 @@ func (o *ordering) others() []cuda.Stream {
 // reset writes the stale values into all tensors, and waits.
 func (o *ordering) reset() {
 	o.t.Helper()
-	o.check(errors.Join(gpu.Synchronize(), o.src.Fill_(staleValue).Err(), o.dst.Fill_(staleValue).Err(), o.read.Fill_(0).Err(), gpu.Synchronize()))
+	o.check(errors.Join(gpu.Synchronize(), o.src.Fill_(staleValue).Err(), o.dst.Fill_(staleValue).Err(),
+		o.read.Fill_(0).Err(), gpu.Synchronize()))
 }
 
 // take queues a copy of dst into read on the stream.

@@ -203,7 +203,8 @@ func TestBackwardOfATiedWeightHoldsOneGradientLess(t *testing.T) {
 	peak(pass)
 	const gradient = 100 * 64 * 4 // the other tensors of a pass have 1 KB at most
 	if engine, got := peak(byEngine), peak(pass); got > engine-gradient/2 {
-		t.Errorf("a pass holds %d bytes at its peak, and the engine's %d: want a gradient of %d less", got, engine, gradient)
+		t.Errorf("a pass holds %d bytes at its peak, and the engine's %d: want a gradient of %d less", got,
+			engine, gradient)
 	}
 }
 

@@ -270,7 +270,8 @@ func TestBackwardOfGradients(t *testing.T) {
 	defer scope.Close()
 	x := leaf(t, []float32{1, 2}, 2)
 	in := x.In(scope)
-	g, err := torch.Grad([]*torch.Tensor{in.Mul(in).Mul(in).Sum()}, []*torch.Tensor{in}, torch.GradOptions{CreateGraph: true})
+	g, err := torch.Grad([]*torch.Tensor{in.Mul(in).Mul(in).Sum()}, []*torch.Tensor{in},
+		torch.GradOptions{CreateGraph: true})
 	if err != nil {
 		t.Fatal(err)
 	}

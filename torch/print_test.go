@@ -106,7 +106,8 @@ func TestFormatVerbs(t *testing.T) {
 		t.Errorf("%%+v leaves elements out: %.200s", got)
 	}
 	bad := x.MatMul(floats(t, []float32{1, 2}))
-	if got := fmt.Sprint(bad); !strings.Contains(got, "torch.Tensor: torch: MatMul(float32[3] cpu, float32[2] cpu) at print_test.go:") {
+	if got := fmt.Sprint(bad); !strings.Contains(got,
+		"torch.Tensor: torch: MatMul(float32[3] cpu, float32[2] cpu) at print_test.go:") {
 		t.Errorf("a failed tensor prints %q, want its error with the operator, operands and line", got)
 	}
 	if got := fmt.Sprint((*torch.Tensor)(nil)); !strings.Contains(got, "nil") {

@@ -162,7 +162,8 @@ func TestSanitizerFindsTheTenMistakes(t *testing.T) {
 			t.Errorf("got the findings %v, want %v first", found, cuda.FindingNotRecorded)
 		}
 		wantNone(t, sanitized(t, func() error {
-			return errors.Join(p.x.AddScalar_(1).Err(), p.event.Record(defaultStream), p.side.WaitEvent(p.event), p.on(p.side.Stream, p.y, p.x))
+			return errors.Join(p.x.AddScalar_(1).Err(), p.event.Record(defaultStream),
+				p.side.WaitEvent(p.event), p.on(p.side.Stream, p.y, p.x))
 		}))
 	})
 
@@ -183,7 +184,8 @@ func TestSanitizerFindsTheTenMistakes(t *testing.T) {
 		p := newPlanted(t)
 		program := func(wait bool) func() error {
 			return func() error {
-				err := cuda.WithStream(p.side.Stream, func() error { return p.y.CopyFrom(p.pinned, torch.CopyOptions{NonBlocking: true}) })
+				err := cuda.WithStream(p.side.Stream,
+					func() error { return p.y.CopyFrom(p.pinned, torch.CopyOptions{NonBlocking: true}) })
 				if wait {
 					err = errors.Join(err, p.side.Synchronize())
 				}
@@ -316,7 +318,8 @@ func TestSanitizerFindsTheTenMistakes(t *testing.T) {
 			return func() error {
 				err := p.on(p.side.Stream, p.x, p.x)
 				if both {
-					err = errors.Join(err, torch.CopyPeer([]*torch.Tensor{there}, cuda.DefaultStream(1), []*torch.Tensor{p.x}, p.side.Stream))
+					err = errors.Join(err, torch.CopyPeer([]*torch.Tensor{there}, cuda.DefaultStream(1),
+						[]*torch.Tensor{p.x}, p.side.Stream))
 				} else {
 					err = errors.Join(err, there.CopyFrom(p.x, torch.CopyOptions{NonBlocking: true}))
 				}
@@ -341,7 +344,8 @@ func TestSanitizerComparesBytes(t *testing.T) {
 	left, right := halves(1)
 	both := func(a, b *torch.Tensor) func() error {
 		return func() error {
-			return errors.Join(a.AddScalar_(1).Err(), cuda.WithStream(p.side.Stream, func() error { return b.AddScalar_(1).Err() }))
+			return errors.Join(a.AddScalar_(1).Err(),
+				cuda.WithStream(p.side.Stream, func() error { return b.AddScalar_(1).Err() }))
 		}
 	}
 	wantNone(t, sanitized(t, both(top, bottom)))
@@ -409,7 +413,8 @@ func TestSanitizerKnowsExternalEventsOfGraphs(t *testing.T) {
 	z, err := torch.Zeros(gpu, torch.Float32, 1024)
 	z = must(t, z, err)
 	// with runs a program with an external event and a graph that is captured on the side stream.
-	with := func(before func(e *cuda.Event) error, captured func(e *cuda.Event) error, after func(e *cuda.Event) error) func() error {
+	with := func(before func(e *cuda.Event) error, captured func(e *cuda.Event) error,
+		after func(e *cuda.Event) error) func() error {
 		return func() error {
 			e, err := cuda.NewEvent(cuda.EventOptions{External: true})
 			if err != nil {
@@ -557,8 +562,14 @@ func TestSanitizerSeesTheHostWait(t *testing.T) {
 		"Device.Synchronize": gpu.Synchronize,
 		"Event.Synchronize":  func() error { return errors.Join(p.event.Record(p.side.Stream), p.event.Synchronize()) },
 		"Float32s":           inside(func() error { _, err := p.x.Float32s(); return err }),
-		"Float64":            inside(func() error { one := p.x.Narrow(0, 0, 1); defer one.Close(); _, err := one.Float64(); return err }),
-		"a blocking copy":    inside(func() error { return p.pinned.CopyFrom(p.x, torch.CopyOptions{}) }),
+		"Float64": inside(func() error {
+			one := p.x.Narrow(0, 0, 1)
+			defer one.Close()
+			_,
+				err := one.Float64()
+			return err
+		}),
+		"a blocking copy": inside(func() error { return p.pinned.CopyFrom(p.x, torch.CopyOptions{}) }),
 		"a non-blocking copy to the host that is read": inside(func() error {
 			host := p.x.ToWith(cuda.CPU, torch.ToOptions{NonBlocking: true})
 			defer host.Close()
@@ -592,7 +603,8 @@ func TestSanitizerSeesRacesBehindTheHostsWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			found := sanitized(t, func() error {
 				return cuda.WithStream(p.side.Stream, func() error { // on one thread, as the waits' entries in the log
-					return errors.Join(wait(), p.x.AddScalar_(1).Err(), cuda.WithStream(defaultStream, func() error { return p.y.Add_(p.x).Err() }))
+					return errors.Join(wait(), p.x.AddScalar_(1).Err(),
+						cuda.WithStream(defaultStream, func() error { return p.y.Add_(p.x).Err() }))
 				})
 			})
 			wantFinding(t, found, cuda.FindingRace, ")")

@@ -66,7 +66,8 @@ func NewScope(name string) *Scope {
 
 // newScope returns a scope that the collector does not close.
 func newScope(name string) *Scope {
-	return &Scope{s: &scopeState{made: origin.New("scope"), name: name, born: scopesBorn.Add(1), used: len(scopeChunk{})}}
+	return &Scope{s: &scopeState{made: origin.New("scope"), name: name, born: scopesBorn.Add(1),
+		used: len(scopeChunk{})}}
 }
 
 // Name returns the name that was passed to NewScope.
@@ -278,12 +279,14 @@ func (s *scopeState) close() (freed int64) {
 }
 
 func (s *scopeState) ended() error {
-	return closedError(fmt.Sprintf("the tensor's scope %q has ended: use the tensor before the scope's Close, or Keep it (Clone it if it is a field of a batch)", s.name))
+	return closedError(fmt.Sprintf("the tensor's scope %q has ended: use the tensor before the scope's "+
+		"Close, or Keep it (Clone it if it is a field of a batch)", s.name))
 }
 
 func (s *scopeState) endedByIn() error {
-	return closedError(fmt.Sprintf("In gave the tensor, an operator's result without a scope, to the scope %q, which has ended: "+
-		"for use in several scopes, Own it by one that lives longer", s.name))
+	return closedError(fmt.Sprintf(
+		"In gave the tensor, an operator's result without a scope, to the scope %q, which has ended: "+
+			"for use in several scopes, Own it by one that lives longer", s.name))
 }
 
 func (s *scopeState) isClosed() bool {

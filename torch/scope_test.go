@@ -48,7 +48,8 @@ func TestDeviceMemoryIsFlat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if last.Allocated != first.Allocated || last.PeakAllocated != first.PeakAllocated || last.Reserved != first.Reserved {
+	if last.Allocated != first.Allocated || last.PeakAllocated != first.PeakAllocated ||
+		last.Reserved != first.Reserved {
 		t.Errorf("turn 2000: %+v, want turn 10's memory: %+v", last, first)
 	}
 }
@@ -282,7 +283,8 @@ func TestInEndsResultsWithoutAScope(t *testing.T) {
 		s.Close()
 	}
 	err := scaled.In(program).Err()
-	if !errors.Is(err, torch.ErrClosed) || !strings.Contains(err.Error(), `"turn"`) || !strings.Contains(err.Error(), "Own it") {
+	if !errors.Is(err, torch.ErrClosed) || !strings.Contains(err.Error(), `"turn"`) ||
+		!strings.Contains(err.Error(), "Own it") {
 		t.Errorf("after the end of the scope: got %v, want ErrClosed with the scope's name and what to do", err)
 	}
 	wantValues(t, kept, 2, 4)

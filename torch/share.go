@@ -92,7 +92,8 @@ func share(t *Tensor) (s *Shared, err error) {
 	if i.NumElements == 0 {
 		return nil, invalid("the tensor has no elements to share")
 	}
-	s = &Shared{handle: SharedHandle{h: sharedHandle{dtype: i.DType, size: make([]int64, i.Dims), stride: make([]int64, i.Dims)}}}
+	s = &Shared{handle: SharedHandle{h: sharedHandle{dtype: i.DType, size: make([]int64, i.Dims),
+		stride: make([]int64, i.Dims)}}}
 	if err := capi.TensorShape(c, s.handle.h.size, s.handle.h.stride); err != nil {
 		return nil, err
 	}
@@ -243,7 +244,8 @@ func (s *Shared) Close() error {
 	case !free:
 		return &capi.Error{
 			Code: capi.CodeBusy, Origin: "torch.Shared.Close",
-			Message: "another process has the tensor open, and its memory would go away under it: wait for the process, or call Wait",
+			Message: "another process has the tensor open, and its memory would go away under it: wait " +
+				"for the process, or call Wait",
 		}
 	}
 	s.cleanup.Stop()
@@ -359,6 +361,7 @@ func (h *sharedHandle) device() (cuda.Device, error) {
 	}
 	return 0, &capi.Error{
 		Code: capi.CodeNoDevice, Origin: "torch.OpenShared",
-		Message: fmt.Sprintf("the tensor is on the GPU %x, which this process does not see: check CUDA_VISIBLE_DEVICES", h.uuid),
+		Message: fmt.Sprintf("the tensor is on the GPU %x, which this process does not see: check "+
+			"CUDA_VISIBLE_DEVICES", h.uuid),
 	}
 }

@@ -349,7 +349,8 @@ func TestHostileSharedHandles(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	for name, b := range map[string][]byte{
-		"nothing": nil, "cut": good[:len(good)-1], "longer": append(slices.Clone(good), 0), "other": bytes.Repeat([]byte{0xff}, len(good)),
+		"nothing": nil, "cut": good[:len(good)-1], "longer": append(slices.Clone(good), 0),
+		"other": bytes.Repeat([]byte{0xff}, len(good)),
 	} {
 		var h torch.SharedHandle
 		if err := h.UnmarshalBinary(b); !errors.Is(err, cuda.ErrInvalidArgument) {

@@ -160,7 +160,8 @@ func (t *Tensor) Device() cuda.Device {
 func DevicesAndDTypes(tensors ...*Tensor) ([]cuda.Device, []DType, error) {
 	numbers := make([]int32, 2*len(tensors))
 	devices, dtypes := numbers[:len(tensors)], numbers[len(tensors):]
-	if err := with("DevicesAndDTypes", tensors, func(cs []*capi.Tensor) error { return capi.TensorKinds(cs, devices, dtypes) }); err != nil {
+	if err := with("DevicesAndDTypes", tensors,
+		func(cs []*capi.Tensor) error { return capi.TensorKinds(cs, devices, dtypes) }); err != nil {
 		return nil, nil, err
 	}
 	on, of := make([]cuda.Device, len(tensors)), make([]DType, len(tensors))
@@ -223,7 +224,8 @@ func (t *Tensor) Keep() *Tensor {
 	err := t.use("Keep", func(c *capi.Tensor) error {
 		lent, err := capi.IsLent(c)
 		if lent {
-			err = invalid("the tensor is in a slot, which later batches overwrite: Clone the tensor and keep the clone, or Retain the batch")
+			err = invalid("the tensor is in a slot, which later batches overwrite: Clone the tensor and " +
+				"keep the clone, or Retain the batch")
 		}
 		return err
 	})
@@ -323,7 +325,8 @@ func (t *Tensor) Autocast(dtype DType) *Tensor {
 		if t.Err() != nil {
 			return t.mark("Autocast", 0, 0) // t's own error comes first
 		}
-		return failed(opError("Autocast", []*Tensor{t}, invalid("to %v: give BFloat16 or Float16, or end autocast with NoAutocast", dtype)))
+		return failed(opError("Autocast", []*Tensor{t},
+			invalid("to %v: give BFloat16 or Float16, or end autocast with NoAutocast", dtype)))
 	}
 	return t.mark("Autocast", autocastBFloat16|autocastFloat16, as)
 }

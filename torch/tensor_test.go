@@ -65,9 +65,11 @@ func TestNoMethodPanics(t *testing.T) {
 	// These methods need not fail on a closed tensor.
 	harmless := map[string]bool{"Close": true, "Scope": true, "RequiresGrad": true, "Err": true}
 	// These methods only mark the handle: the next operator fails.
-	marks := map[string]bool{"NoGrad": true, "EnableGrad": true, "NoAutocast": true, "Numerics": true, "NoNumerics": true}
+	marks := map[string]bool{"NoGrad": true, "EnableGrad": true, "NoAutocast": true, "Numerics": true,
+		"NoNumerics": true}
 	tensor, failure := reflect.TypeFor[*torch.Tensor](), reflect.TypeFor[error]()
-	for name, x := range map[string]*torch.Tensor{"nil": nil, "zero": {}, "failed": torch.Fail("x", errors.ErrUnsupported), "closed": closed, "ended": ended, "live": live} {
+	for name, x := range map[string]*torch.Tensor{"nil": nil, "zero": {},
+		"failed": torch.Fail("x", errors.ErrUnsupported), "closed": closed, "ended": ended, "live": live} {
 		v := reflect.ValueOf(x)
 		for i := range v.NumMethod() {
 			method := tensor.Method(i).Name
@@ -124,9 +126,11 @@ func TestDevicesAndDTypes(t *testing.T) {
 	a := scope.Own(floats(t, []float32{1, 2}, 2))
 	b := a.ToDType(torch.Float64)
 	devices, dtypes, err := torch.DevicesAndDTypes(a, b, a)
-	if err != nil || !slices.Equal(devices, []cuda.Device{cuda.CPU, cuda.CPU, cuda.CPU}) || !slices.Equal(dtypes, []torch.DType{torch.Float32, torch.Float64, torch.Float32}) {
+	if err != nil || !slices.Equal(devices, []cuda.Device{cuda.CPU, cuda.CPU, cuda.CPU}) ||
+		!slices.Equal(dtypes, []torch.DType{torch.Float32, torch.Float64, torch.Float32}) {
 		t.Errorf("got %v %v, %v, want %v, %v, nil",
-			devices, dtypes, err, []cuda.Device{cuda.CPU, cuda.CPU, cuda.CPU}, []torch.DType{torch.Float32, torch.Float64, torch.Float32})
+			devices, dtypes, err, []cuda.Device{cuda.CPU, cuda.CPU, cuda.CPU},
+			[]torch.DType{torch.Float32, torch.Float64, torch.Float32})
 	}
 	if devices, dtypes, err := torch.DevicesAndDTypes(); err != nil || len(devices) != 0 || len(dtypes) != 0 {
 		t.Errorf("of none: %v %v, %v, want length 0, length 0, nil", devices, dtypes, err)

@@ -50,14 +50,16 @@ func TestTidyResultBelongsToTheYoungestScope(t *testing.T) {
 	older, younger := torch.NewScope("older"), torch.NewScope("younger")
 	defer older.Close()
 	defer younger.Close()
-	a, b, loose := older.Own(floats(t, []float32{1}, 1)), younger.Own(floats(t, []float32{2}, 1)), floats(t, []float32{3}, 1)
+	a, b, loose := older.Own(floats(t, []float32{1}, 1)), younger.Own(floats(t, []float32{2}, 1)), floats(t,
+		[]float32{3}, 1)
 	defer loose.Close()
 	same := func(in ...*torch.Tensor) *torch.Tensor { return in[0] }
 	for _, c := range []struct {
 		name string
 		in   []*torch.Tensor
 		want *torch.Scope
-	}{{"the younger one last", []*torch.Tensor{a, b}, younger}, {"the younger one first", []*torch.Tensor{b, a}, younger},
+	}{{"the younger one last", []*torch.Tensor{a, b}, younger},
+		{"the younger one first", []*torch.Tensor{b, a}, younger},
 		{"a tensor without a scope", []*torch.Tensor{loose, a}, older}, {"no scope", []*torch.Tensor{loose}, nil}} {
 		y := torch.Tidy(same, c.in...)
 		if y.Err() != nil || y.Scope() != c.want {
@@ -110,17 +112,20 @@ func TestTidyPassesErrorsOn(t *testing.T) {
 	x := floats(t, []float32{1, 2, 3}, 3)
 	called := false
 	bad := torch.Fail("test", cuda.ErrInvalidArgument)
-	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { called = true; return in[0] }, x, bad).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || called {
+	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { called = true; return in[0] }, x,
+		bad).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || called {
 		t.Errorf("of an operand: %v, called: %v", err, called)
 	}
-	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return bad }, x).Err(); !errors.Is(err, cuda.ErrInvalidArgument) {
+	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return bad }, x).Err(); !errors.Is(err,
+		cuda.ErrInvalidArgument) {
 		t.Errorf("of the function: %v, want cuda.ErrInvalidArgument", err)
 	}
 	if torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return nil }, x).Err() == nil {
 		t.Error("Tidy of a function that returns nil: got no error, want one")
 	}
 	x.Close()
-	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return in[0] }, x).Err(); !errors.Is(err, torch.ErrClosed) {
+	if err := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return in[0] }, x).Err(); !errors.Is(err,
+		torch.ErrClosed) {
 		t.Errorf("of a closed operand: %v, want torch.ErrClosed", err)
 	}
 }

@@ -40,7 +40,10 @@ func encodeChrome(w io.Writer, events []chromeEvent) error {
 
 // chrome returns the names of the rows, and the events. rank is -1 outside a distributed job.
 func (t *Trace) chrome(rank int) (named, out []chromeEvent) {
-	prefix, process, id := "", func(device int) int { return device + 1 }, func(correlation int64) int64 { return correlation }
+	prefix, process, id := "", func(device int) int { return device + 1 }, func(
+		correlation int64) int64 {
+		return correlation
+	}
 	if rank >= 0 {
 		prefix = fmt.Sprintf("rank %d ", rank)
 		process = func(device int) int { return rank<<8 + device + 1 }
@@ -55,7 +58,8 @@ func (t *Trace) chrome(rank int) (named, out []chromeEvent) {
 	for _, e := range t.Events {
 		rows[row{e.Device, e.Lane}] = true
 		dur := micro(e.Duration)
-		c := chromeEvent{Phase: "X", Name: e.Name, Category: e.Kind.String(), Process: process(e.Device), Thread: e.Lane, Time: micro(e.Start), Duration: &dur}
+		c := chromeEvent{Phase: "X", Name: e.Name, Category: e.Kind.String(), Process: process(e.Device),
+			Thread: e.Lane, Time: micro(e.Start), Duration: &dur}
 		if e.OnDevice() {
 			c.Args = map[string]any{"stream": e.Lane}
 			if e.Bytes > 0 {
@@ -73,8 +77,10 @@ func (t *Trace) chrome(rank int) (named, out []chromeEvent) {
 	for _, e := range t.Events {
 		if call, ok := calls[e.Correlation]; ok && e.OnDevice() {
 			out = append(out,
-				chromeEvent{Phase: "s", Name: "enqueues", Category: "flow", Process: process(call.Device), Thread: call.Lane, Time: micro(call.Start), ID: id(e.Correlation)},
-				chromeEvent{Phase: "f", Name: "enqueues", Category: "flow", Process: process(e.Device), Thread: e.Lane, Time: micro(e.Start), ID: id(e.Correlation), Binding: "e"})
+				chromeEvent{Phase: "s", Name: "enqueues", Category: "flow", Process: process(call.Device),
+					Thread: call.Lane, Time: micro(call.Start), ID: id(e.Correlation)},
+				chromeEvent{Phase: "f", Name: "enqueues", Category: "flow", Process: process(e.Device),
+					Thread: e.Lane, Time: micro(e.Start), ID: id(e.Correlation), Binding: "e"})
 		}
 	}
 	processes := map[int]bool{}
@@ -85,13 +91,15 @@ func (t *Trace) chrome(rank int) (named, out []chromeEvent) {
 			if r.device != Host {
 				name = fmt.Sprintf("cuda:%d", r.device)
 			}
-			named = append(named, chromeEvent{Phase: "M", Name: "process_name", Process: process(r.device), Args: map[string]any{"name": prefix + name}})
+			named = append(named, chromeEvent{Phase: "M", Name: "process_name", Process: process(r.device),
+				Args: map[string]any{"name": prefix + name}})
 		}
 		name := fmt.Sprintf("thread %d", r.lane)
 		if r.device != Host {
 			name = t.name(Stream{r.device, r.lane})
 		}
-		named = append(named, chromeEvent{Phase: "M", Name: "thread_name", Process: process(r.device), Thread: r.lane, Args: map[string]any{"name": name}})
+		named = append(named, chromeEvent{Phase: "M", Name: "thread_name", Process: process(r.device),
+			Thread: r.lane, Args: map[string]any{"name": name}})
 	}
 	slices.SortFunc(named, cmpEvents)
 	return named, out

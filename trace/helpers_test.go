@@ -19,7 +19,8 @@ func overlapping() *Trace {
 	t := &Trace{Begin: time.Unix(1, 0), Duration: 60 * ms}
 	add := func(kind Kind, name string, start, duration time.Duration, device int, lane, bytes, correlation int64) {
 		t.Events = append(t.Events, Event{
-			Kind: kind, Name: name, Start: start, Duration: duration, Device: device, Lane: lane, Bytes: bytes, Correlation: correlation,
+			Kind: kind, Name: name, Start: start, Duration: duration, Device: device, Lane: lane,
+			Bytes: bytes, Correlation: correlation,
 		})
 	}
 	var id int64
@@ -35,15 +36,18 @@ func overlapping() *Trace {
 		id++
 		add(Operator, "aten::mm", launch-20*time.Microsecond, 60*time.Microsecond, Host, 4711, 0, 0)
 		add(Runtime, "cudaLaunchKernel", launch, 20*time.Microsecond, Host, 4711, 0, id)
-		add(Kernel, "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(cutlass_80_simt_sgemm::Params)", at, 5*ms-20*time.Microsecond, 0, 7, 0, id)
+		add(Kernel, "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(cutlass_80_simt_sgemm::Params)", at,
+			5*ms-20*time.Microsecond, 0, 7, 0, id)
 		id++
 		add(Runtime, "cudaMemcpyAsync", launch+20*time.Microsecond, 15*time.Microsecond, Host, 4711, 0, id)
-		add(Copy, "Memcpy HtoD (Pinned -> Device)", 2*ms+time.Duration(i)*1250*time.Microsecond, 1218*time.Microsecond, 0, 13, 64<<20, id)
+		add(Copy, "Memcpy HtoD (Pinned -> Device)", 2*ms+time.Duration(i)*1250*time.Microsecond,
+			1218*time.Microsecond, 0, 13, 64<<20, id)
 	}
 	add(Copy, "Memcpy HtoD (Pageable -> Device)", 33*ms, 2*ms, 0, 13, 20<<20, 0)
 	add(Set, "Memset (Device)", 56*ms+100*time.Microsecond, 3*time.Microsecond, 0, 7, 4096, 0)
 	for i := range 200 {
-		add(Kernel, "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int)",
+		add(Kernel, "void at::native::vectorized_elementwise_kernel<4, "+
+			"at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int)",
 			10*ms+time.Duration(i)*12*time.Microsecond, 9*time.Microsecond, 1, 7, 0, 0)
 	}
 	add(Copy, "Memcpy PtoP (Device -> Device)", 12*ms, 8*ms, 1, 19, 3<<30, 0)

@@ -167,7 +167,8 @@ func newPainter(o PictureOptions, from, to time.Duration) *painter {
 		width = 1200
 	}
 	width = max(width, 480)
-	return &painter{Picture: picture.Picture{Width: width, Measure: measure}, from: from, to: max(to, from+1), left: margin + gutter, wide: width - 2*margin - gutter}
+	return &painter{Picture: picture.Picture{Width: width, Measure: measure}, from: from,
+		to: max(to, from+1), left: margin + gutter, wide: width - 2*margin - gutter}
 }
 
 // finish ends the picture at a height and adds the background.
@@ -355,7 +356,8 @@ func (p *painter) events(events []Event, y, h float64) {
 		small := x1-x0 < 2*minWidth
 		x1 = max(x1, x0+minWidth)
 		c := classOf(e)
-		if open != nil && small && open.class == c && x0 < open.x1+apart && (open.count > 1 || open.x1-open.x0 < 2*minWidth) {
+		if open != nil && small && open.class == c && x0 < open.x1+apart &&
+			(open.count > 1 || open.x1-open.x0 < 2*minWidth) {
 			open.x1 = max(open.x1, x1)
 			open.count++
 			continue
@@ -471,7 +473,8 @@ func deviceRows(t *Trace, s Summary) []row {
 		}
 		for n, stream := range slices.Sorted(maps.Keys(byStream)) {
 			r := row{
-				name: fmt.Sprintf("cuda:%d %s", d.Device, t.name(Stream{d.Device, stream})), height: streamRow, events: byStream[stream],
+				name:   fmt.Sprintf("cuda:%d %s", d.Device, t.name(Stream{d.Device, stream})),
+				height: streamRow, events: byStream[stream],
 				note: "busy " + percent(share(union(timesOf(byStream[stream])).total(), d.Total)),
 			}
 			if n == 0 && i > 0 {
@@ -483,10 +486,12 @@ func deviceRows(t *Trace, s Summary) []row {
 			computes, copied := union(compute), union(copying)
 			var strip Trace
 			for _, at := range copied.and(computes) {
-				strip.Events = append(strip.Events, Event{Kind: hidden, Name: "copying while computing", Start: at.start, Duration: at.duration()})
+				strip.Events = append(strip.Events,
+					Event{Kind: hidden, Name: "copying while computing", Start: at.start, Duration: at.duration()})
 			}
 			for _, at := range copied.without(computes) {
-				strip.Events = append(strip.Events, Event{Kind: exposed, Name: "copying, nothing computes", Start: at.start, Duration: at.duration()})
+				strip.Events = append(strip.Events,
+					Event{Kind: exposed, Name: "copying, nothing computes", Start: at.start, Duration: at.duration()})
 			}
 			strip.sort()
 			rows = append(rows, row{name: "copies hidden", height: stripRow, events: strip.Events})
@@ -522,7 +527,8 @@ func hostRows(t *Trace) []row {
 	}
 	threads := slices.Collect(maps.Keys(byThread))
 	slices.SortFunc(threads, func(a, b int64) int {
-		return cmp.Or(cmp.Compare(calls[b], calls[a]), cmp.Compare(len(byThread[b][Operator]), len(byThread[a][Operator])), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(calls[b], calls[a]),
+			cmp.Compare(len(byThread[b][Operator]), len(byThread[a][Operator])), cmp.Compare(a, b))
 	})
 	var rows []row
 	for i, thread := range threads[:min(len(threads), maxThreads)] {

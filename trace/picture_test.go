@@ -13,8 +13,11 @@ func TestPictureStaysSmall(t *testing.T) {
 	tr := &Trace{}
 	for i := range 300_000 {
 		at := time.Duration(i) * 3 * time.Microsecond
-		tr.Events = append(tr.Events, Event{Kind: Kind(1 + i%3), Name: "k", Start: at, Duration: 2 * time.Microsecond, Lane: int64(7 + i%3), Bytes: 8},
-			Event{Kind: Runtime, Name: "cudaLaunchKernel", Start: at, Duration: time.Microsecond, Device: Host, Lane: 1})
+		tr.Events = append(tr.Events,
+			Event{Kind: Kind(1 + i%3), Name: "k", Start: at, Duration: 2 * time.Microsecond,
+				Lane: int64(7 + i%3), Bytes: 8},
+			Event{Kind: Runtime, Name: "cudaLaunchKernel", Start: at, Duration: time.Microsecond,
+				Device: Host, Lane: 1})
 	}
 	if shapes := len(tr.draw(PictureOptions{}).Shapes); shapes > 5000 {
 		t.Errorf("%d shapes, want at most 5000", shapes)
@@ -38,7 +41,8 @@ func TestPictureOfAPart(t *testing.T) {
 func TestPictureOfNothing(t *testing.T) {
 	for _, tr := range []*Trace{{}, {Events: []Event{{Kind: Kernel, Name: "k", Start: 5, Lane: 7}}}} {
 		var b bytes.Buffer
-		if err := tr.WriteSVG(&b, PictureOptions{}); err != nil || strings.Contains(b.String(), "NaN") || strings.Contains(b.String(), "Inf") {
+		if err := tr.WriteSVG(&b, PictureOptions{}); err != nil || strings.Contains(b.String(), "NaN") ||
+			strings.Contains(b.String(), "Inf") {
 			t.Errorf("%v: %s", err, b.String())
 		}
 		if err := tr.WritePNG(io.Discard, PictureOptions{}); err != nil {
@@ -54,13 +58,15 @@ func TestTicksAreRound(t *testing.T) {
 		step  time.Duration
 		label string
 	}{
-		{55 * ms, 12, 5 * ms, "5 ms"}, {1, 10, 1, "1 ns"}, {0, 0, 1, "1 ns"}, {9 * time.Second, 10, time.Second, "1 s"}, {1500 * time.Microsecond, 10, 200 * time.Microsecond, "200 µs"},
+		{55 * ms, 12, 5 * ms, "5 ms"}, {1, 10, 1, "1 ns"}, {0, 0, 1, "1 ns"},
+		{9 * time.Second, 10, time.Second, "1 s"}, {1500 * time.Microsecond, 10, 200 * time.Microsecond, "200 µs"},
 		{2500 * time.Microsecond, 10, 500 * time.Microsecond, "0.5 ms"}, {700, 10, 100, "100 ns"},
 	} {
 		t.Run(c.label, func(t *testing.T) {
 			step, unit := tick(c.span, c.count)
 			if step != c.step || unit.label(step) != c.label {
-				t.Errorf("tick(%v, %d): got %v, %q, want %v, %q", c.span, c.count, step, unit.label(step), c.step, c.label)
+				t.Errorf("tick(%v, %d): got %v, %q, want %v, %q", c.span, c.count, step, unit.label(step),
+					c.step, c.label)
 			}
 		})
 	}

@@ -141,7 +141,8 @@ func takeCollective(queues [][]Event) (c Collective, ok bool) {
 	e := queues[first][0]
 	at := make([]int, len(queues))
 	for rank, q := range queues {
-		at[rank] = slices.IndexFunc(q[:min(len(q), concurrent)], func(other Event) bool { return other.Start <= e.End()+clockError })
+		at[rank] = slices.IndexFunc(q[:min(len(q), concurrent)],
+			func(other Event) bool { return other.Start <= e.End()+clockError })
 		if rank == first {
 			at[rank] = 0
 		}
@@ -246,7 +247,9 @@ func (r Ranks) WriteChrome(w io.Writer) error {
 func lateEvents(all []Collective, rank int) (events []Event) {
 	for _, c := range all {
 		if d := c.Waited(rank); d > 0 {
-			events = append(events, Event{Kind: late, Name: fmt.Sprintf("waits for rank %d: %s", c.Last, c.Name), Start: c.Starts[rank], Duration: d, Device: Host})
+			events = append(events, Event{Kind: late,
+				Name: fmt.Sprintf("waits for rank %d: %s", c.Last, c.Name), Start: c.Starts[rank],
+				Duration: d, Device: Host})
 		}
 	}
 	return events
@@ -285,7 +288,8 @@ func (r Ranks) draw(o PictureOptions) picture.Picture {
 	}
 	w := waits(len(a), all)
 	for _, each := range w {
-		line(ink, fmt.Sprintf("rank %d came last to %d of %d collectives: the others waited %s for it, and it waited %s",
+		line(ink, fmt.Sprintf("rank %d came last to %d of %d collectives: the others waited %s for it, "+
+			"and it waited %s",
 			each.Rank, each.Last, len(all), formatTime(each.Caused), formatTime(each.Waited)))
 	}
 	if len(w) > 1 {
@@ -343,7 +347,8 @@ func (s Stream) MarshalText() ([]byte, error) {
 func (s *Stream) UnmarshalText(text []byte) error {
 	var read Stream
 	var rest string
-	if n, err := fmt.Sscanf(string(text)+" .", "%d/%d %s", &read.Device, &read.Lane, &rest); n != 3 || err != nil || rest != "." {
+	if n, err := fmt.Sscanf(string(text)+" .", "%d/%d %s", &read.Device, &read.Lane, &rest); n != 3 ||
+		err != nil || rest != "." {
 		return fmt.Errorf("trace: %q is no stream: want a device and a lane, such as 0/7", text)
 	}
 	*s = read

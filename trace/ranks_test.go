@@ -22,7 +22,8 @@ func threeRanks(kind Kind, name string) Ranks {
 		begin := time.Duration(rank) * 3 * ms // of the recording
 		t := &Trace{Begin: time.Unix(1, 0).Add(begin), Duration: 100 * ms, Streams: map[Stream]string{{0, 7}: "main"}}
 		at := func(start, end time.Duration) {
-			t.Events = append(t.Events, Event{Kind: kind, Name: name, Start: start - begin, Duration: end - start, Device: device, Lane: lane})
+			t.Events = append(t.Events,
+				Event{Kind: kind, Name: name, Start: start - begin, Duration: end - start, Device: device, Lane: lane})
 		}
 		if rank == 0 {
 			at(1*ms, 3*ms) // not recorded by the others
@@ -38,7 +39,8 @@ func threeRanks(kind Kind, name string) Ranks {
 				at(start, end)
 			}
 		}
-		t.Events = append(t.Events, Event{Kind: Operator, Name: "aten::mm", Start: 90 * ms, Duration: ms, Device: Host, Lane: 4711})
+		t.Events = append(t.Events, Event{Kind: Operator, Name: "aten::mm", Start: 90 * ms, Duration: ms,
+			Device: Host, Lane: 4711})
 		t.sort()
 		all = append(all, t)
 	}
@@ -49,7 +51,8 @@ func TestRanksWaitForTheLastOne(t *testing.T) {
 	for _, c := range []struct {
 		kind Kind
 		name string
-	}{{Kernel, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"}, {Range, "gloo:all_reduce"}} {
+	}{{Kernel, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"},
+		{Range, "gloo:all_reduce"}} {
 		r := threeRanks(c.kind, c.name)
 		all := r.Collectives()
 		var got []string
@@ -70,7 +73,8 @@ func TestRanksWaitForTheLastOne(t *testing.T) {
 			t.Errorf("%s: of two, rank %d is a straggler with %v, want -1", c.name, rank, share)
 		}
 	}
-	if all := threeRanks(Kernel, "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)").Collectives(); len(all) != 0 {
+	if all := threeRanks(Kernel,
+		"ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)").Collectives(); len(all) != 0 {
 		t.Errorf("sends as collectives: %v, want none", all)
 	}
 	collectives, waits := (Ranks{}).Collectives(), (Ranks{}).Waits()
@@ -99,17 +103,20 @@ func TestPictureOfRanksNamesTheStraggler(t *testing.T) {
 	if err := r.WriteSVG(&svg, PictureOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"timeline of 3 ranks", "straggler: rank 2, for 100 %", "rank 2 came last to 3 of 3 collectives", "rank 0 thread 4711 ranges", "rank 1 waits",
+	for _, want := range []string{"timeline of 3 ranks", "straggler: rank 2, for 100 %",
+		"rank 2 came last to 3 of 3 collectives", "rank 0 thread 4711 ranges", "rank 1 waits",
 		"waiting for the last rank", "waits for rank 2: gloo:all_reduce"} {
 		if !strings.Contains(svg.String(), want) {
 			t.Errorf("%q is not in the picture", want)
 		}
 	}
-	if err := r.WritePNG(&png, PictureOptions{From: 40 * ms, To: 60 * ms, Title: "a part"}); err != nil || !bytes.HasPrefix(png.Bytes(), []byte("\x89PNG")) {
+	if err := r.WritePNG(&png, PictureOptions{From: 40 * ms, To: 60 * ms, Title: "a part"}); err != nil ||
+		!bytes.HasPrefix(png.Bytes(), []byte("\x89PNG")) {
 		t.Error(err)
 	}
 	svg.Reset()
-	if err := r.WriteSVG(&svg, PictureOptions{From: 40 * ms, To: 50 * ms, Title: "a part"}); err != nil || !strings.Contains(svg.String(), "came last to 1 of 1 collectives") {
+	if err := r.WriteSVG(&svg, PictureOptions{From: 40 * ms, To: 50 * ms, Title: "a part"}); err != nil ||
+		!strings.Contains(svg.String(), "came last to 1 of 1 collectives") {
 		t.Error(err)
 	}
 }
@@ -117,7 +124,8 @@ func TestPictureOfRanksNamesTheStraggler(t *testing.T) {
 // The file for Perfetto separates the ranks. Times are relative to the earliest recording.
 func TestChromeOfRanks(t *testing.T) {
 	r := laggard()
-	r[0].Events = append(r[0].Events, Event{Kind: Runtime, Name: "cudaLaunchKernel", Start: ms, Device: Host, Lane: 1, Correlation: 9},
+	r[0].Events = append(r[0].Events,
+		Event{Kind: Runtime, Name: "cudaLaunchKernel", Start: ms, Device: Host, Lane: 1, Correlation: 9},
 		Event{Kind: Kernel, Name: "k", Start: 2 * ms, Duration: ms, Lane: 7, Correlation: 9})
 	var out bytes.Buffer
 	if err := r.WriteChrome(&out); err != nil {
@@ -160,7 +168,8 @@ func TestTraceAsJSON(t *testing.T) {
 	if err := json.Unmarshal(text, &got); err != nil {
 		t.Fatal(err)
 	}
-	if !got.Begin.Equal(want.Begin) || !reflect.DeepEqual(got.Events, want.Events) || !reflect.DeepEqual(got.Streams, want.Streams) {
+	if !got.Begin.Equal(want.Begin) || !reflect.DeepEqual(got.Events, want.Events) ||
+		!reflect.DeepEqual(got.Streams, want.Streams) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	for _, bad := range []string{"", "0", "0/", "/7", "0/7/8", "a/7", "0/7 x"} {

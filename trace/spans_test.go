@@ -17,10 +17,13 @@ func TestSpans(t *testing.T) {
 		{"apart", []span{{0, 2}}, []span{{4, 6}}, spans{{0, 2}, {4, 6}}, nil, spans{{0, 2}}},
 		{"touching", []span{{0, 2}}, []span{{2, 6}}, spans{{0, 6}}, nil, spans{{0, 2}}},
 		{"crossing", []span{{0, 4}}, []span{{2, 6}}, spans{{0, 6}}, spans{{2, 4}}, spans{{0, 2}}},
-		{"within", []span{{0, 9}}, []span{{2, 3}, {5, 6}}, spans{{0, 9}}, spans{{2, 3}, {5, 6}}, spans{{0, 2}, {3, 5}, {6, 9}}},
+		{"within", []span{{0, 9}}, []span{{2, 3}, {5, 6}}, spans{{0, 9}}, spans{{2, 3}, {5, 6}},
+			spans{{0, 2}, {3, 5}, {6, 9}}},
 		{"covered", []span{{2, 3}, {5, 6}}, []span{{0, 9}}, spans{{0, 9}}, spans{{2, 3}, {5, 6}}, nil},
-		{"one cut over two", []span{{0, 3}, {5, 8}}, []span{{2, 6}}, spans{{0, 8}}, spans{{2, 3}, {5, 6}}, spans{{0, 2}, {6, 8}}},
-		{"out of order and double", []span{{5, 8}, {0, 3}, {0, 3}, {1, 2}}, []span{{0, 1}}, spans{{0, 3}, {5, 8}}, spans{{0, 1}}, spans{{1, 3}, {5, 8}}},
+		{"one cut over two", []span{{0, 3}, {5, 8}}, []span{{2, 6}}, spans{{0, 8}}, spans{{2, 3}, {5, 6}},
+			spans{{0, 2}, {6, 8}}},
+		{"out of order and double", []span{{5, 8}, {0, 3}, {0, 3}, {1, 2}}, []span{{0, 1}},
+			spans{{0, 3}, {5, 8}}, spans{{0, 1}}, spans{{1, 3}, {5, 8}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a, b := union(slices.Clone(c.a)), union(slices.Clone(c.b))

@@ -155,9 +155,11 @@ func (g Gap) Cause() string {
 	case g.Call.Name == "":
 		return fmt.Sprintf("%s came late; the call that enqueued it was not recorded", after)
 	case g.Call.Start < g.Start:
-		return fmt.Sprintf("%s was queued %s before the gap began: it waited for another stream, for an event or for the host", after, formatTime(g.Start-g.Call.Start))
+		return fmt.Sprintf("%s was queued %s before the gap began: it waited for another stream, for an "+
+			"event or for the host", after, formatTime(g.Start-g.Call.Start))
 	case len(g.Host) == 0:
-		return fmt.Sprintf("the host enqueued %s only after %s, and was in no recorded call until then", after, formatTime(g.Call.Start-g.Start))
+		return fmt.Sprintf("the host enqueued %s only after %s, and was in no recorded call until then",
+			after, formatTime(g.Call.Start-g.Start))
 	}
 	var parts []string
 	for _, h := range g.Host[:min(3, len(g.Host))] {
@@ -167,7 +169,8 @@ func (g Gap) Cause() string {
 		}
 		parts = append(parts, fmt.Sprintf("%s %s", name, formatTime(h.Time)))
 	}
-	return fmt.Sprintf("the host enqueued %s only after %s; until then it was in %s", after, formatTime(g.Call.Start-g.Start), strings.Join(parts, ", "))
+	return fmt.Sprintf("the host enqueued %s only after %s; until then it was in %s", after,
+		formatTime(g.Call.Start-g.Start), strings.Join(parts, ", "))
 }
 
 // Summary computes the figures of the recording.
@@ -256,7 +259,8 @@ func (t *Trace) device(device int, events []Event, window span, calls map[int64]
 	busy := union(slices.Concat(computes, copied))
 	idle := union([]span{window}).without(busy)
 	d := DeviceSummary{
-		Device: device, Streams: len(streams), Compute: computes.total(), Copy: copied.total(), Hidden: copied.and(computes).total(), Idle: idle.total(),
+		Device: device, Streams: len(streams), Compute: computes.total(), Copy: copied.total(),
+		Hidden: copied.and(computes).total(), Idle: idle.total(),
 		Total: window.duration(),
 	}
 	// A gap is between two works of the device. The recording holds no cause for idle time before
@@ -324,7 +328,10 @@ func (t *Trace) hostShares(thread int64, in span) []HostShare {
 	for k, d := range shares {
 		out = append(out, HostShare{k.kind, k.name, d})
 	}
-	slices.SortFunc(out, func(a, b HostShare) int { return cmp.Or(cmp.Compare(b.Time, a.Time), cmp.Compare(a.Name, b.Name)) })
+	slices.SortFunc(out, func(a, b HostShare) int {
+		return cmp.Or(cmp.Compare(b.Time, a.Time),
+			cmp.Compare(a.Name, b.Name))
+	})
 	return out
 }
 
@@ -361,22 +368,26 @@ func copies(device int, events []Event) []CopySummary {
 func (s Summary) String() string {
 	var b strings.Builder
 	if len(s.Devices) == 0 {
-		fmt.Fprintf(&b, "no work on a GPU was recorded; %d operators on %d threads, %s of %s\n", s.Operators, s.Threads, formatTime(s.OperatorTime), formatTime(s.Span()))
+		fmt.Fprintf(&b, "no work on a GPU was recorded; %d operators on %d threads, %s of %s\n",
+			s.Operators, s.Threads, formatTime(s.OperatorTime), formatTime(s.Span()))
 		return b.String()
 	}
 	for _, d := range s.Devices {
-		fmt.Fprintf(&b, "cuda:%d  %s, %d streams: compute %s, copies %s", d.Device, formatTime(d.Total), d.Streams, formatTime(d.Compute), formatTime(d.Copy))
+		fmt.Fprintf(&b, "cuda:%d  %s, %d streams: compute %s, copies %s", d.Device, formatTime(d.Total),
+			d.Streams, formatTime(d.Compute), formatTime(d.Copy))
 		if d.Copy > 0 {
 			fmt.Fprintf(&b, ", %s of the copies under compute", percent(d.HiddenShare()))
 		}
 		fmt.Fprintf(&b, ", idle %s\n", percent(d.IdleShare()))
 		for _, c := range s.Copies {
 			if c.Device == d.Device {
-				fmt.Fprintf(&b, "        %s: %s in %d copies, %.1f GB/s\n", c.Name(), formatBytes(c.Bytes), c.Count, c.GBs())
+				fmt.Fprintf(&b, "        %s: %s in %d copies, %.1f GB/s\n", c.Name(), formatBytes(c.Bytes),
+					c.Count, c.GBs())
 			}
 		}
 		if g := d.LongestGap; g != nil {
-			fmt.Fprintf(&b, "        longest gap: %s after %s: %s\n", formatTime(g.Duration()), ShortName(g.Before.Name), g.Cause())
+			fmt.Fprintf(&b, "        longest gap: %s after %s: %s\n", formatTime(g.Duration()),
+				ShortName(g.Before.Name), g.Cause())
 		}
 	}
 	return b.String()

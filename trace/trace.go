@@ -90,8 +90,9 @@ func (r *Recorder) Stop() (*Trace, error) {
 	launches := raw.Launches
 	for _, e := range raw.Events {
 		event := Event{
-			Kind: Kind(e.Kind), Name: raw.Names[e.Name], Start: time.Duration(e.Start - r.begin.UnixNano()), Duration: time.Duration(e.Duration),
-			Device: int(e.Device), Lane: e.Lane, Bytes: max(0, e.Bytes), Correlation: e.Correlation,
+			Kind: Kind(e.Kind), Name: raw.Names[e.Name], Start: time.Duration(e.Start - r.begin.UnixNano()),
+			Duration: time.Duration(e.Duration),
+			Device:   int(e.Device), Lane: e.Lane, Bytes: max(0, e.Bytes), Correlation: e.Correlation,
 		}
 		if event.Kind == Kernel {
 			l := launches[0]

@@ -80,7 +80,8 @@ func (w Window) Check() error {
 	case !known:
 		return badName(w.File)
 	case w.First < -1 || w.Batches < 0:
-		return fmt.Errorf("trace: First is %d and Batches is %d: First must be at least -1, and Batches at least 0", w.First, w.Batches)
+		return fmt.Errorf("trace: First is %d and Batches is %d: First must be at least -1, and Batches "+
+			"at least 0", w.First, w.Batches)
 	}
 	if err := safefile.CheckWrite(w.File, kind); err != nil {
 		return fmt.Errorf("trace: %w", err)

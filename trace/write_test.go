@@ -9,10 +9,12 @@ import (
 )
 
 func TestFileNamesSelectTheFormat(t *testing.T) {
-	if err := overlapping().WriteFile(filepath.Join(t.TempDir(), "timeline.pdf"), PictureOptions{}); err == nil || !strings.Contains(err.Error(), ".svg, .png or .json") {
+	if err := overlapping().WriteFile(filepath.Join(t.TempDir(), "timeline.pdf"),
+		PictureOptions{}); err == nil || !strings.Contains(err.Error(), ".svg, .png or .json") {
 		t.Error(err)
 	}
-	if err := overlapping().WriteFile(filepath.Join(t.TempDir(), "no", "timeline.svg"), PictureOptions{}); !errors.Is(err, os.ErrNotExist) {
+	if err := overlapping().WriteFile(filepath.Join(t.TempDir(), "no", "timeline.svg"),
+		PictureOptions{}); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 }

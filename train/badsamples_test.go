@@ -68,8 +68,9 @@ func damage(t *testing.T, path string, bad func(n int) bool) string {
 // trainOnBadSamples trains for two epochs and prints the number of batches and a digest of the
 // weights.
 func trainOnBadSamples(t *testing.T, world *distributed.Group) {
-	loader, err := imageloader.Open(os.Getenv(jobPath), imageloader.Options{BatchSize: 4, Transform: imageloader.Eval(8, 8),
-		BadSamples: imageloader.Skip, Rank: world.Rank(), World: world.Size(), NoIndex: true})
+	loader, err := imageloader.Open(os.Getenv(jobPath),
+		imageloader.Options{BatchSize: 4, Transform: imageloader.Eval(8, 8),
+			BadSamples: imageloader.Skip, Rank: world.Rank(), World: world.Size(), NoIndex: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +136,8 @@ func TestJobWithBadSamples(t *testing.T) {
 			if c.empty == "" {
 				said := startJob(t, 3, badWay, path, 0)
 				for rank, text := range said {
-					if got, want := line(t, text, "batches"), line(t, said[0], "batches"); got != want || strings.HasPrefix(got, "batches 0 ") {
+					if got, want := line(t, text, "batches"), line(t, said[0], "batches"); got != want ||
+						strings.HasPrefix(got, "batches 0 ") {
 						t.Errorf("rank %d says %q, and rank 0 %q", rank, got, want)
 					}
 				}
@@ -143,7 +145,8 @@ func TestJobWithBadSamples(t *testing.T) {
 			}
 			said, errs := runJob(t, 3, badWay, path, 0)
 			for rank, text := range said {
-				if errs[rank] == nil || !strings.Contains(text, c.empty+" of 3 can't fill its batches") && !strings.Contains(text, c.empty+" (pid ") {
+				if errs[rank] == nil || !strings.Contains(text, c.empty+" of 3 can't fill its batches") &&
+					!strings.Contains(text, c.empty+" (pid ") {
 					t.Errorf("rank %d: %v\n%s", rank, errs[rank], text)
 				}
 			}

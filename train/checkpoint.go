@@ -121,7 +121,8 @@ func (w *writing) leads() bool { return w.world == nil || w.world.Rank() == 0 }
 
 // collect gathers everything to write. In a job an error of one rank is an error of all.
 func (c *Checkpoint) collect(path string) (*writing, error) {
-	w := &writing{path: path, world: c.World, divided: checkpoint.Divided{}, file: map[string]any{metadataKey: metadata(c.Metadata)}}
+	w := &writing{path: path, world: c.World, divided: checkpoint.Divided{},
+		file: map[string]any{metadataKey: metadata(c.Metadata)}}
 	states, err := generators(c.Device)
 	w.made = states
 	named := map[string]any{}

@@ -78,7 +78,8 @@ func (m *Metrics) SaveConfusion(dir string, classes []string) error {
 	}
 	for label, row := range m.Confusion {
 		if len(row) != n {
-			return fmt.Errorf("train: the confusion matrix has %d rows, and %d columns in row %d: %w", n, len(row), label, cuda.ErrInvalidArgument)
+			return fmt.Errorf("train: the confusion matrix has %d rows, and %d columns in row %d: %w", n,
+				len(row), label, cuda.ErrInvalidArgument)
 		}
 	}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -96,7 +97,8 @@ func (m *Metrics) SaveConfusion(dir string, classes []string) error {
 		kind  safefile.Kind
 		write func(io.Writer, [][]int64, []string) error
 	}{{confusionCSV, confusionKind(), writeConfusion}, {confusionPNG, safefile.PNG, drawConfusion}} {
-		f, err := safefile.Replace(filepath.Join(dir, file.name), file.kind, 0o644, func(f *os.File) error { return file.write(f, m.Confusion, names) })
+		f, err := safefile.Replace(filepath.Join(dir, file.name), file.kind, 0o644,
+			func(f *os.File) error { return file.write(f, m.Confusion, names) })
 		if err != nil {
 			return fmt.Errorf("train: %w", err)
 		}

@@ -34,7 +34,8 @@ func TestSaveConfusion(t *testing.T) {
 		}
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "confusion.csv"))
-	if want := "true\\predicted,cat,\"dog, wet\",2\ncat,5,2,0\n\"dog, wet\",0,9,1\n2,0,0,0\n"; err != nil || string(text) != want {
+	if want := "true\\predicted,cat,\"dog, wet\",2\ncat,5,2,0\n\"dog, wet\",0,9,1\n2,0,0,0\n"; err != nil ||
+		string(text) != want {
 		t.Errorf("%v, %q; want %q", err, text, want)
 	}
 	picture, err := os.ReadFile(filepath.Join(dir, "confusion.png"))
@@ -70,11 +71,13 @@ func TestSaveConfusion(t *testing.T) {
 func TestSharedPixelShowsLargestShare(t *testing.T) {
 	counts := [][]int64{{3, 1, 0, 0}, {0, 0, 0, 0}, {0, 0, 1, 4}, {0, 0, 0, 2}}
 	none, wrong := mark{}, mark{0.25, false}
-	want := []mark{{0.75, true}, wrong, none, none, none, none, none, none, none, none, {0.2, true}, {0.8, false}, none, none, none, {1, true}}
+	want := []mark{{0.75, true}, wrong, none, none, none, none, none, none, none, none, {0.2, true},
+		{0.8, false}, none, none, none, {1, true}}
 	if got := marks(counts, 4, func(class int) int { return class }); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if got, want := marks(counts, 2, func(class int) int { return class / 2 }), []mark{{0.75, true}, none, none, {1, true}}; !slices.Equal(got, want) {
+	if got, want := marks(counts, 2, func(class int) int { return class / 2 }), []mark{{0.75, true}, none,
+		none, {1, true}}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
@@ -102,7 +105,8 @@ func TestConfusionPicture(t *testing.T) {
 		if size := img.Bounds().Size(); size.X > 1400 || size.Y > 1100 {
 			t.Errorf("%d classes: %v pixels, want size.X at most 1400, size.Y at most 1100", n, size)
 		}
-		if !has(img, mark{0.5, false}.color()) || has(img, mark{1, false}.color()) || !has(img, mark{0.5, true}.color()) != (n > maxMatrix) || !has(img, mark{1, true}.color()) {
+		if !has(img, mark{0.5, false}.color()) || has(img, mark{1, false}.color()) ||
+			!has(img, mark{0.5, true}.color()) != (n > maxMatrix) || !has(img, mark{1, true}.color()) {
 			t.Errorf("%d classes: the colours are not those of the shares", n)
 		}
 	}

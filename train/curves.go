@@ -57,8 +57,10 @@ func (c *curve) put(epoch int, value float64) {
 
 // panels returns the charts of the epochs.
 func panels(epochs []Epoch) []panel {
-	loss := panel{title: "loss", curves: []curve{{name: "training", color: curveTrain}, {name: "evaluation", color: curveEval}}}
-	top1 := panel{title: "top-1", share: true, curves: []curve{{name: "training", color: curveTrain}, {name: "evaluation", color: curveEval}}}
+	loss := panel{title: "loss",
+		curves: []curve{{name: "training", color: curveTrain}, {name: "evaluation", color: curveEval}}}
+	top1 := panel{title: "top-1", share: true,
+		curves: []curve{{name: "training", color: curveTrain}, {name: "evaluation", color: curveEval}}}
 	classes := false
 	for at, e := range epochs {
 		for i, m := range []*Metrics{e.Train, e.Eval} {
@@ -232,6 +234,7 @@ func line(canvas *image.RGBA, x0, y0, x1, y1, width float64, c color.RGBA) {
 // write draws text so that its left end (anchor -1), middle (0) or right end (1) is at x.
 func write(canvas *image.RGBA, face font.Face, x, y float64, anchor int, c color.RGBA, text string) {
 	x -= float64(font.MeasureString(face, text)) / 64 * float64(anchor+1) / 2
-	d := font.Drawer{Dst: canvas, Src: image.NewUniform(c), Face: face, Dot: fixed.Point26_6{X: fixed.Int26_6(x * 64), Y: fixed.Int26_6(math.Round(y) * 64)}}
+	d := font.Drawer{Dst: canvas, Src: image.NewUniform(c), Face: face,
+		Dot: fixed.Point26_6{X: fixed.Int26_6(x * 64), Y: fixed.Int26_6(math.Round(y) * 64)}}
 	d.DrawString(text)
 }

@@ -30,11 +30,15 @@ func TestCurves(t *testing.T) {
 		panels int
 		eval   bool
 	}{
-		"a classifier with evaluation": {[]Epoch{{Epoch: 1, Train: classifier(2, 0.1), Eval: classifier(3, 0.2)}, {Epoch: 2, Train: classifier(1, 0.6), Eval: classifier(2, 0.5)}}, 2, true},
-		"no classes":                   {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: 2}}, {Epoch: 2, Train: &Metrics{Loss: 1}}}, 1, false},
-		"one epoch":                    {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: 2}}}, 1, false},
-		"not finite":                   {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: math.Inf(1)}}, {Epoch: 2, Train: &Metrics{Loss: 7}}}, 1, false},
-		"never finite":                 {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: math.NaN()}, Eval: &Metrics{Loss: 1}}}, 1, true},
+		"a classifier with evaluation": {[]Epoch{{Epoch: 1, Train: classifier(2, 0.1),
+			Eval: classifier(3, 0.2)}, {Epoch: 2, Train: classifier(1, 0.6), Eval: classifier(2, 0.5)}}, 2, true},
+		"no classes": {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: 2}},
+			{Epoch: 2, Train: &Metrics{Loss: 1}}}, 1, false},
+		"one epoch": {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: 2}}}, 1, false},
+		"not finite": {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: math.Inf(1)}},
+			{Epoch: 2, Train: &Metrics{Loss: 7}}}, 1, false},
+		"never finite": {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: math.NaN()},
+			Eval: &Metrics{Loss: 1}}}, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var file bytes.Buffer
@@ -65,7 +69,8 @@ func TestTicks(t *testing.T) {
 		want      []float64
 	}{
 		{0, 1, 5, []float64{0, 0.2, 0.4, 0.6000000000000001, 0.8, 1}}, {0, 9, 5, []float64{0, 2, 4, 6, 8}},
-		{3, 3, 5, []float64{3}}, {0, 100, 5, []float64{0, 20, 40, 60, 80, 100}}, {0.5, 2.6, 5, []float64{0.5, 1, 1.5, 2, 2.5}},
+		{3, 3, 5, []float64{3}}, {0, 100, 5, []float64{0, 20, 40, 60, 80, 100}},
+		{0.5, 2.6, 5, []float64{0.5, 1, 1.5, 2, 2.5}},
 	} {
 		if got := ticks(c.low, c.high, c.count); !slices.Equal(got, c.want) {
 			t.Errorf("ticks from %v to %v: %v, want %v", c.low, c.high, got, c.want)
@@ -78,11 +83,14 @@ func TestTicks(t *testing.T) {
 func TestLossAxisEnclosesTheCurves(t *testing.T) {
 	for _, c := range []struct{ values, want []float64 }{
 		{[]float64{0.9, 1.95}, []float64{0.5, 1, 1.5, 2}}, {[]float64{2.31, 0.02}, []float64{0, 0.5, 1, 1.5, 2, 2.5}},
-		{[]float64{1, 1}, []float64{0, 0.5, 1, 1.5, 2}}, {[]float64{0, 5}, []float64{0, 1, 2, 3, 4, 5}}, {[]float64{math.NaN()}, []float64{0, 0.2, 0.4, 0.6000000000000001, 0.8, 1}},
-		{[]float64{9.65, 10.58}, []float64{9.600000000000001, 9.8, 10, 10.200000000000001, 10.4, 10.600000000000001}}, {[]float64{2e16, 2e16 + 4}, []float64{2e16, 2e16, 2e16 + 2, 2e16 + 4, 2e16 + 4}},
+		{[]float64{1, 1}, []float64{0, 0.5, 1, 1.5, 2}}, {[]float64{0, 5}, []float64{0, 1, 2, 3, 4, 5}},
+		{[]float64{math.NaN()}, []float64{0, 0.2, 0.4, 0.6000000000000001, 0.8, 1}},
+		{[]float64{9.65, 10.58}, []float64{9.600000000000001, 9.8, 10, 10.200000000000001, 10.4,
+			10.600000000000001}}, {[]float64{2e16, 2e16 + 4}, []float64{2e16, 2e16, 2e16 + 2, 2e16 + 4, 2e16 + 4}},
 		{[]float64{-1.7e308, 1.7e308}, []float64{-1.7e308, 1.7e308}},
 	} {
-		if got, n := (panel{curves: []curve{{values: c.values}}}).axis(); !slices.Equal(got, c.want) || n != len(c.values) {
+		if got, n := (panel{curves: []curve{{values: c.values}}}).axis(); !slices.Equal(got, c.want) ||
+			n != len(c.values) {
 			t.Errorf("losses %v have an axis with the marks %v, want %v", c.values, got, c.want)
 		}
 	}

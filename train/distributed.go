@@ -31,11 +31,13 @@ func CheckRanks(world *distributed.Group, loader *imageloader.Loader) error {
 	}
 	for rank, id := range all {
 		if id.World != world.Size() || id.Rank != rank {
-			return fmt.Errorf("train: rank %d of %d reads %s as rank %d of %d: open its loader with Options.Rank and World from the group: %w",
+			return fmt.Errorf("train: rank %d of %d reads %s as rank %d of %d: open its loader with "+
+				"Options.Rank and World from the group: %w",
 				rank, world.Size(), id.Path, id.Rank, id.World, distributed.ErrMismatch)
 		}
 		if d := id.Difference(all[0]); d != "" {
-			return fmt.Errorf("train: rank %d reads %s, and rank 0 %s: rank %d has %s: %w", rank, id.Path, all[0].Path, rank, d, distributed.ErrMismatch)
+			return fmt.Errorf("train: rank %d reads %s, and rank 0 %s: rank %d has %s: %w", rank, id.Path,
+				all[0].Path, rank, d, distributed.ErrMismatch)
 		}
 	}
 	return nil
@@ -52,7 +54,8 @@ type rankState struct {
 	Error      string             `json:"error,omitempty"`
 	Generators map[string][]byte  `json:"generators"`
 	Loader     *imageloader.State `json:"loader"`
-	Shards     string             `json:"shards,omitempty"` // rank 0 only: id of the checkpoint whose shards the ranks write
+	// rank 0 only: id of the checkpoint whose shards the ranks write
+	Shards string `json:"shards,omitempty"`
 }
 
 // gather adds the states of all ranks to rank 0's file. If the ranks write shards, it also opens
@@ -230,7 +233,8 @@ func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
 
 // copied returns a writing whose tensors are host copies, for the tensors that this rank writes.
 func (w *writing) copied(copies hostCopies) (*writing, error) {
-	own := &writing{path: w.path, world: w.world, shards: w.shards, barrier: w.barrier, failed: w.failed, divided: checkpoint.Divided{}}
+	own := &writing{path: w.path, world: w.world, shards: w.shards, barrier: w.barrier, failed: w.failed,
+		divided: checkpoint.Divided{}}
 	if w.leads() {
 		value, err := copies.of(w.file)
 		if err != nil {
@@ -411,7 +415,8 @@ func (c *Checkpoint) agreeLoaded(path, id string, failed error) error {
 	case len(has) == 0:
 		return failed
 	case len(missing) > 0:
-		return fmt.Errorf("train: there is no %s on the ranks %s, and there is one on the ranks %s: all hosts need the same file: %w",
+		return fmt.Errorf("train: there is no %s on the ranks %s, and there is one on the ranks %s: all "+
+			"hosts need the same file: %w",
 			path, strings.Join(missing, ", "), strings.Join(has, ", "), distributed.ErrMismatch)
 	case failed != nil:
 		return failed
@@ -421,7 +426,8 @@ func (c *Checkpoint) agreeLoaded(path, id string, failed error) error {
 			return fmt.Errorf("train: rank %d: %s", rank, l.Error)
 		}
 		if l.ID != all[0].ID {
-			return fmt.Errorf("train: %s is another checkpoint on rank %d than on rank 0: all hosts need the same file: %w", path, rank, distributed.ErrMismatch)
+			return fmt.Errorf("train: %s is another checkpoint on rank %d than on rank 0: all hosts need "+
+				"the same file: %w", path, rank, distributed.ErrMismatch)
 		}
 	}
 	return nil

@@ -38,7 +38,8 @@ func TestJobProcess(t *testing.T) {
 	if way == "" {
 		t.Skip("other tests run it")
 	}
-	world, err := distributed.Init(t.Context(), distributed.Options{CPU: way != gpuDividedWay && way != gpuAroundWay, Timeout: 2 * time.Minute})
+	world, err := distributed.Init(t.Context(),
+		distributed.Options{CPU: way != gpuDividedWay && way != gpuAroundWay, Timeout: 2 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,8 +100,10 @@ func runJob(t *testing.T, size int, way, path string, steps int) (said []string,
 	for rank := range size {
 		c := exec.CommandContext(ctx, program, "-test.run=^TestJobProcess$", "-test.count=1")
 		number := strconv.Itoa(rank)
-		c.Env = append(os.Environ(), jobWay+"="+way, jobPath+"="+path, jobSteps+"="+strconv.Itoa(steps), "RANK="+number, "LOCAL_RANK="+number,
-			"WORLD_SIZE="+strconv.Itoa(size), "LOCAL_WORLD_SIZE="+strconv.Itoa(size), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
+		c.Env = append(os.Environ(), jobWay+"="+way, jobPath+"="+path, jobSteps+"="+strconv.Itoa(steps),
+			"RANK="+number, "LOCAL_RANK="+number,
+			"WORLD_SIZE="+strconv.Itoa(size), "LOCAL_WORLD_SIZE="+strconv.Itoa(size),
+			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
 		if os.Getenv("NCCL_NVLS_ENABLE") == "" { // multicast is shared by the whole machine
 			c.Env = append(c.Env, "NCCL_NVLS_ENABLE=0")
 		}
@@ -123,7 +126,8 @@ func dropoutJob(t *testing.T, world *distributed.Group) *train.Checkpoint {
 	if err := torch.ManualSeed(7); err != nil {
 		t.Fatal(err)
 	}
-	net := nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewReLU(), nn.NewDropout(0.5), nn.NewLinear(8, 3, nn.LinearOptions{}))
+	net := nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewReLU(), nn.NewDropout(0.5),
+		nn.NewLinear(8, 3, nn.LinearOptions{}))
 	opt, err := jobOptimizer(world, nn.Parameters(net))
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +152,8 @@ func dropoutJob(t *testing.T, world *distributed.Group) *train.Checkpoint {
 		opt.Close()
 		nn.Close(net)
 	})
-	return &train.Checkpoint{Model: net, Optimizer: opt, Scheduler: scheduler, EMA: ema, Device: cuda.CPU, World: world, Metadata: map[string]string{"step": "0"}}
+	return &train.Checkpoint{Model: net, Optimizer: opt, Scheduler: scheduler, EMA: ema, Device: cuda.CPU,
+		World: world, Metadata: map[string]string{"step": "0"}}
 }
 
 // digest is a checksum of tensors.
@@ -182,7 +187,8 @@ func trainRank(t *testing.T, world *distributed.Group) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = errors.Join(parallel.Backward(c.Model.Forward(x).Square().Sum()), c.Optimizer.Step(), c.Optimizer.ZeroGrad(), c.Scheduler.Step(), c.EMA.Update())
+		err = errors.Join(parallel.Backward(c.Model.Forward(x).Square().Sum()), c.Optimizer.Step(),
+			c.Optimizer.ZeroGrad(), c.Scheduler.Step(), c.EMA.Update())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -229,7 +235,8 @@ func TestJobResumesExactly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for rank, got := range startJob(t, 2, "train", part, 6) {
-		if g, w := line(t, got, "first"), strings.Replace(line(t, want[rank], "first"), "first 0", "first 4", 1); g != w {
+		if g, w := line(t, got, "first"), strings.Replace(line(t, want[rank], "first"), "first 0",
+			"first 4", 1); g != w {
 			t.Errorf("rank %d: %q, want %q", rank, g, w)
 		}
 		if g, w := line(t, got, "generator"), line(t, want[rank], "generator"); g != w {
@@ -312,7 +319,8 @@ func checkpointErrors(t *testing.T, world *distributed.Group) {
 		}
 	}
 	name := []string{"a.pt", "none.pt"}[world.Rank()]
-	require(t, c.Load(filepath.Join(dir, name)), "on the ranks 1, and there is one on the ranks 0", "all hosts need the same file")
+	require(t, c.Load(filepath.Join(dir, name)), "on the ranks 1, and there is one on the ranks 0",
+		"all hosts need the same file")
 	name = []string{"a.pt", "b.pt"}[world.Rank()]
 	require(t, c.Load(filepath.Join(dir, name)), "is another checkpoint on rank 1 than on rank 0")
 	if world.Rank() == 0 {
@@ -324,7 +332,8 @@ func checkpointErrors(t *testing.T, world *distributed.Group) {
 		t.Fatal(err)
 	}
 	name = []string{"a.pt", "bad.pt"}[world.Rank()]
-	if err := c.Load(filepath.Join(dir, name)); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "bad.pt") {
+	if err := c.Load(filepath.Join(dir, name)); err == nil || errors.Is(err, fs.ErrNotExist) ||
+		!strings.Contains(err.Error(), "bad.pt") {
 		t.Error(err)
 	}
 	if err := c.Load(filepath.Join(dir, "a.pt")); err != nil {
@@ -337,7 +346,8 @@ func TestAllRanksReturnCheckpointErrors(t *testing.T) { startJob(t, 2, "errors",
 // dataErrors gives the ranks loaders that do not match.
 func dataErrors(t *testing.T, world *distributed.Group) {
 	archives := strings.Split(os.Getenv(jobPath), ":")
-	o := imageloader.Options{BatchSize: 4, Transform: imageloader.Eval(8, 8), Shuffle: true, Rank: world.Rank(), World: 2, NoIndex: true}
+	o := imageloader.Options{BatchSize: 4, Transform: imageloader.Eval(8, 8), Shuffle: true,
+		Rank: world.Rank(), World: 2, NoIndex: true}
 	check := func(path string, o imageloader.Options) error {
 		loader, err := imageloader.Open(path, o)
 		if err != nil {

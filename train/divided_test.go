@@ -63,7 +63,8 @@ func TestShardedOptimizerResumesExactly(t *testing.T) {
 	startJob(t, 2, dividedWay, part, 4)
 	kept := keptFiles(t, part)
 	for rank, got := range startJob(t, 2, dividedWay, part, 6) {
-		if g, w := line(t, got, "first"), strings.Replace(line(t, want[rank], "first"), "first 0", "first 4", 1); g != w {
+		if g, w := line(t, got, "first"), strings.Replace(line(t, want[rank], "first"), "first 0",
+			"first 4", 1); g != w {
 			t.Errorf("rank %d: %q, want %q", rank, g, w)
 		}
 	}

@@ -60,7 +60,8 @@ func Evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher,
 }
 
 // evaluate measures the model on the feed's epoch 0.
-func evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher, dtype torch.DType, c criterion) (*Metrics, error) {
+func evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher, dtype torch.DType,
+	c criterion) (*Metrics, error) {
 	nn.Train(model, false)
 	m, err := newMeter(feed.Device(), sums{})
 	if err != nil {
@@ -89,9 +90,11 @@ func autocast(x *torch.Tensor, dtype torch.DType) *torch.Tensor {
 
 // criterion computes losses.
 type criterion struct {
-	call    string                                                            // for errors
-	own     func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor // the program's loss; nil for the cross-entropy
-	classes int                                                               // minimum number of outputs; 0 if not known
+	call string // for errors
+	// the program's loss; nil for the cross-entropy
+	own func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor
+	// minimum number of outputs; 0 if not known
+	classes int
 }
 
 // loss returns the mean loss of a batch.
@@ -100,13 +103,15 @@ func (c criterion) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Te
 		return c.own(output, batch)
 	}
 	if batch.Labels == nil {
-		return torch.Fail(c.call, fmt.Errorf("the batches have no field \"labels\": set Loss: %w", cuda.ErrInvalidArgument))
+		return torch.Fail(c.call, fmt.Errorf("the batches have no field \"labels\": set Loss: %w",
+			cuda.ErrInvalidArgument))
 	}
 	if c.classes > 0 && output.Err() == nil {
 		// On a GPU a label without an output fails an assertion, which makes CUDA unusable in the
 		// process.
 		if shape := output.Shape(); len(shape) == 2 && shape[1] < int64(c.classes) {
-			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, and the loader %d classes: give the model's last layer %d outputs: %w",
+			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, and the loader %d classes: "+
+				"give the model's last layer %d outputs: %w",
 				shape[1], c.classes, c.classes, cuda.ErrInvalidArgument))
 		}
 	}
@@ -114,7 +119,8 @@ func (c criterion) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Te
 	// On the CPU a label without an output is an error here, but the error names only the label.
 	if err := loss.Err(); err != nil && output.Err() == nil && output.Device() == cuda.CPU {
 		if _, outputs := classLabels(output, batch.Labels); outputs > 0 {
-			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, for the labels 0 to %d: %w", outputs, outputs-1, err))
+			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, for the labels 0 to %d: %w",
+				outputs, outputs-1, err))
 		}
 	}
 	return loss

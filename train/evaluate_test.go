@@ -31,7 +31,8 @@ func TestEvaluateEqualsRun(t *testing.T) {
 			before := j.bits(t)
 			nn.Train(j.Model, true)
 			live := torch.LiveTensors()
-			got, err := train.Evaluate(t.Context(), j.Model, j.Eval, train.EvaluateOptions{Loader: j.Loader, Autocast: dtype})
+			got, err := train.Evaluate(t.Context(), j.Model, j.Eval,
+				train.EvaluateOptions{Loader: j.Loader, Autocast: dtype})
 			if err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("%+v, %v; want %+v", got, err, want)
 			}
@@ -41,7 +42,8 @@ func TestEvaluateEqualsRun(t *testing.T) {
 			if now := torch.LiveTensors(); now != live {
 				t.Errorf("%d tensors live, and %d before", now, live)
 			}
-			other, err := train.Evaluate(t.Context(), j.Model, j.Eval, train.EvaluateOptions{Autocast: torch.BFloat16 - dtype})
+			other, err := train.Evaluate(t.Context(), j.Model, j.Eval,
+				train.EvaluateOptions{Autocast: torch.BFloat16 - dtype})
 			if err != nil || other.Loss == want.Loss {
 				t.Errorf("%+v, %v: the loss of the other precision is the same, want no error, "+
 					"other.Loss not %v", other, err, want.Loss)
@@ -61,7 +63,9 @@ func TestGPUEvaluate(t *testing.T) {
 	if err := nn.To(few, j.Eval.Device()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := train.Evaluate(t.Context(), few, j.Eval, train.EvaluateOptions{Loader: j.Loader}); err == nil || !strings.Contains(err.Error(), "the model has 2 outputs") {
+	if _, err := train.Evaluate(t.Context(), few, j.Eval,
+		train.EvaluateOptions{Loader: j.Loader}); err == nil ||
+		!strings.Contains(err.Error(), "the model has 2 outputs") {
 		t.Fatal(err)
 	}
 	got, err := train.Evaluate(t.Context(), j.Model, j.Eval, train.EvaluateOptions{Loader: j.Loader})
@@ -102,20 +106,25 @@ func TestEvaluateMistakes(t *testing.T) {
 		feed  *prefetcher.Prefetcher
 		o     train.EvaluateOptions
 	}{
-		"needs a model and a feed":                                            {feed: j.Eval},
-		"train.Evaluate: needs a model":                                       {model: j.Model},
-		"the model has 2 outputs, and the loader 3 classes":                   {model: few, feed: j.Eval, o: train.EvaluateOptions{Loader: j.Loader}},
-		"the batches have no field \"labels\": set Loss":                      {model: j.Model, feed: feed(t, unlabelled{})},
-		"the evaluation feed has no samples":                                  {model: rows.Model, feed: feed(t, &fixed{})},
+		"needs a model and a feed":      {feed: j.Eval},
+		"train.Evaluate: needs a model": {model: j.Model},
+		"the model has 2 outputs, and the loader 3 classes": {model: few, feed: j.Eval,
+			o: train.EvaluateOptions{Loader: j.Loader}},
+		"the batches have no field \"labels\": set Loss": {model: j.Model,
+			feed: feed(t, unlabelled{})},
+		"the evaluation feed has no samples": {model: rows.Model,
+			feed: feed(t, &fixed{})},
 		"train.Evaluate: the evaluation loss is ":                             {model: rows.Model, feed: rows.Feed},
 		"the model has 7 outputs, for the labels 0 to 6: torch: CrossEntropy": {model: rows.Model, feed: beyond},
-		"train.Evaluate: context canceled":                                    {ctx: ended, model: j.Model, feed: j.Eval},
+		"train.Evaluate: context canceled": {ctx: ended, model: j.Model,
+			feed: j.Eval},
 	} {
 		if c.ctx == nil {
 			c.ctx = t.Context()
 		}
 		m, err := train.Evaluate(c.ctx, c.model, c.feed, c.o)
-		if m != nil || err == nil || !strings.Contains(err.Error(), says) || c.ctx == ended && !errors.Is(err, context.Canceled) {
+		if m != nil || err == nil || !strings.Contains(err.Error(), says) || c.ctx == ended &&
+			!errors.Is(err, context.Canceled) {
 			t.Errorf("%+v, %v does not say %q", m, err, says)
 		}
 	}
@@ -178,7 +187,8 @@ func TestConfusionFilesAreOfTheBestEpoch(t *testing.T) {
 func TestUnfinishedFilesAreRemoved(t *testing.T) {
 	o := job{Config: train.Config{Epochs: 1, Dir: t.TempDir()}}
 	for name, stays := range map[string]bool{
-		"log.csv.12.tmp": false, "curves.png.3.tmp": false, "confusion.csv.4.tmp": false, "confusion.png.5.tmp": false, "mine.csv.6.tmp": true, "log.csv.old": true,
+		"log.csv.12.tmp": false, "curves.png.3.tmp": false, "confusion.csv.4.tmp": false,
+		"confusion.png.5.tmp": false, "mine.csv.6.tmp": true, "log.csv.old": true,
 	} {
 		path := filepath.Join(o.Dir, name)
 		if err := os.WriteFile(path, nil, 0o666); err != nil {

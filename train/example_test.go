@@ -21,7 +21,8 @@ import (
 // the program is started again.
 func ExampleCheckpoint() {
 	run := func(ctx context.Context) error {
-		loader, err := imageloader.Open("train.tgz", imageloader.Options{BatchSize: 64, Transform: imageloader.Train(224), Shuffle: true, Seed: 1})
+		loader, err := imageloader.Open("train.tgz",
+			imageloader.Options{BatchSize: 64, Transform: imageloader.Train(224), Shuffle: true, Seed: 1})
 		if err != nil {
 			return err
 		}
@@ -93,7 +94,8 @@ func Example_predict() {
 		if err := json.Unmarshal([]byte(file.Metadata()["classes"]), &classes); err != nil {
 			return err
 		}
-		net, err := models.ByName(file.Metadata()["model"], models.Options{NumClasses: len(classes)}) // a ViT also takes ImageSize
+		// a ViT also takes ImageSize
+		net, err := models.ByName(file.Metadata()["model"], models.Options{NumClasses: len(classes)})
 		if err != nil {
 			return err
 		}
@@ -101,7 +103,9 @@ func Example_predict() {
 		if _, err := nn.LoadFrom(file, net, nn.LoadOptions{}); err != nil {
 			return err
 		}
-		loader, err := imageloader.OpenContext(ctx, archive, imageloader.Options{BatchSize: 64, Transform: imageloader.Eval(256, 224)}) // -size 224
+		// -size 224
+		loader, err := imageloader.OpenContext(ctx, archive,
+			imageloader.Options{BatchSize: 64, Transform: imageloader.Eval(256, 224)})
 		if err != nil {
 			return err
 		}

@@ -48,13 +48,15 @@ type saved struct {
 
 func (s *saved) check() error {
 	if s.Version != version {
-		return fmt.Errorf("it is of version %d, and this program reads %d: go on with the program that wrote it, or begin again in another folder", s.Version, version)
+		return fmt.Errorf("it is of version %d, and this program reads %d: go on with the program that "+
+			"wrote it, or begin again in another folder", s.Version, version)
 	}
 	if a := s.At; a.Epoch < 0 || a.Step < 0 || a.Batches < 0 || a.Batches > a.Step {
 		return fmt.Errorf("its place is impossible: epoch %d, step %d, batch %d", a.Epoch, a.Step, a.Batches)
 	}
 	if len(s.Epochs) != s.At.Epoch {
-		return fmt.Errorf("it is damaged: it has the results of %d epochs, and %d are complete", len(s.Epochs), s.At.Epoch)
+		return fmt.Errorf("it is damaged: it has the results of %d epochs, and %d are complete",
+			len(s.Epochs), s.At.Epoch)
 	}
 	for i, e := range s.Epochs {
 		if e.Train == nil {
@@ -66,7 +68,8 @@ func (s *saved) check() error {
 
 // figures returns a run's files, except checkpoints, with their kinds.
 func figures() map[string]safefile.Kind {
-	return map[string]safefile.Kind{logFile: logKind(), pngFile: safefile.PNG, confusionCSV: confusionKind(), confusionPNG: safefile.PNG}
+	return map[string]safefile.Kind{logFile: logKind(), pngFile: safefile.PNG,
+		confusionCSV: confusionKind(), confusionPNG: safefile.PNG}
 }
 
 func (r *runner) path(name string) string { return filepath.Join(r.Dir, name) }
@@ -95,7 +98,8 @@ func (r *runner) openDir(ctx context.Context) error {
 	_, err := os.Lstat(path)
 	switch {
 	case err == nil && !r.Resume:
-		return fmt.Errorf("train: %s is the checkpoint of an earlier run: resume it by Config.Resume with the same options, name another folder in Config.Dir, or delete %s", path, r.Dir)
+		return fmt.Errorf("train: %s is the checkpoint of an earlier run: resume it by Config.Resume "+
+			"with the same options, name another folder in Config.Dir, or delete %s", path, r.Dir)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("train: %w", err)
 	}
@@ -107,7 +111,8 @@ func (r *runner) openDir(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("train: %w", err)
 		}
-		return fmt.Errorf("train: %s is of an earlier run, whose %s is gone, and this run would replace it: move it away, or name another folder", r.path(bestFile), lastFile)
+		return fmt.Errorf("train: %s is of an earlier run, whose %s is gone, and this run would replace "+
+			"it: move it away, or name another folder", r.path(bestFile), lastFile)
 	}
 	// From here on best.pt belongs to the run of last.pt, even if this process is killed.
 	if err := r.saveLast("training"); err != nil {
@@ -124,7 +129,8 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("train: another run writes to %s: %s: wait until it ends, or name another folder", e.Dir, e.Holder)
+	return fmt.Sprintf("train: another run writes to %s: %s: wait until it ends, or name another folder",
+		e.Dir, e.Holder)
 }
 
 // Busy returns a *BusyError if a [Run] of any process is writing to the folder now, and nil
@@ -145,7 +151,8 @@ func (r *runner) claimDir() (err error) {
 	r.folder.claim, err = safefile.NewClaim(r.path(lockFile))
 	if errors.Is(err, safefile.ErrNoLocks) {
 		if r.Log != nil {
-			r.Log.Warn("train: the folder cannot be locked against a second run: start none in it; on NFS, mount with local_lock=flock or run the server's lock daemon",
+			r.Log.Warn("train: the folder cannot be locked against a second run: start none in it; on "+
+				"NFS, mount with local_lock=flock or run the server's lock daemon",
 				"folder", r.Dir, "reason", err)
 		}
 		return nil
@@ -255,7 +262,8 @@ func (r *runner) saveBest(e Epoch) error {
 	if r.EMA != nil {
 		tensors = r.EMA.State()
 	}
-	if err := checkpoint.SavePyTorch(r.path(bestFile), map[string]any{"state_dict": tensors, "metadata": metadata(r.Metadata)}); err != nil {
+	if err := checkpoint.SavePyTorch(r.path(bestFile),
+		map[string]any{"state_dict": tensors, "metadata": metadata(r.Metadata)}); err != nil {
 		return err
 	}
 	return r.saveConfusion(e)
@@ -297,13 +305,15 @@ func (r *runner) saveLog() error {
 	}
 	var text bytes.Buffer
 	w := csv.NewWriter(&text)
-	w.Write([]string{"epoch", "steps", "lr", "train_loss", "train_top1", "train_top5", "eval_loss", "eval_top1", "eval_top5",
+	w.Write([]string{"epoch", "steps", "lr", "train_loss", "train_top1", "train_top5", "eval_loss",
+		"eval_top1", "eval_top5",
 		"images_per_second", "seconds", "wait_share", "device_allocated_bytes"})
 	for _, e := range r.report.Epochs {
 		row := []string{strconv.Itoa(e.Epoch), strconv.Itoa(e.Steps), number(e.LR)}
 		row = append(row, e.Train.columns()...)
 		row = append(row, e.Eval.columns()...)
-		w.Write(append(row, number(e.ImagesPerSecond), number(e.Seconds), number(e.WaitShare), strconv.FormatInt(e.AllocatedBytes, 10)))
+		w.Write(append(row, number(e.ImagesPerSecond), number(e.Seconds), number(e.WaitShare),
+			strconv.FormatInt(e.AllocatedBytes, 10)))
 	}
 	w.Flush() // a bytes.Buffer never fails
 	f, err := safefile.Replace(r.path(logFile), logKind(), 0o644, func(f *os.File) error {
@@ -318,7 +328,8 @@ func (r *runner) saveLog() error {
 
 // saveCurves draws the curves of all epochs. The new file replaces the old one.
 func (r *runner) saveCurves() error {
-	f, err := safefile.Replace(r.path(pngFile), safefile.PNG, 0o644, func(f *os.File) error { return writeCurves(f, r.report.Epochs) })
+	f, err := safefile.Replace(r.path(pngFile), safefile.PNG, 0o644,
+		func(f *os.File) error { return writeCurves(f, r.report.Epochs) })
 	if err != nil {
 		return err
 	}
@@ -338,7 +349,8 @@ func (r *runner) event(e Epoch) error {
 		}
 		r.events = w
 	}
-	scalars := []tfevents.Scalar{{Tag: "lr", Value: e.LR}, {Tag: "images_per_second", Value: e.ImagesPerSecond}, {Tag: "wait_share", Value: e.WaitShare}}
+	scalars := []tfevents.Scalar{{Tag: "lr", Value: e.LR},
+		{Tag: "images_per_second", Value: e.ImagesPerSecond}, {Tag: "wait_share", Value: e.WaitShare}}
 	for _, of := range []struct {
 		name string
 		m    *Metrics
@@ -348,7 +360,8 @@ func (r *runner) event(e Epoch) error {
 		}
 		scalars = append(scalars, tfevents.Scalar{Tag: "loss/" + of.name, Value: of.m.Loss})
 		if of.m.Classes > 0 {
-			scalars = append(scalars, tfevents.Scalar{Tag: "top1/" + of.name, Value: of.m.Top1}, tfevents.Scalar{Tag: "top5/" + of.name, Value: of.m.Top5})
+			scalars = append(scalars, tfevents.Scalar{Tag: "top1/" + of.name, Value: of.m.Top1},
+				tfevents.Scalar{Tag: "top5/" + of.name, Value: of.m.Top5})
 		}
 	}
 	return r.events.Write(int64(e.Steps), scalars...)

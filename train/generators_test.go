@@ -121,7 +121,8 @@ func TestGeneratorsInPyTorch(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := draw(t, device, 5)
-			if out, err := exec.Command(program, filepath.Join("testdata", "make_generators.py"), theirs, ours, device.String()).CombinedOutput(); err != nil {
+			if out, err := exec.Command(program, filepath.Join("testdata", "make_generators.py"), theirs,
+				ours, device.String()).CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s\nwant no error", err, out)
 			}
 			if got := numbers(t, theirs, "first"); !slices.Equal(got, want) {

@@ -44,7 +44,8 @@ const (
 // ways returns the training of TestKilled with the given name.
 func ways(name string) job {
 	o := job{adam: true, dropout: true, ema: true, withEval: true, Config: train.Config{
-		Epochs: 4, ClipNorm: 1, Schedule: optim.CosineLR{Steps: 4 * perE}, SaveSteps: 1, Resume: true, Autocast: torch.BFloat16,
+		Epochs: 4, ClipNorm: 1, Schedule: optim.CosineLR{Steps: 4 * perE}, SaveSteps: 1, Resume: true,
+		Autocast: torch.BFloat16,
 	}}
 	switch name {
 	case "GPU":
@@ -178,7 +179,8 @@ func runKilled(t *testing.T, way, path, dir string, kill *moment) *outcome {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	command := exec.CommandContext(ctx, program, "-test.run=^TestKilledProcess$", "-test.count=1")
-	command.Env = append(os.Environ(), killedDir+"="+dir, killedArchive+"="+path, killedWay+"="+way, "CUBLAS_WORKSPACE_CONFIG=:4096:8")
+	command.Env = append(os.Environ(), killedDir+"="+dir, killedArchive+"="+path, killedWay+"="+way,
+		"CUBLAS_WORKSPACE_CONFIG=:4096:8")
 	var complaint bytes.Buffer
 	command.Stderr = &complaint
 	out, err := command.StdoutPipe()
@@ -204,7 +206,8 @@ func runKilled(t *testing.T, way, path, dir string, kill *moment) *outcome {
 	err = command.Wait()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		if status, ok := exit.Sys().(syscall.WaitStatus); kill != nil && ok && status.Signaled() && status.Signal() == syscall.SIGKILL {
+		if status, ok := exit.Sys().(syscall.WaitStatus); kill != nil && ok && status.Signaled() &&
+			status.Signal() == syscall.SIGKILL {
 			return nil
 		}
 	}
@@ -307,7 +310,8 @@ func TestCheckpoint(t *testing.T) {
 		"no averages":        {EMA: c.EMA},
 		"optimizer":          {Optimizer: c.Optimizer},
 	} {
-		if err := other.Load(plain); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "plain.pt") {
+		if err := other.Load(plain); err == nil || !strings.Contains(err.Error(), says) ||
+			!strings.Contains(err.Error(), "plain.pt") {
 			t.Errorf("%s: %v, want an error with %q and %q", says, err, says, "plain.pt")
 		}
 	}

@@ -33,7 +33,8 @@ func (r *runner) sayLeftOut(refused error) {
 	}
 	r.leftOut = true
 	if r.Log != nil {
-		r.Log.Warn("train: the last batch of an epoch is one sample and is left out: choose another batch size, or larger samples, to train on all",
+		r.Log.Warn("train: the last batch of an epoch is one sample and is left out: choose another "+
+			"batch size, or larger samples, to train on all",
 			"epoch", r.at.Epoch+1, "reason", refused)
 	}
 }

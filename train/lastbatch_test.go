@@ -20,7 +20,9 @@ import (
 // An epoch of the archive is 4 batches of 8 samples and one of a single sample.
 func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *job {
 	t.Helper()
-	loader, err := imageloader.Open(path, imageloader.Options{BatchSize: batch, Transform: imageloader.Train(side), Shuffle: true, Seed: 3, DropLast: dropLast})
+	loader, err := imageloader.Open(path,
+		imageloader.Options{BatchSize: batch, Transform: imageloader.Train(side), Shuffle: true, Seed: 3,
+			DropLast: dropLast})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,8 +32,10 @@ func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *jo
 	}
 	c.Loader, c.Feed, c.Epochs = loader, feed(t, loader), 2
 	c.Model = nn.NewSequential(
-		nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(), nn.NewFlatten(),
-		nn.NewLinear(4*side*side, 6, nn.LinearOptions{}), nn.NewBatchNorm1d(6, nn.BatchNorm1dOptions{}), nn.NewLinear(6, classes, nn.LinearOptions{}),
+		nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}),
+		nn.NewReLU(), nn.NewFlatten(),
+		nn.NewLinear(4*side*side, 6, nn.LinearOptions{}), nn.NewBatchNorm1d(6, nn.BatchNorm1dOptions{}),
+		nn.NewLinear(6, classes, nn.LinearOptions{}),
 	)
 	if c.Optimizer, err = optim.NewSGD(nn.Parameters(c.Model), optim.SGDOptions{LR: 0.01, Momentum: 0.9}); err != nil {
 		t.Fatal(err)
@@ -56,7 +60,9 @@ func TestLastBatchOfOneSampleIsDropped(t *testing.T) {
 	if !reflect.DeepEqual(left.bits(t), dropped.bits(t)) {
 		t.Error("the model has other parameters, want the bits from a loader that drops the last batch")
 	}
-	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "the last batch of an epoch is one sample and is left out") || !strings.Contains(text, "epoch=1") {
+	if text := log.String(); strings.Count(text, "level=WARN") != 1 ||
+		!strings.Contains(text, "the last batch of an epoch is one sample and is left out") ||
+		!strings.Contains(text, "epoch=1") {
 		t.Errorf("the log is %q, want one warning about the batch that is left out in epoch 1", text)
 	}
 
@@ -71,7 +77,8 @@ func TestLastBatchOfOneSampleIsDropped(t *testing.T) {
 	resumed := newNormalised(t, path, false, train.Config{Dir: dir, Resume: true})
 	got = resumed.run(t)
 	if !reflect.DeepEqual(figures(got), figures(want)) || !reflect.DeepEqual(resumed.bits(t), dropped.bits(t)) {
-		t.Errorf("a run that is resumed before the last batch has the epochs\n%+v, want\n%+v", figures(got), figures(want))
+		t.Errorf("a run that is resumed before the last batch has the epochs\n%+v, want\n%+v", figures(got),
+			figures(want))
 	}
 }
 
@@ -81,7 +88,8 @@ type uneven struct {
 	sizes []int
 }
 
-func (u *uneven) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (u *uneven) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	for _, n := range u.sizes {
 		slot, err := lend(ctx)
 		if err != nil {
@@ -107,7 +115,8 @@ func TestOneSampleBatchBeforeTheLastIsAnError(t *testing.T) {
 			}
 			defer opt.Close()
 			defer nn.Close(model)
-			_, err = train.Run(t.Context(), train.Config{Model: model, Optimizer: opt, Epochs: 1, Feed: feed(t, &uneven{sizes: sizes})})
+			_, err = train.Run(t.Context(),
+				train.Config{Model: model, Optimizer: opt, Epochs: 1, Feed: feed(t, &uneven{sizes: sizes})})
 			if !errors.Is(err, nn.ErrOneValue) {
 				t.Errorf("batches of %v: error %v, want %v", sizes, err, nn.ErrOneValue)
 			}

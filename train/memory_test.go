@@ -186,7 +186,8 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 	after := use(t, device, !off)
 	t.Logf("before %+v, after %d more steps %+v", before, steps, after)
 	if after.tensors != before.tensors || after.caught != before.caught {
-		t.Errorf("%d tensors live after the steps, %d before, and the collector freed %d", after.tensors, before.tensors, after.caught-before.caught)
+		t.Errorf("%d tensors live after the steps, %d before, and the collector freed %d", after.tensors,
+			before.tensors, after.caught-before.caught)
 	}
 	// Go starts a thread when another blocks in a call, so a few may be missing from the first
 	// count.
@@ -198,7 +199,8 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 		t.Errorf("the process has %d KiB more that are not Go's, want at most %d", grown>>10, 8<<10)
 	}
 	if after.allocated != before.allocated || after.reserved > before.reserved {
-		t.Errorf("device memory: %d bytes allocated and %d reserved, %d and %d before", after.allocated, after.reserved, before.allocated, before.reserved)
+		t.Errorf("device memory: %d bytes allocated and %d reserved, %d and %d before", after.allocated,
+			after.reserved, before.allocated, before.reserved)
 	}
 }
 
@@ -244,7 +246,8 @@ func outOfMemory(t *testing.T, device cuda.Device, phase string) []float64 {
 	}
 	scope := torch.NewScope("test")
 	defer scope.Close()
-	net := nn.NewSequential(nn.NewLinear(width, width, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(width, width, nn.LinearOptions{}))
+	net := nn.NewSequential(nn.NewLinear(width, width, nn.LinearOptions{}), nn.NewReLU(),
+		nn.NewLinear(width, width, nn.LinearOptions{}))
 	defer nn.Close(net)
 	if err := nn.To(net, device); err != nil {
 		t.Fatal(err)
@@ -271,13 +274,14 @@ func outOfMemory(t *testing.T, device cuda.Device, phase string) []float64 {
 	}
 	o := &exhausted{Optimizer: opt}
 	armed := false
-	step, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: o, Loss: func(output *torch.Tensor, _ []*torch.Tensor) *torch.Tensor {
-		loss := output.Square().Mean()
-		if armed && phase == "backward" {
-			exhaust()
-		}
-		return loss
-	}})
+	step, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: o,
+		Loss: func(output *torch.Tensor, _ []*torch.Tensor) *torch.Tensor {
+			loss := output.Square().Mean()
+			if armed && phase == "backward" {
+				exhaust()
+			}
+			return loss
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,7 +368,8 @@ func (s *rescaled) Forward(x *torch.Tensor) *torch.Tensor {
 }
 
 func (s *rescaled) Parts() nn.Parts {
-	return nn.Parts{Parameters: []torch.Named{{Name: "scale", Tensor: s.scale}}, Modules: []nn.Child{{Name: "layer", Module: s.layer}}}
+	return nn.Parts{Parameters: []torch.Named{{Name: "scale", Tensor: s.scale}},
+		Modules: []nn.Child{{Name: "layer", Module: s.layer}}}
 }
 
 // The same on the CPU. The passes request more memory than any machine has.
@@ -394,12 +399,13 @@ func TestOutOfMemoryOnTheCPU(t *testing.T) {
 			defer opt.Close()
 			o := &exhausted{Optimizer: opt}
 			armed := false
-			step, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: o, Loss: func(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {
-				if armed && phase == "forward" {
-					return output.Sum().Expand(1 << 46).Clone().Sum()
-				}
-				return output.CrossEntropy(targets[0])
-			}})
+			step, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: o,
+				Loss: func(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {
+					if armed && phase == "forward" {
+						return output.Sum().Expand(1 << 46).Clone().Sum()
+					}
+					return output.CrossEntropy(targets[0])
+				}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -152,7 +152,8 @@ func (m *meter) metrics(of string) (*Metrics, error) {
 		return nil, fmt.Errorf("the %s feed has no samples", of)
 	}
 	n := float64(s.Samples)
-	r := &Metrics{Samples: s.Samples, Loss: s.Loss / n, Classes: s.Classes, Top1: float64(s.Top1) / n, Top5: float64(s.Top5) / n}
+	r := &Metrics{Samples: s.Samples, Loss: s.Loss / n, Classes: s.Classes, Top1: float64(s.Top1) / n,
+		Top5: float64(s.Top5) / n}
 	if m.confusion == nil {
 		return r, nil
 	}

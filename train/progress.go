@@ -60,7 +60,8 @@ func (p *progress) step(n int) {
 		if total == 0 {
 			total = -1
 		}
-		p.bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(p.run.Progress), progressbar.OptionSetWidth(20),
+		p.bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(p.run.Progress),
+			progressbar.OptionSetWidth(20),
 			progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(false))
 	}
 	p.images += n
@@ -78,7 +79,8 @@ func (p *progress) step(n int) {
 func (p *progress) text(now time.Time, stats prefetcher.Stats, memory string) string {
 	r := p.run
 	seconds := now.Sub(p.epochAt).Seconds()
-	text := fmt.Sprintf("epoch %d of %d  %.0f images/s  waited %.1f %%", r.at.Epoch+1, r.Epochs, float64(p.images)/seconds,
+	text := fmt.Sprintf("epoch %d of %d  %.0f images/s  waited %.1f %%", r.at.Epoch+1, r.Epochs,
+		float64(p.images)/seconds,
 		100*waitShare(p.before, stats, seconds))
 	if memory != "-" {
 		text += "  " + memory
@@ -129,7 +131,8 @@ func (p *progress) epoch(e Epoch) {
 	}
 	if !p.header {
 		p.header = true
-		printRow(w, "epoch", "lr at end", "loss", "top-1", "test loss", "test top-1", "images/s", "waited", "memory", "best")
+		printRow(w, "epoch", "lr at end", "loss", "top-1", "test loss", "test top-1", "images/s", "waited",
+			"memory", "best")
 	}
 	test, top1 := "-", "-"
 	if e.Eval != nil {
@@ -143,7 +146,8 @@ func (p *progress) epoch(e Epoch) {
 	if e.Best {
 		best = "*"
 	}
-	printRow(w, fmt.Sprint(e.Epoch), fmt.Sprintf("%.3g", e.LR), fmt.Sprintf("%.4f", e.Train.Loss), e.Train.share(), test, top1,
+	printRow(w, fmt.Sprint(e.Epoch), fmt.Sprintf("%.3g", e.LR), fmt.Sprintf("%.4f", e.Train.Loss),
+		e.Train.share(), test, top1,
 		fmt.Sprintf("%.0f", e.ImagesPerSecond), fmt.Sprintf("%.1f %%", 100*e.WaitShare), held, best)
 }
 

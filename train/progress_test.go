@@ -34,18 +34,22 @@ func TestBarText(t *testing.T) {
 		want    string
 	}{
 		// 30 steps took 20 s. This epoch and the two after it need another 3 * 20 - 10 = 50.
-		"in the second epoch": {position{Epoch: 1, Step: 30, Batches: 10}, 0, 20, 640, 3 * time.Second, "1.25 GB", 20 * time.Second,
+		"in the second epoch": {position{Epoch: 1, Step: 30, Batches: 10}, 0, 20, 640, 3 * time.Second,
+			"1.25 GB", 20 * time.Second,
 			"epoch 2 of 4  64 images/s  waited 10.0 %  1.25 GB  left 33s"},
-		"after a resume, whose steps before do not count": {position{Epoch: 1, Step: 30, Batches: 10}, 20, 20, 640, 2 * time.Second, "0.90 GB RSS", 20 * time.Second,
+		"after a resume, whose steps before do not count": {position{Epoch: 1, Step: 30, Batches: 10}, 20,
+			20, 640, 2 * time.Second, "0.90 GB RSS", 20 * time.Second,
 			"epoch 2 of 4  64 images/s  waited 0.0 %  0.90 GB RSS  left 1m40s"},
-		"in the last epoch": {position{Epoch: 3, Step: 79, Batches: 19}, 0, 20, 100, 12 * time.Second, "-", 12500 * time.Millisecond,
+		"in the last epoch": {position{Epoch: 3, Step: 79, Batches: 19}, 0, 20, 100, 12 * time.Second, "-",
+			12500 * time.Millisecond,
 			"epoch 4 of 4  40 images/s  waited 100.0 %  left 0s"},
 		"of unknown length": {position{Step: 30, Batches: 30}, 0, 0, 640, 2 * time.Second, "-", 20 * time.Second,
 			"epoch 1 of 4  64 images/s  waited 0.0 %"},
 	} {
 		r := &runner{Config: Config{Epochs: 4}, at: c.at}
-		p := &progress{run: r, begin: begin, first: c.first, batches: c.batches, images: c.images, epochAt: begin.Add(10 * time.Second),
-			before: prefetcher.Stats{ConsumerWait: 2 * time.Second}}
+		p := &progress{run: r, begin: begin, first: c.first, batches: c.batches, images: c.images,
+			epochAt: begin.Add(10 * time.Second),
+			before:  prefetcher.Stats{ConsumerWait: 2 * time.Second}}
 		if got := p.text(begin.Add(c.now), prefetcher.Stats{ConsumerWait: c.waited}, c.memory); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
@@ -59,7 +63,8 @@ func (*timed) Fields() []torch.Spec {
 	return []torch.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{2}}}
 }
 func (*timed) BatchSize() int { return 4 }
-func (s *timed) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (s *timed) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	for i := range 3 {
 		slot, err := lend(ctx)
 		if err != nil {
@@ -99,7 +104,8 @@ func TestBarAgreesWithTheTable(t *testing.T) {
 	}
 	defer stepper.Close()
 	var drawn bytes.Buffer
-	r := &runner{Config: Config{Model: model, Optimizer: opt, Feed: feed, Epochs: 1, Progress: &drawn}, stepper: stepper, report: &Report{}}
+	r := &runner{Config: Config{Model: model, Optimizer: opt, Feed: feed, Epochs: 1, Progress: &drawn},
+		stepper: stepper, report: &Report{}}
 	r.progress = newProgress(r)
 	r.progress.terminal, r.progress.batches = true, 3
 	e, err := r.epoch(context.Background())

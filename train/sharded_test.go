@@ -27,7 +27,8 @@ func shardedNet(t *testing.T, wrap func(nn.Module) nn.Module) nn.Module {
 	if err := torch.ManualSeed(7); err != nil {
 		t.Fatal(err)
 	}
-	return nn.NewSequential(wrap(nn.NewSequential(nn.NewLinear(6, 9, nn.LinearOptions{}), nn.NewTanh())), wrap(nn.NewLinear(9, 5, nn.LinearOptions{})),
+	return nn.NewSequential(wrap(nn.NewSequential(nn.NewLinear(6, 9, nn.LinearOptions{}), nn.NewTanh())),
+		wrap(nn.NewLinear(9, 5, nn.LinearOptions{})),
 		wrap(nn.NewSequential(nn.NewBatchNorm1d(5, nn.BatchNormOptions{}), nn.NewLinear(5, 3, nn.LinearOptions{}))))
 }
 
@@ -53,13 +54,15 @@ func trainSharded(t *testing.T, world *distributed.Group) {
 	ema, err := optim.NewEMA(nn.State(sharded), optim.EMAOptions{Decay: 0.7})
 	must(err)
 	defer ema.Close()
-	c := &train.Checkpoint{Model: sharded, Optimizer: opt, EMA: ema, Device: cuda.CPU, World: world, Metadata: map[string]string{"step": "0"}}
+	c := &train.Checkpoint{Model: sharded, Optimizer: opt, EMA: ema, Device: cuda.CPU, World: world,
+		Metadata: map[string]string{"step": "0"}}
 	if err := c.Load(os.Getenv(jobPath)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
 	_, err = train.NewStepper(train.StepperOptions{Model: sharded, Optimizer: opt})
 	require(t, err, "needs its Around as Backward")
-	stepper, err := train.NewStepper(train.StepperOptions{Model: sharded, Optimizer: opt, Backward: sharded.Around, EMA: ema, ClipNorm: 0.1, Autocast: torch.BFloat16})
+	stepper, err := train.NewStepper(train.StepperOptions{Model: sharded, Optimizer: opt,
+		Backward: sharded.Around, EMA: ema, ClipNorm: 0.1, Autocast: torch.BFloat16})
 	must(err)
 	defer stepper.Close()
 	first, _ := strconv.Atoi(c.Metadata["step"])

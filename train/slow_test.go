@@ -24,13 +24,15 @@ func TestSlowDTypesOnTheCPUWarnOnce(t *testing.T) {
 		t.Skip("LibTorch has no oneDNN: ", err)
 	}
 	fast := answer[0].(bool)
-	const float16, bfloat16 = "float16 on a CPU is many times slower", "bfloat16 on this CPU, without AVX512, is many times slower"
+	const float16, bfloat16 = "float16 on a CPU is many times slower", "bfloat16 on this CPU, without " +
+		"AVX512, is many times slower"
 	for name, c := range map[string]struct {
 		autocast, parameters torch.DType
 		want                 string
 	}{
-		"float32": {0, torch.Float32, ""}, "autocast to float16": {torch.Float16, torch.Float32, float16}, "autocast to bfloat16": {torch.BFloat16, torch.Float32, bfloat16},
-		"float16": {0, torch.Float16, float16}, "bfloat16": {0, torch.BFloat16, bfloat16},
+		"float32": {0, torch.Float32, ""}, "autocast to float16": {torch.Float16, torch.Float32, float16},
+		"autocast to bfloat16": {torch.BFloat16, torch.Float32, bfloat16},
+		"float16":              {0, torch.Float16, float16}, "bfloat16": {0, torch.BFloat16, bfloat16},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSmall(t, cuda.CPU)
@@ -43,7 +45,8 @@ func TestSlowDTypesOnTheCPUWarnOnce(t *testing.T) {
 				defer x.Close()
 			}
 			var log bytes.Buffer
-			step, err := train.NewStepper(train.StepperOptions{Model: s.net, Optimizer: s.opt, Autocast: c.autocast, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			step, err := train.NewStepper(train.StepperOptions{Model: s.net, Optimizer: s.opt,
+				Autocast: c.autocast, Log: slog.New(slog.NewTextHandler(&log, nil))})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -57,7 +60,8 @@ func TestSlowDTypesOnTheCPUWarnOnce(t *testing.T) {
 			if want == bfloat16 && fast {
 				want = ""
 			}
-			if text := log.String(); want == "" && text != "" || want != "" && (strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, want)) {
+			if text := log.String(); want == "" && text != "" || want != "" &&
+				(strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, want)) {
 				t.Errorf("the log is %q, want one warning with %q", text, want)
 			}
 		})

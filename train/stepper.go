@@ -83,19 +83,24 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 	case o.Model == nil || o.Optimizer == nil:
 		return nil, fmt.Errorf("train.NewStepper: it needs Model and Optimizer: %w", cuda.ErrInvalidArgument)
 	case isNil(o.Optimizer):
-		return nil, fmt.Errorf("train.NewStepper: Optimizer is a nil %T: its constructor failed, and returned an error that says why: %w", o.Optimizer, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("train.NewStepper: Optimizer is a nil %T: its constructor failed, and "+
+			"returned an error that says why: %w", o.Optimizer, cuda.ErrInvalidArgument)
 	case !(o.ClipNorm >= 0) || math.IsInf(o.ClipNorm, 0):
-		return nil, fmt.Errorf("train.NewStepper: ClipNorm is %v, and must be finite and not negative: %w", o.ClipNorm, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("train.NewStepper: ClipNorm is %v, and must be finite and not negative: %w",
+			o.ClipNorm, cuda.ErrInvalidArgument)
 	case o.Autocast != 0 && o.Autocast != torch.BFloat16 && o.Autocast != torch.Float16:
-		return nil, fmt.Errorf("train.NewStepper: Autocast is %v, and must be BFloat16 or Float16: %w", o.Autocast, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("train.NewStepper: Autocast is %v, and must be BFloat16 or Float16: %w",
+			o.Autocast, cuda.ErrInvalidArgument)
 	}
 	if c, ok := o.Optimizer.(interface{ Capturable() bool }); o.Graph && ok && !c.Capturable() {
-		return nil, fmt.Errorf("train.NewStepper: Graph needs an optimizer with Capturable, or the graph would keep its first learning rate: %w", cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("train.NewStepper: Graph needs an optimizer with Capturable, or the graph "+
+			"would keep its first learning rate: %w", cuda.ErrInvalidArgument)
 	}
 	s := &Stepper{o: o, params: nn.Parameters(o.Model), counts: nn.NewBatchCounts(o.Model), said: map[string]bool{}}
 	if s.sharded, _ = o.Model.(*distributed.FullyShardedDataParallel); s.sharded != nil {
 		if _, ok := o.Optimizer.(*distributed.FullyShardedOptimizer); !ok || o.Backward == nil {
-			return nil, fmt.Errorf("train.NewStepper: a FullyShardedDataParallel needs its Around as Backward and an Optimizer of its NewOptimizer: %w", cuda.ErrInvalidArgument)
+			return nil, fmt.Errorf("train.NewStepper: a FullyShardedDataParallel needs its Around as "+
+				"Backward and an Optimizer of its NewOptimizer: %w", cuda.ErrInvalidArgument)
 		}
 	}
 	if o.Schedule != nil {
@@ -192,7 +197,8 @@ func (s *Stepper) loss(output *torch.Tensor, targets []*torch.Tensor) *torch.Ten
 		return s.o.Loss(output, targets)
 	}
 	if len(targets) == 0 {
-		return torch.Fail("train.Stepper", fmt.Errorf("the cross-entropy needs a target: give one to Step, or set Loss: %w", cuda.ErrInvalidArgument))
+		return torch.Fail("train.Stepper",
+			fmt.Errorf("the cross-entropy needs a target: give one to Step, or set Loss: %w", cuda.ErrInvalidArgument))
 	}
 	return output.CrossEntropy(targets[0])
 }

@@ -32,7 +32,8 @@ func newSmall(t *testing.T, device cuda.Device) *small {
 		t.Fatal(err)
 	}
 	s := &small{device: device}
-	s.net = nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(8, 4, nn.LinearOptions{}))
+	s.net = nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewReLU(),
+		nn.NewLinear(8, 4, nn.LinearOptions{}))
 	s.x = s.rows(t, 5)
 	y, err := torch.FromInt64s([]int64{0, 1, 2, 3, 0})
 	if err != nil {
@@ -143,7 +144,8 @@ func TestStepperEqualsALoop(t *testing.T) {
 		}
 		defer scaler.Close()
 		step, err := train.NewStepper(train.StepperOptions{
-			Model: s.net, Optimizer: s.opt, Schedule: schedule, ClipNorm: 0.5, Autocast: torch.Float16, Scaler: scaler, Graph: graph,
+			Model: s.net, Optimizer: s.opt, Schedule: schedule, ClipNorm: 0.5, Autocast: torch.Float16,
+			Scaler: scaler, Graph: graph,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -179,7 +181,8 @@ func TestStepperRefuses(t *testing.T) {
 		"must be BFloat16":                {Model: s.net, Optimizer: s.opt, Autocast: torch.Float64},
 		"Capturable":                      {Model: s.net, Optimizer: plain, Graph: true},
 	} {
-		if _, err := train.NewStepper(o); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), says) {
+		if _, err := train.NewStepper(o); !errors.Is(err, cuda.ErrInvalidArgument) ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", says, err)
 		}
 	}
@@ -273,7 +276,8 @@ type withParameter struct {
 }
 
 func (w *withParameter) Parts() nn.Parts {
-	return nn.Parts{Modules: []nn.Child{{Name: "module", Module: w.Module}}, Parameters: []torch.Named{{Name: "parameter", Tensor: w.parameter}}}
+	return nn.Parts{Modules: []nn.Child{{Name: "module", Module: w.Module}},
+		Parameters: []torch.Named{{Name: "parameter", Tensor: w.parameter}}}
 }
 
 // On a GPU, steps with a graph compute the same as steps without. A batch of fewer rows runs
@@ -313,7 +317,8 @@ func TestStepperGraph(t *testing.T) {
 					t.Errorf("loss %d is %v, and %v without a graph", i, got[i], want[i])
 				}
 			}
-			if stats != (train.StepperStats{Steps: 17, Replays: 13, Captures: 1}) || none != (train.StepperStats{Steps: 17}) {
+			if stats != (train.StepperStats{Steps: 17, Replays: 13, Captures: 1}) ||
+				none != (train.StepperStats{Steps: 17}) {
 				t.Errorf("%+v, and without a graph %+v", stats, none)
 			}
 			if strings.Count(log, "other shapes") != 1 || silent != "" {
@@ -327,7 +332,8 @@ func TestStepperGraph(t *testing.T) {
 func TestStepperGraphOnTheCPU(t *testing.T) {
 	s := newSmall(t, cuda.CPU)
 	var log bytes.Buffer
-	step, err := train.NewStepper(train.StepperOptions{Model: s.net, Optimizer: s.opt, Graph: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	step, err := train.NewStepper(train.StepperOptions{Model: s.net, Optimizer: s.opt, Graph: true,
+		Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,7 +410,8 @@ func TestStepperFallsBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		losses[i] = s.losses(t, step, 5)
-		if stats := step.Stats(); stats != (train.StepperStats{Steps: 5}) || strings.Contains(log.String(), "cannot be captured") != graph {
+		if stats := step.Stats(); stats != (train.StepperStats{Steps: 5}) ||
+			strings.Contains(log.String(), "cannot be captured") != graph {
 			t.Errorf("%+v, log %q", stats, log.String())
 		}
 		step.Close()
@@ -424,7 +431,8 @@ func TestRunWithGraphs(t *testing.T) {
 	path := archive(t)
 	run := func(graph bool) *train.Report {
 		o := job{gpu: true, adam: true, dropout: true, ema: true, withEval: true, path: path,
-			Config: train.Config{ClipNorm: 1, Seed: 9, Epochs: 4, Graph: graph, Schedule: optim.CosineLR{Steps: 4 * perE}}}
+			Config: train.Config{ClipNorm: 1, Seed: 9, Epochs: 4, Graph: graph,
+				Schedule: optim.CosineLR{Steps: 4 * perE}}}
 		return newJob(t, o).run(t)
 	}
 	want, got := run(false), run(true)

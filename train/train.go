@@ -252,7 +252,8 @@ func (c *Config) check() error {
 	case c.Epochs < 1:
 		return fmt.Errorf("train.Run: Epochs is %d, and must be at least 1: %w", c.Epochs, cuda.ErrInvalidArgument)
 	case c.SaveSteps < 0 || c.Patience < 0:
-		return fmt.Errorf("train.Run: SaveSteps is %d and Patience %d: neither may be negative: %w", c.SaveSteps, c.Patience, cuda.ErrInvalidArgument)
+		return fmt.Errorf("train.Run: SaveSteps is %d and Patience %d: neither may be negative: %w",
+			c.SaveSteps, c.Patience, cuda.ErrInvalidArgument)
 	case c.Dir == "" && (c.Resume || c.SaveSteps > 0 || c.TensorBoard):
 		return fmt.Errorf("train.Run: Resume, SaveSteps and TensorBoard need Dir: %w", cuda.ErrInvalidArgument)
 	}
@@ -445,7 +446,8 @@ func (r *runner) train(ctx context.Context) error {
 	}
 	r.sayLeftOut(refused)
 	if skip > 0 {
-		return fmt.Errorf("the feed ended %d batches before the place to resume at: it must give the batches of the interrupted run", skip)
+		return fmt.Errorf("the feed ended %d batches before the place to resume at: it must give the "+
+			"batches of the interrupted run", skip)
 	}
 	return nil
 }

@@ -55,7 +55,8 @@ func archive(t *testing.T) string {
 		if err := png.Encode(&file, img); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.WriteHeader(&tar.Header{Name: fmt.Sprintf("%c/%02d.png", 'a'+class, n), Size: int64(file.Len()), Mode: 0o644}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: fmt.Sprintf("%c/%02d.png", 'a'+class, n),
+			Size: int64(file.Len()), Mode: 0o644}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.Write(file.Bytes()); err != nil {
@@ -88,7 +89,8 @@ func newJob(t *testing.T, o job) *job {
 	if o.path == "" {
 		o.path = archive(t)
 	}
-	loader, err := imageloader.Open(o.path, imageloader.Options{BatchSize: batch, Transform: imageloader.Train(side), Shuffle: true, Seed: 3, Workers: 2})
+	loader, err := imageloader.Open(o.path,
+		imageloader.Options{BatchSize: batch, Transform: imageloader.Train(side), Shuffle: true, Seed: 3, Workers: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +100,8 @@ func newJob(t *testing.T, o job) *job {
 	}
 	o.Loader, o.Feed = loader, feedOn(t, device, loader)
 	if o.withEval {
-		held, err := imageloader.Open(o.path, imageloader.Options{BatchSize: batch, Transform: imageloader.Eval(side, side), Workers: 2})
+		held, err := imageloader.Open(o.path,
+			imageloader.Options{BatchSize: batch, Transform: imageloader.Eval(side, side), Workers: 2})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,13 +117,15 @@ func newJob(t *testing.T, o job) *job {
 		drop = nn.NewDropout(0.5)
 	}
 	o.Model = nn.NewSequential(
-		nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(),
+		nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}),
+		nn.NewReLU(),
 		nn.NewFlatten(), drop, nn.NewLinear(4*side*side, classes, nn.LinearOptions{}),
 	)
 	if err := nn.To(o.Model, device); err != nil {
 		t.Fatal(err)
 	}
-	o.Optimizer, err = optim.NewSGD(nn.Parameters(o.Model), optim.SGDOptions{LR: 0.01, Momentum: 0.9, Capturable: o.Graph})
+	o.Optimizer, err = optim.NewSGD(nn.Parameters(o.Model),
+		optim.SGDOptions{LR: 0.01, Momentum: 0.9, Capturable: o.Graph})
 	if o.adam {
 		o.Optimizer, err = optim.NewAdamW(nn.Parameters(o.Model), optim.AdamWOptions{LR: 0.001, Capturable: o.Graph})
 	}
@@ -198,7 +203,8 @@ func figures(r *train.Report) []train.Epoch {
 	epochs := append([]train.Epoch(nil), r.Epochs...)
 	for i := range epochs {
 		epochs[i].Seconds, epochs[i].ImagesPerSecond, epochs[i].WaitShare = 0, 0, 0
-		epochs[i].AllocatedBytes, epochs[i].ReservedBytes = 0, 0 // a resumed run has captured a different number of graphs
+		// a resumed run has captured a different number of graphs
+		epochs[i].AllocatedBytes, epochs[i].ReservedBytes = 0, 0
 		if e := epochs[i].Eval; e != nil {
 			held := *e
 			held.Confusion = nil
@@ -227,7 +233,8 @@ func TestResumeIsExact(t *testing.T) {
 				t.Fatalf("%+v, want want.Steps = %v, len(want.Epochs) = 3, want.Stopped = false",
 					want, 3*perE)
 			}
-			for _, stops := range [][]int{{1}, {perE - 1}, {perE}, {perE + 2}, {2, 4, perE + 1}, {3*perE - 1}, {3 * perE}} {
+			for _, stops := range [][]int{{1}, {perE - 1}, {perE}, {perE + 2}, {2, 4, perE + 1},
+				{3*perE - 1}, {3 * perE}} {
 				for _, plain := range []bool{false, true} {
 					t.Run(fmt.Sprintf("stops %v, without loader %v", stops, plain), func(t *testing.T) {
 						o.Dir, o.Resume = t.TempDir(), true
@@ -270,7 +277,8 @@ func (j *job) stopAfter(t *testing.T, step int) {
 		return nil
 	}
 	report, err := train.Run(ctx, j.Config)
-	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "last.pt") || !strings.Contains(err.Error(), "Resume") {
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "last.pt") ||
+		!strings.Contains(err.Error(), "Resume") {
 		t.Fatalf("stopped after step %d: %v, want the error %v with %q and %q",
 			step, err, context.Canceled, "last.pt", "Resume")
 	}
@@ -315,8 +323,9 @@ func TestSaveSteps(t *testing.T) {
 
 func TestFiles(t *testing.T) {
 	var lines bytes.Buffer
-	j := newJob(t, job{withEval: true, Config: train.Config{Epochs: 3, Dir: filepath.Join(t.TempDir(), "new", "run"), Progress: &lines,
-		Metadata: map[string]string{"classes": `["a","b","c"]`}}})
+	j := newJob(t, job{withEval: true,
+		Config: train.Config{Epochs: 3, Dir: filepath.Join(t.TempDir(), "new", "run"), Progress: &lines,
+			Metadata: map[string]string{"classes": `["a","b","c"]`}}})
 	best := map[int]map[string][]uint64{} // parameters after each epoch
 	j.OnEpoch = func(e train.Epoch) error {
 		best[e.Epoch] = j.bits(t)
@@ -340,7 +349,8 @@ func TestFiles(t *testing.T) {
 		})
 	}
 	text, err := os.ReadFile(filepath.Join(j.Dir, "log.csv"))
-	if rows := strings.Split(strings.TrimSpace(string(text)), "\n"); err != nil || len(rows) != 4 || !strings.HasPrefix(rows[3], "3,15,0.01,") {
+	if rows := strings.Split(strings.TrimSpace(string(text)), "\n"); err != nil || len(rows) != 4 ||
+		!strings.HasPrefix(rows[3], "3,15,0.01,") {
 		t.Errorf("log.csv: %v\n%s, len(rows) %v\nwant no error, len(rows) = 4, rows[3] beginning with %q",
 			err, text, len(rows), "3,15,0.01,")
 	}
@@ -348,8 +358,10 @@ func TestFiles(t *testing.T) {
 		t.Errorf("confusion.csv has %v, and the best epoch %v", got, report.Best().Eval.Confusion)
 	}
 	out := lines.String()
-	if rows := strings.Split(out, "\n"); len(rows) != 5 || !strings.Contains(rows[0], "lr at end") || !strings.Contains(rows[3], " GB RSS") || strings.Contains(out, "\r") ||
-		!strings.Contains(rows[0], "best") || strings.Index(rows[1], "*") != strings.Index(rows[0], "best") { // the first epoch is the best so far
+	if rows := strings.Split(out, "\n"); len(rows) != 5 || !strings.Contains(rows[0], "lr at end") ||
+		!strings.Contains(rows[3], " GB RSS") || strings.Contains(out, "\r") ||
+		// the first epoch is the best so far
+		!strings.Contains(rows[0], "best") || strings.Index(rows[1], "*") != strings.Index(rows[0], "best") {
 		t.Errorf("progress:\n%s", out)
 	}
 	files, err := os.ReadDir(j.Dir)
@@ -366,10 +378,12 @@ type fixed struct {
 }
 
 func (f *fixed) Fields() []torch.Spec {
-	return []torch.Spec{{Name: "values", DType: torch.Float32, Shape: []int64{classes + 4}}, {Name: "labels", DType: torch.Int64}}
+	return []torch.Spec{{Name: "values", DType: torch.Float32, Shape: []int64{classes + 4}},
+		{Name: "labels", DType: torch.Int64}}
 }
 func (f *fixed) BatchSize() int { return 2 }
-func (f *fixed) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (f *fixed) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	for at := 0; at < len(f.rows); at += 2 {
 		if f.before != nil {
 			f.before()
@@ -454,7 +468,8 @@ func TestMetrics(t *testing.T) {
 	}
 	near := func(a, b float64) bool { return math.Abs(a-b) < 1e-6 }
 	for name, got := range map[string]*train.Metrics{"train": report.Epochs[0].Train, "eval": report.Epochs[0].Eval} {
-		if got.Samples != want.Samples || got.Classes != want.Classes || !near(got.Loss, want.Loss) || !near(got.Top1, want.Top1) || !near(got.Top5, want.Top5) {
+		if got.Samples != want.Samples || got.Classes != want.Classes || !near(got.Loss, want.Loss) ||
+			!near(got.Top1, want.Top1) || !near(got.Top5, want.Top5) {
 			t.Errorf("%s: %+v, want %+v", name, *got, want)
 		}
 	}
@@ -475,13 +490,15 @@ func TestInterruptedEvaluationIsRepeated(t *testing.T) {
 	held := *source
 	held.before = cancel
 	c.Eval, c.Dir, c.Resume = feed(t, &held), t.TempDir(), true
-	if report, err := train.Run(ctx, c); !errors.Is(err, context.Canceled) || report.Steps != 2 || len(report.Epochs) != 0 {
+	if report, err := train.Run(ctx, c); !errors.Is(err, context.Canceled) || report.Steps != 2 ||
+		len(report.Epochs) != 0 {
 		t.Fatalf("%+v, %v, want the error %v, report.Steps = 2, len(report.Epochs) = 0",
 			report, err, context.Canceled)
 	}
 	c.Eval = feed(t, source)
 	report, err := train.Run(context.Background(), c)
-	if err != nil || report.Steps != 2 || len(report.Epochs) != 1 || report.Epochs[0].Eval.Samples != 4 || report.Epochs[0].Train.Samples != 4 {
+	if err != nil || report.Steps != 2 || len(report.Epochs) != 1 || report.Epochs[0].Eval.Samples != 4 ||
+		report.Epochs[0].Train.Samples != 4 {
 		t.Errorf("%+v, %v, want no error, report.Steps = 2, len(report.Epochs) = 1, "+
 			"report.Epochs[0].Eval.Samples = 4, report.Epochs[0].Train.Samples = 4", report, err)
 	}
@@ -505,7 +522,8 @@ func TestLossIsNotFinite(t *testing.T) {
 	dir := c.Dir
 	c = newFixed(t, source)
 	c.Dir, c.SaveSteps = dir, 1
-	if _, err := train.Run(context.Background(), c); err == nil || !strings.Contains(err.Error(), "the training loss is NaN") {
+	if _, err := train.Run(context.Background(), c); err == nil ||
+		!strings.Contains(err.Error(), "the training loss is NaN") {
 		t.Error(err)
 	}
 	for _, tensor := range nn.State(c.Model) {
@@ -532,7 +550,8 @@ func TestFailedRunLeavesTheFolder(t *testing.T) {
 	last := filepath.Join(dir, "last.pt")
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := train.Run(ended, newJob(t, job{path: path, Config: train.Config{Dir: dir}}).Config); !errors.Is(err, context.Canceled) ||
+	if _, err := train.Run(ended,
+		newJob(t, job{path: path, Config: train.Config{Dir: dir}}).Config); !errors.Is(err, context.Canceled) ||
 		!strings.Contains(err.Error(), "nothing is saved") {
 		t.Error(err)
 	}
@@ -546,10 +565,14 @@ func TestFailedRunLeavesTheFolder(t *testing.T) {
 		t.Error(err)
 	}
 	newJob(t, job{path: path, Config: train.Config{Dir: dir, Epochs: 1}}).run(t)
-	if _, err := train.Run(ended, newJob(t, job{path: path, Config: train.Config{Dir: dir, Resume: true}}).Config); !errors.Is(err, context.Canceled) {
+	if _, err := train.Run(ended,
+		newJob(t, job{path: path, Config: train.Config{Dir: dir, Resume: true}}).Config); !errors.Is(err,
+		context.Canceled) {
 		t.Error(err)
-	} else if interrupted := (*train.InterruptedError)(nil); !errors.As(err, &interrupted) || interrupted.Checkpoint != last || interrupted.Epoch != 2 ||
-		!strings.HasPrefix(err.Error(), "train: interrupted in epoch 2 after step") || !strings.Contains(err.Error(), "Resume goes on from "+last) {
+	} else if interrupted := (*train.InterruptedError)(nil); !errors.As(err, &interrupted) ||
+		interrupted.Checkpoint != last || interrupted.Epoch != 2 ||
+		!strings.HasPrefix(err.Error(), "train: interrupted in epoch 2 after step") ||
+		!strings.Contains(err.Error(), "Resume goes on from "+last) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(last); err != nil {
@@ -618,7 +641,8 @@ func TestFolderHasOneRun(t *testing.T) {
 			second := newJob(t, job{path: path, Config: train.Config{Dir: dir, Resume: resume}})
 			_, err := train.Run(context.Background(), second.Config)
 			var busy *train.BusyError
-			if want := fmt.Sprintf("process %d on ", os.Getpid()); !errors.As(err, &busy) || busy.Dir != dir || !strings.HasPrefix(busy.Holder, want) {
+			if want := fmt.Sprintf("process %d on ", os.Getpid()); !errors.As(err, &busy) ||
+				busy.Dir != dir || !strings.HasPrefix(busy.Holder, want) {
 				t.Errorf("Resume %t: error %v, want a *BusyError of %s with the holder %q", resume, err, dir, want)
 			}
 		}
@@ -666,7 +690,8 @@ func TestStepErrorAtCancellationIsReturned(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(context.Background())
 			defer cancel(nil)
 			fail(&j.Config, cancel)
-			if _, err := train.Run(ctx, j.Config); !errors.Is(err, failed) || errors.As(err, new(*train.InterruptedError)) {
+			if _, err := train.Run(ctx, j.Config); !errors.Is(err, failed) ||
+				errors.As(err, new(*train.InterruptedError)) {
 				t.Error(err)
 			}
 			resumed, first := newJob(t, job{path: j.path, Config: train.Config{Dir: j.Dir, Resume: true}}), 0
@@ -708,7 +733,8 @@ func TestFailedSwapOfAveragesIsNoInterruption(t *testing.T) {
 	}
 	c.EMA, c.Eval, c.Dir, c.SaveSteps = ema, feed(t, &held), filepath.Dir(last), 1
 	_, err = train.Run(ctx, c)
-	if !errors.Is(err, torch.ErrClosed) || errors.As(err, new(*train.InterruptedError)) || !strings.Contains(err.Error(), "may be left with its averages") {
+	if !errors.Is(err, torch.ErrClosed) || errors.As(err, new(*train.InterruptedError)) ||
+		!strings.Contains(err.Error(), "may be left with its averages") {
 		t.Error(err)
 	}
 	if after, err := os.ReadFile(last); err != nil || !bytes.Equal(after, before) {
@@ -724,7 +750,8 @@ func TestContextCauseInterruptsRun(t *testing.T) {
 		cancel(errors.New("the cause"))
 		return nil
 	}
-	if _, err := train.Run(ctx, j.Config); !errors.Is(err, context.Canceled) || !errors.As(err, new(*train.InterruptedError)) {
+	if _, err := train.Run(ctx, j.Config); !errors.Is(err, context.Canceled) ||
+		!errors.As(err, new(*train.InterruptedError)) {
 		t.Error(err)
 	}
 }
@@ -734,7 +761,8 @@ func TestTooFewOutputs(t *testing.T) {
 	j := newJob(t, job{})
 	j.Model = nn.NewSequential(nn.NewFlatten(), nn.NewLinear(3*side*side, classes-1, nn.LinearOptions{}))
 	report, err := train.Run(context.Background(), j.Config)
-	if err == nil || !strings.Contains(err.Error(), "the model has 2 outputs, and the loader 3 classes") || report.Steps != 0 {
+	if err == nil || !strings.Contains(err.Error(), "the model has 2 outputs, and the loader 3 classes") ||
+		report.Steps != 0 {
 		t.Errorf("%+v, %v, want an error with %q, report.Steps = 0",
 			report, err, "the model has 2 outputs, and the loader 3 classes")
 	}
@@ -761,7 +789,8 @@ func TestHooks(t *testing.T) {
 // At equal top-1 the lower evaluation loss decides the best epoch: for best.pt, for Patience and
 // after a resume.
 func TestEqualTop1ComparesLosses(t *testing.T) {
-	o := job{path: archive(t), withEval: true, Config: train.Config{Epochs: 9, Patience: 2, Dir: t.TempDir(), Resume: true}}
+	o := job{path: archive(t), withEval: true,
+		Config: train.Config{Epochs: 9, Patience: 2, Dir: t.TempDir(), Resume: true}}
 	after := map[int]map[string][]uint64{} // parameters by epoch
 	epoch := 1                             // the current epoch
 	run := func(stop int) *train.Report {
@@ -812,7 +841,8 @@ func TestEqualTop1ComparesLosses(t *testing.T) {
 // The parameters and running statistics of a frozen part do not change.
 func TestFrozenPart(t *testing.T) {
 	j := newJob(t, job{withEval: true})
-	trunk := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}))
+	trunk := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}),
+		nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}))
 	head := nn.NewSequential(nn.NewFlatten(), nn.NewLinear(4*side*side, classes, nn.LinearOptions{}))
 	j.Model = nn.NewSequential(trunk, head)
 	if err := nn.Freeze(trunk); err != nil {
@@ -876,7 +906,8 @@ func TestRunKeepsNoTensor(t *testing.T) {
 // metrics are near an uninterrupted run's: kernels may add in another order.
 func TestResumeOnGPU(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	o := job{gpu: true, adam: true, dropout: true, ema: true, withEval: true, path: archive(t), Config: train.Config{ClipNorm: 1, Seed: 9, Epochs: 3}}
+	o := job{gpu: true, adam: true, dropout: true, ema: true, withEval: true, path: archive(t),
+		Config: train.Config{ClipNorm: 1, Seed: 9, Epochs: 3}}
 	want := newJob(t, o).run(t)
 	o.Dir, o.Resume = t.TempDir(), true
 	newJob(t, o).stopAfter(t, perE+2)
@@ -903,17 +934,27 @@ func TestMistakes(t *testing.T) {
 	folder := t.TempDir()
 	newJob(t, job{path: path, Config: train.Config{Dir: folder, Epochs: 1}}).run(t)
 	for says, change := range map[string]func(c *train.Config){
-		"needs Model":                   func(c *train.Config) { c.Model = nil },
-		"Optimizer is a nil *optim.SGD": func(c *train.Config) { c.Optimizer, _ = optim.NewSGD(nil, optim.SGDOptions{}) },
-		"Epochs is -1":                  func(c *train.Config) { c.Epochs = -1 },
-		"need Dir":                      func(c *train.Config) { c.Resume = true },
-		"earlier run: resume it by Config.Resume with the same options, name another folder in Config.Dir": func(c *train.Config) { c.Dir = folder },
-		"had no EMA":                        func(c *train.Config) { c.Dir, c.Resume, c.EMA = folder, true, &optim.EMA{} },
-		"whose last.pt is gone":             func(c *train.Config) { c.Dir = withBest(t, c.Model) },
-		"best.pt is of an earlier run":      func(c *train.Config) { c.Dir, c.Resume = withBest(t, c.Model), true },
-		"ClipNorm is NaN":                   func(c *train.Config) { c.ClipNorm = math.NaN() },
-		"a file of another kind":            func(c *train.Config) { c.Dir = withFile(t, "log.csv", "my own table") },
-		"only a confusion matrix":           func(c *train.Config) { c.Dir = withFile(t, "confusion.csv", "my own table") },
+		"needs Model": func(c *train.Config) { c.Model = nil },
+		"Optimizer is a nil *optim.SGD": func(c *train.Config) {
+			c.Optimizer,
+				_ = optim.NewSGD(nil, optim.SGDOptions{})
+		},
+		"Epochs is -1": func(c *train.Config) { c.Epochs = -1 },
+		"need Dir":     func(c *train.Config) { c.Resume = true },
+		"earlier run: resume it by Config.Resume with the same options, name another folder in " +
+			"Config.Dir": func(c *train.Config) { c.Dir = folder },
+		"had no EMA": func(c *train.Config) {
+			c.Dir, c.Resume, c.EMA = folder, true,
+				&optim.EMA{}
+		},
+		"whose last.pt is gone":        func(c *train.Config) { c.Dir = withBest(t, c.Model) },
+		"best.pt is of an earlier run": func(c *train.Config) { c.Dir, c.Resume = withBest(t, c.Model), true },
+		"ClipNorm is NaN":              func(c *train.Config) { c.ClipNorm = math.NaN() },
+		"a file of another kind":       func(c *train.Config) { c.Dir = withFile(t, "log.csv", "my own table") },
+		"only a confusion matrix": func(c *train.Config) {
+			c.Dir = withFile(t, "confusion.csv",
+				"my own table")
+		},
 		"it is no checkpoint of a training": func(c *train.Config) { c.Dir, c.Resume = withModel(t, c.Model), true },
 		"the batches have no field":         func(c *train.Config) { c.Feed, c.Loader = feed(t, unlabelled{}), nil },
 	} {
@@ -927,7 +968,8 @@ func TestMistakes(t *testing.T) {
 	}
 	t.Run("another optimizer", func(t *testing.T) {
 		j := newJob(t, job{path: path, adam: true, Config: train.Config{Dir: folder, Resume: true}})
-		if _, err := train.Run(context.Background(), j.Config); err == nil || !strings.Contains(err.Error(), "last.pt") {
+		if _, err := train.Run(context.Background(), j.Config); err == nil ||
+			!strings.Contains(err.Error(), "last.pt") {
 			t.Error(err)
 		}
 	})
@@ -949,7 +991,8 @@ func (unlabelled) Fields() []torch.Spec {
 	return []torch.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{3, side, side}}}
 }
 func (unlabelled) BatchSize() int { return 1 }
-func (unlabelled) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (unlabelled) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	if _, err := lend(ctx); err != nil {
 		return err
 	}

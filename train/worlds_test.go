@@ -36,8 +36,10 @@ func inProcess(t *testing.T, n int, run func(world *distributed.Group) error) {
 	var all sync.WaitGroup
 	for rank := range n {
 		all.Go(func() {
-			world, err := distributed.Init(t.Context(), distributed.Options{CPU: true, Timeout: 2 * time.Minute, Environment: &distributed.Environment{
-				Launcher: "test", Rank: rank, Size: n, LocalRank: rank, LocalSize: n, Address: "127.0.0.1", Port: port}})
+			world, err := distributed.Init(t.Context(),
+				distributed.Options{CPU: true, Timeout: 2 * time.Minute, Environment: &distributed.Environment{
+					Launcher: "test", Rank: rank, Size: n, LocalRank: rank, LocalSize: n, Address: "127.0.0.1",
+					Port: port}})
 			if err == nil {
 				err = errors.Join(run(world), world.Close())
 			}
@@ -73,7 +75,8 @@ func newDivided(world *distributed.Group, value float64) (*divided, error) {
 		return m
 	}
 	conv, linear := nn.NewConv2d(3, 5, 3, nn.Conv2dOptions{}), nn.NewLinear(20, 7, nn.LinearOptions{})
-	net := nn.NewSequential(wrap(conv), nn.NewSequential(nn.NewBatchNorm2d(5, nn.BatchNorm2dOptions{}), nn.NewFlatten()), wrap(linear))
+	net := nn.NewSequential(wrap(conv), nn.NewSequential(nn.NewBatchNorm2d(5, nn.BatchNorm2dOptions{}),
+		nn.NewFlatten()), wrap(linear))
 	for i, p := range nn.Parameters(net) {
 		if err := p.NoGrad().Fill_(value / float64(i+1)).Err(); err != nil {
 			return nil, err
@@ -89,7 +92,8 @@ func newDivided(world *distributed.Group, value float64) (*divided, error) {
 	var err error
 	if world == nil {
 		d.opt, err = optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{LR: 0.01})
-	} else if d.sharded, err = distributed.NewFullyShardedDataParallel(world, net, distributed.FullyShardedOptions{}); err == nil {
+	} else if d.sharded, err = distributed.NewFullyShardedDataParallel(
+		world, net, distributed.FullyShardedOptions{}); err == nil {
 		d.Model = d.sharded
 		d.opt, err = d.sharded.NewOptimizer(buildAdamW)
 	}
@@ -160,7 +164,8 @@ func (d *divided) bits() (string, error) {
 			if err := n.Tensor.NoGrad().ReadBytes(b); err != nil {
 				return "", err
 			}
-			if !strings.Contains(n.Name, "running") && !strings.Contains(n.Name, "num_batches") { // differs between ranks
+			// differs between ranks
+			if !strings.Contains(n.Name, "running") && !strings.Contains(n.Name, "num_batches") {
 				lines = append(lines, fmt.Sprintf("%s %v %x", n.Name, n.Tensor.Shape(), b))
 			}
 		}
@@ -213,7 +218,8 @@ func TestShardedCheckpointLoadsOnAnyWorldSize(t *testing.T) {
 				}
 				got, err := d.bits()
 				if err == nil && got != want {
-					err = fmt.Errorf("%d ranks read what %d have written as\n%s, and it was\n%s", readers, writers, got, want)
+					err = fmt.Errorf("%d ranks read what %d have written as\n%s, and it was\n%s", readers,
+						writers, got, want)
 				}
 				return err
 			})
@@ -231,7 +237,9 @@ func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 		path := filepath.Join(dir, "last.pt")
 		// The first run of a job with such a path ends before training.
 		own := []string{path, filepath.Join(dir, "none", "last.pt")}[world.Rank()]
-		if err := d.Load(own); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "rank 1 ") || !strings.Contains(err.Error(), "a folder that all hosts share") {
+		if err := d.Load(own); err == nil || errors.Is(err, fs.ErrNotExist) ||
+			!strings.Contains(err.Error(), "rank 1 ") ||
+			!strings.Contains(err.Error(), "a folder that all hosts share") {
 			return fmt.Errorf("%w: want the folder", err)
 		}
 		if err := d.Load(path); !errors.Is(err, fs.ErrNotExist) {
@@ -251,14 +259,17 @@ func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 			func() error { return d.Save(own) },
 			func() error { _, err := d.SaveAsync(own); return err },
 		} {
-			if err := save(); err == nil || !strings.Contains(err.Error(), "rank 1 ") || !strings.Contains(err.Error(), "a folder that all hosts share") {
+			if err := save(); err == nil || !strings.Contains(err.Error(), "rank 1 ") ||
+				!strings.Contains(err.Error(), "a folder that all hosts share") {
 				return fmt.Errorf("%w: want the folder", err)
 			}
 		}
 		// Files with the next checkpoint's number cannot be made, because their names exceed the
 		// file name limit.
 		long := filepath.Join(dir, strings.Repeat("n", 225))
-		if err := d.Save(long); err == nil || !strings.Contains(err.Error(), "rank 1 could not write the checkpoint: ") || !strings.Contains(err.Error(), "rank00001") {
+		if err := d.Save(long); err == nil ||
+			!strings.Contains(err.Error(), "rank 1 could not write the checkpoint: ") ||
+			!strings.Contains(err.Error(), "rank00001") {
 			return fmt.Errorf("%w: want the rank and its file", err)
 		}
 		if err := world.Barrier(); err != nil {
@@ -364,7 +375,8 @@ func TestMissingRankFileIsAnError(t *testing.T) {
 		if err := world.Barrier(); err != nil {
 			return err
 		}
-		if err := d.Load(path); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "the file of rank 1 is missing") {
+		if err := d.Load(path); err == nil || errors.Is(err, fs.ErrNotExist) ||
+			!strings.Contains(err.Error(), "the file of rank 1 is missing") {
 			return fmt.Errorf("%w: want the missing file", err)
 		}
 		return nil
@@ -396,7 +408,8 @@ func TestDamagedFileOfARankIsFound(t *testing.T) {
 			return err
 		}
 		err = d.Load(path)
-		for _, says := range []string{filepath.Base(names[0]) + ", the file of rank 1: its bytes 0 to ", "are not those that were written", "ema.0.bias in "} {
+		for _, says := range []string{filepath.Base(names[0]) + ", the file of rank 1: its bytes 0 to ",
+			"are not those that were written", "ema.0.bias in "} {
 			if err == nil || !strings.Contains(err.Error(), says) {
 				return fmt.Errorf("%w: want %q", err, says)
 			}
@@ -508,7 +521,8 @@ func measureMemory(t *testing.T, world *distributed.Group) {
 			t.Fatal(err)
 		}
 	}
-	sharded, err := distributed.NewFullyShardedDataParallel(world, nn.NewSequential(blocks...), distributed.FullyShardedOptions{})
+	sharded, err := distributed.NewFullyShardedDataParallel(world, nn.NewSequential(blocks...),
+		distributed.FullyShardedOptions{})
 	must(err)
 	defer sharded.Close()
 	opt, err := sharded.NewOptimizer(buildAdamW)
@@ -559,7 +573,8 @@ func measureMemory(t *testing.T, world *distributed.Group) {
 		return errors.Join(err1, err2, err3)
 	}) - first
 	if least := max(share+slack, memoryWhole/2); whole <= least {
-		t.Errorf("the whole state took %d bytes by this measure, want more than %d of its %d", whole, least, memoryWhole)
+		t.Errorf("the whole state took %d bytes by this measure, want more than %d of its %d", whole, least,
+			memoryWhole)
 	}
 }
 

@@ -47,9 +47,11 @@ func TestKernelsOfTheLoaderAreInTheLibrary(t *testing.T) {
 		}
 		found[string(m[2][:length])] = true
 	}
-	got, want := slices.Sorted(maps.Keys(found)), slices.Sorted(slices.Values(slices.Concat(loaderKernels, otherKernels)))
+	got, want := slices.Sorted(maps.Keys(found)), slices.Sorted(slices.Values(slices.Concat(loaderKernels,
+		otherKernels)))
 	if !slices.Equal(got, want) {
-		t.Errorf("the library's kernels in ts::decode::kernels are %v, want %v: name new ones in loaderKernels or otherKernels", got, want)
+		t.Errorf("the library's kernels in ts::decode::kernels are %v, want %v: name new ones in "+
+			"loaderKernels or otherKernels", got, want)
 	}
 }
 
@@ -72,7 +74,8 @@ func loadedLibrary(t *testing.T, name string) string {
 func TestBenchLoaderRecordsKernels(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	for _, options := range []string{"-seconds 0.3 -warm 1", "-epochs 1 -no-index"} {
-		args := append([]string{"bench", "loader", "-json", "-archive", photos, "-device", "cuda", "-decode", "device", "-batch", "32", "-size", "64"}, strings.Fields(options)...)
+		args := append([]string{"bench", "loader", "-json", "-archive", photos, "-device", "cuda",
+			"-decode", "device", "-batch", "32", "-size", "64"}, strings.Fields(options)...)
 		status, stdout, stderr := command(t, args...)
 		var r struct{ Kernels loaderbench.KernelTimes }
 		if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
@@ -80,13 +83,15 @@ func TestBenchLoaderRecordsKernels(t *testing.T) {
 				options, status, err, stdout, stderr)
 		}
 		k := r.Kernels
-		if k.Seconds <= 0 || k.Seconds > 10 || k.ImagesPerSecond <= 0 || k.Multiprocessors < 1 || k.BusyShare <= 0 || k.BusyShare > 1 || k.SMTimeShare <= 0 || k.SMTimeShare > k.BusyShare+1e-9 {
+		if k.Seconds <= 0 || k.Seconds > 10 || k.ImagesPerSecond <= 0 || k.Multiprocessors < 1 ||
+			k.BusyShare <= 0 || k.BusyShare > 1 || k.SMTimeShare <= 0 || k.SMTimeShare > k.BusyShare+1e-9 {
 			t.Errorf("%s: %+v", options, k)
 		}
 		found := map[string]bool{}
 		for _, row := range k.Kernels {
 			found[row.Kernel] = true
-			if row.Launches < 1 || row.TotalMS <= 0 || row.Blocks < 1 || row.Threads < 1 || row.Registers < 1 || row.Occupancy <= 0 || row.Occupancy > 1 {
+			if row.Launches < 1 || row.TotalMS <= 0 || row.Blocks < 1 || row.Threads < 1 ||
+				row.Registers < 1 || row.Occupancy <= 0 || row.Occupancy > 1 {
 				t.Errorf("%s: %+v", options, row)
 			}
 		}

@@ -13,8 +13,10 @@ import (
 // benchLoader turns an archive into shuffled batches as fast as possible, and prints the resource
 // usage.
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set, o := loaderbench.Flags("torchstream bench loader -archive FILE", "Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first batch. `make bench-loader` does the same\n"+
-		"with other libraries. Says what each stage took, and which one the others wait for.", stderr)
+	set, o := loaderbench.Flags("torchstream bench loader -archive FILE",
+		"Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first "+
+			"batch. `make bench-loader` does the same\n"+
+			"with other libraries. Says what each stage took, and which one the others wait for.", stderr)
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}

@@ -24,7 +24,8 @@ func libTorchOnly(ctx context.Context, release string, stdout, stderr io.Writer)
 	if err != nil {
 		return err
 	}
-	site, err := setup.LibTorch(ctx, setup.Options{Release: release, LibTorch: os.Getenv("LIBTORCH"), Cache: cache, Log: stderr})
+	site, err := setup.LibTorch(ctx, setup.Options{Release: release, LibTorch: os.Getenv("LIBTORCH"),
+		Cache: cache, Log: stderr})
 	if err != nil {
 		return err
 	}
@@ -46,7 +47,8 @@ func cacheFolder() (string, error) {
 func releaseOf(release string, cpu, other bool) (string, error) {
 	switch {
 	case cpu && (release != "" || other):
-		return "", errors.New("setup: -cpu chooses the LibTorch of a build: it goes with neither -libtorch, -from nor -image")
+		return "", errors.New("setup: -cpu chooses the LibTorch of a build: it goes with neither " +
+			"-libtorch, -from nor -image")
 	case cpu:
 		return setup.DefaultRelease + setup.WithoutCUDA, nil
 	case release == "":

@@ -47,17 +47,23 @@ func TestProgramWithoutCgo(t *testing.T) {
 		var stderr strings.Builder
 		run.Stderr = &stderr
 		stdout, _ := run.Output() // the status says whether it failed
-		if status := run.ProcessState.ExitCode(); status != c.status || !strings.Contains(string(stdout), c.stdout) || !strings.Contains(stderr.String(), c.stderr) || (c.stderr == "") != (stderr.Len() == 0) {
-			t.Errorf("%q: got status %d, stdout %q, stderr %q; want status %d, %q and %q in them", c.args, status, stdout, &stderr, c.status, c.stdout, c.stderr)
+		if status := run.ProcessState.ExitCode(); status != c.status ||
+			!strings.Contains(string(stdout), c.stdout) || !strings.Contains(stderr.String(), c.stderr) ||
+			(c.stderr == "") != (stderr.Len() == 0) {
+			t.Errorf("%q: got status %d, stdout %q, stderr %q; want status %d, %q and %q in them", c.args,
+				status, stdout, &stderr, c.status, c.stdout, c.stderr)
 		}
 	}
 }
 
 // The options of setup that contradict each other are refused before anything is installed.
 func TestSetupOptionsThatContradict(t *testing.T) {
-	for _, args := range [][]string{{"-only-libtorch", "-from", "x"}, {"-only-libtorch", "-image"}, {"-cpu", "-image"}, {"-cpu", "-from", "x"}, {"-cpu", "-libtorch", "2.15"}} {
-		if status, stdout, stderr := command(t, append([]string{"setup"}, args...)...); status != 2 || stdout != "" || !strings.Contains(stderr, "it goes with neither ") {
-			t.Errorf("setup %q: got status %d, stdout %q, stderr %q; want status 2 and a message", args, status, stdout, stderr)
+	for _, args := range [][]string{{"-only-libtorch", "-from", "x"}, {"-only-libtorch", "-image"},
+		{"-cpu", "-image"}, {"-cpu", "-from", "x"}, {"-cpu", "-libtorch", "2.15"}} {
+		if status, stdout, stderr := command(t, append([]string{"setup"}, args...)...); status != 2 ||
+			stdout != "" || !strings.Contains(stderr, "it goes with neither ") {
+			t.Errorf("setup %q: got status %d, stdout %q, stderr %q; want status 2 and a message", args,
+				status, stdout, stderr)
 		}
 	}
 }

@@ -16,10 +16,14 @@ import (
 
 // bundleCommand copies a program and its libraries into a relocatable folder.
 func bundleCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream bundle PROGRAM -o DIR", "Copies PROGRAM and the libraries that it loads, with those of LibTorch and CUDA, into a folder that runs on any machine with glibc (and the driver, for\n"+
-		"its GPUs): no Go, LibTorch, CUDA, Python or compiler. What LibTorch's packages have and PROGRAM never loads is left out. Start DIR/bin/PROGRAM there.", stderr)
+	set := cli.Flags("torchstream bundle PROGRAM -o DIR", "Copies PROGRAM and the libraries that it "+
+		"loads, with those of LibTorch and CUDA, into a folder that runs on any machine with glibc (and "+
+		"the driver, for\n"+
+		"its GPUs): no Go, LibTorch, CUDA, Python or compiler. What LibTorch's packages have and PROGRAM "+
+		"never loads is left out. Start DIR/bin/PROGRAM there.", stderr)
 	out := set.String("o", "", "`DIR` to make, or an empty one (required)")
-	shim := set.String("shim", "", "`DIR` with libtorchstream.so and libtorchstream_image.so (default: where programs find them)")
+	shim := set.String("shim", "",
+		"`DIR` with libtorchstream.so and libtorchstream_image.so (default: where programs find them)")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	program := ""
 	if len(args) > 0 && args[0] != "" && args[0][0] != '-' { // options may follow the program
@@ -66,6 +70,7 @@ func printBundle(w io.Writer, r *bundle.Report) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "%s: %.2f GB, with licences; left out of LibTorch: %.2f GB\n", r.Out, float64(r.Bytes)/1e9, float64(r.LeftOutBytes)/1e9)
+	_, err := fmt.Fprintf(w, "%s: %.2f GB, with licences; left out of LibTorch: %.2f GB\n", r.Out,
+		float64(r.Bytes)/1e9, float64(r.LeftOutBytes)/1e9)
 	return err
 }

@@ -29,8 +29,10 @@ import (
 
 // doctor prints what is installed and what is missing. Everything it reports as ok has been tried.
 func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream doctor", "Says what is installed, what is missing and what to do about it. Exit status 1 if something needed is missing; a machine without\n"+
-		"a GPU is fine. With -dist it tests the links between processes instead: those of a launcher, or -nproc that it starts. Exit status 1 if one is slow.", stderr)
+	set := cli.Flags("torchstream doctor", "Says what is installed, what is missing and what to do about "+
+		"it. Exit status 1 if something needed is missing; a machine without\n"+
+		"a GPU is fine. With -dist it tests the links between processes instead: those of a launcher, or "+
+		"-nproc that it starts. Exit status 1 if one is slow.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	links := set.Bool("dist", false, "test the links between processes, and name the slow ones")
 	ranks := set.Int("nproc", 0, "with -dist: processes to start (default: one for each GPU, or 2 on the CPU)")
@@ -74,7 +76,8 @@ func examine(ctx context.Context, clone string) []finding {
 	if err := imagecapi.Check(); err != nil {
 		return append(found, notLoaded("image library", err), installed())
 	}
-	found = append(found, codec("JPEG", imagecapi.JPEGVersion(), encodeJPEG), codec("PNG", "libpng", png.Encode), installed())
+	found = append(found, codec("JPEG", imagecapi.JPEGVersion(), encodeJPEG),
+		codec("PNG", "libpng", png.Encode), installed())
 	if clone == "" {
 		found = append(found, finding{"ok", "Python", "not needed to run", ""})
 	}
@@ -108,7 +111,9 @@ func libtorch() []finding {
 		found = append(found, givenLibTorch(given, mapped["libtorch_cpu.so"])...)
 	}
 	if capi.CUDAVersion() == "" {
-		found = append(found, finding{"note", "GPU", "not used: the shim is for a LibTorch without CUDA", "everything runs on the CPU; for a GPU set up a LibTorch with CUDA: `torchstream setup`, or `make shim` in a clone"})
+		found = append(found, finding{"note", "GPU", "not used: the shim is for a LibTorch without CUDA",
+			"everything runs on the CPU; for a GPU set up a LibTorch with CUDA: `torchstream setup`, or " +
+				"`make shim` in a clone"})
 	} else {
 		found = append(found, driverAndDevices(mapped["libcuda.so"])...)
 	}
@@ -129,7 +134,8 @@ func givenLibTorch(given, used string) []finding {
 		}
 	}
 	return []finding{{"note", "LIBTORCH", printable.Name(given) + " is not used, but " + used,
-		"to use it build the shim again with LIBTORCH set (`torchstream setup`, or `make shim` in a clone), or else unset it"}}
+		"to use it build the shim again with LIBTORCH set (`torchstream setup`, or `make shim` in a " +
+			"clone), or else unset it"}}
 }
 
 // builtWith returns the CUDA version for which the shim was built.
@@ -161,13 +167,15 @@ func driverAndDevices(libcuda string) []finding {
 	count := cuda.DeviceCount()
 	switch {
 	case count == 0 && !driver:
-		return []finding{{"note", "GPU", "none, and no NVIDIA driver", "everything runs on the CPU; for a GPU install the NVIDIA driver 580 or newer"}}
+		return []finding{{"note", "GPU", "none, and no NVIDIA driver",
+			"everything runs on the CPU; for a GPU install the NVIDIA driver 580 or newer"}}
 	case count == 0:
 		toDo := "the driver must be 580 or newer for CUDA 13: see whether nvidia-smi works"
 		if visible, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
 			toDo = fmt.Sprintf("CUDA_VISIBLE_DEVICES is %q: unset it; otherwise %s", visible, toDo)
 		}
-		return []finding{{"missing", "GPU", "there is an NVIDIA driver " + version + " but no GPU that it lets this program use", toDo}}
+		return []finding{{"missing", "GPU",
+			"there is an NVIDIA driver " + version + " but no GPU that it lets this program use", toDo}}
 	}
 	if version == "" {
 		version = "present, version unknown"
@@ -180,7 +188,8 @@ func driverAndDevices(libcuda string) []finding {
 			out = append(out, finding{"missing", device.String(), err.Error(), "see whether nvidia-smi works"})
 			continue
 		}
-		text := fmt.Sprintf("%s, compute capability %d.%d, %d multiprocessors, %s", p.Name, p.Major, p.Minor, p.Multiprocessors, gigabytes(p.TotalBytes))
+		text := fmt.Sprintf("%s, compute capability %d.%d, %d multiprocessors, %s", p.Name, p.Major,
+			p.Minor, p.Multiprocessors, gigabytes(p.TotalBytes))
 		if m, err := device.Memory(); err == nil {
 			text += ", " + gigabytes(m.Free) + " free"
 		}
@@ -203,7 +212,8 @@ func compute(device cuda.Device) finding {
 		err = fmt.Errorf("1 + 1 came out as %g", sum)
 	}
 	if err != nil {
-		f.State, f.Found, f.ToDo = "missing", err.Error(), "LibTorch does not compute here: rebuild with `make shim`; for a GPU see whether nvidia-smi works"
+		f.State, f.Found, f.ToDo = "missing", err.Error(), "LibTorch does not compute here: rebuild with "+
+			"`make shim`; for a GPU see whether nvidia-smi works"
 	}
 	return f
 }
@@ -223,7 +233,8 @@ func onePlusOne(device cuda.Device) (float64, error) {
 func codec(name, version string, encode func(io.Writer, image.Image) error) finding {
 	f := finding{"ok", name, version + ", decodes", ""}
 	if err := tryCodec(encode); err != nil {
-		f.State, f.Found, f.ToDo = "missing", version+": "+err.Error(), "the shim was built with a broken codec: `make clean shim`"
+		f.State, f.Found, f.ToDo = "missing", version+": "+
+			err.Error(), "the shim was built with a broken codec: `make clean shim`"
 	}
 	return f
 }
@@ -246,7 +257,8 @@ func tryCodec(encode func(io.Writer, image.Image) error) error {
 	}
 	defer imagecapi.FreeDecoder(decoder)
 	pixels := make([]byte, side*side*3)
-	whole := imagecapi.Geometry{CropWidth: side, CropHeight: side, ResizeWidth: side, ResizeHeight: side, WindowWidth: side, WindowHeight: side}
+	whole := imagecapi.Geometry{CropWidth: side, CropHeight: side, ResizeWidth: side, ResizeHeight: side,
+		WindowWidth: side, WindowHeight: side}
 	if err := imagecapi.Decode(decoder, data.Bytes(), &whole, pixels, side*3); err != nil {
 		return err
 	}
@@ -263,7 +275,8 @@ func tryCodec(encode func(io.Writer, image.Image) error) error {
 func installed() finding {
 	folder, err := library.Cache()
 	if err != nil {
-		return finding{"note", "cache", err.Error(), "set TORCHSTREAM_CACHE to a folder of your own if `make` is to install LibTorch"}
+		return finding{"note", "cache", err.Error(),
+			"set TORCHSTREAM_CACHE to a folder of your own if `make` is to install LibTorch"}
 	}
 	entries, err := os.ReadDir(folder)
 	if err != nil {

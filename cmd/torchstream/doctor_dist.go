@@ -88,7 +88,8 @@ func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr
 		}
 	}
 	if ranks < 2 {
-		return fmt.Errorf("doctor -dist: %d rank has no links: -nproc is the number of processes to start, and -cpu tests the CPU", ranks)
+		return fmt.Errorf("doctor -dist: %d rank has no links: -nproc is the number of processes to "+
+			"start, and -cpu tests the CPU", ranks)
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -99,7 +100,8 @@ func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr
 		args = append(args, "-cpu")
 	}
 	var out bytes.Buffer
-	err = collectives.StartRanks(ctx, ranks, func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, args...) }, &out, stderr)
+	err = collectives.StartRanks(ctx, ranks,
+		func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, args...) }, &out, stderr)
 	var report linkReport
 	if json.Unmarshal(out.Bytes(), &report) != nil { // rank 0 also fails if it has findings
 		return cmp.Or(err, fmt.Errorf("doctor -dist: cannot read what rank 0 printed: %q", out.String()))
@@ -367,7 +369,8 @@ const nvidiaSMITime = time.Minute
 func readTopology(ctx context.Context) map[[2]string]string {
 	ctx, cancel := context.WithTimeout(ctx, nvidiaSMITime)
 	defer cancel()
-	places, err := exec.CommandContext(ctx, "nvidia-smi", "--query-gpu=index,pci.bus_id", "--format=csv,noheader").Output()
+	places, err := exec.CommandContext(ctx, "nvidia-smi", "--query-gpu=index,pci.bus_id",
+		"--format=csv,noheader").Output()
 	if err != nil {
 		return map[[2]string]string{}
 	}
@@ -453,8 +456,10 @@ func (r *linkReport) judge() {
 		}
 		if m := median(others); row.MS > slowRank*m {
 			busy[row.Rank] = true
-			f := finding{row.slow(), fmt.Sprintf("rank %d", row.Rank), fmt.Sprintf("computes %.1f times longer than the others: %.3f ms on %s of %s, and %.3f ms",
-				row.MS/m, row.MS, row.Device, row.Host, m), "see what else runs there; every collective waits for this rank"}
+			f := finding{row.slow(), fmt.Sprintf("rank %d", row.Rank),
+				fmt.Sprintf("computes %.1f times longer than the others: %.3f ms on %s of %s, and %.3f ms",
+					row.MS/m, row.MS, row.Device, row.Host, m),
+				"see what else runs there; every collective waits for this rank"}
 			if row.Throttle != "" {
 				f.ToDo = "its clocks are low: " + row.Throttle
 			}
@@ -467,16 +472,22 @@ func (r *linkReport) judge() {
 		switch {
 		case named[l.A] || named[l.B]:
 		case l.Kind == "loopback" && l.GBps < 0.1*l.Expected:
-			r.add(finding{"note", what, fmt.Sprintf("%.1f GB/s, where plain TCP has %.1f", l.GBps, l.Expected), "see whether the CPUs are busy"})
+			r.add(finding{"note", what,
+				fmt.Sprintf("%.1f GB/s, where plain TCP has %.1f", l.GBps, l.Expected),
+				"see whether the CPUs are busy"})
 		case l.Kind != "loopback" && l.GBps < slowLink*l.Expected && (busy[l.A] || busy[l.B]):
-			r.add(finding{"note", what, fmt.Sprintf("%.1f GB/s over %s, which carries %.0f, beside a slow rank", l.GBps, l.Kind, l.Expected), "measure it again when the rank is as fast as the others"})
+			r.add(finding{"note", what,
+				fmt.Sprintf("%.1f GB/s over %s, which carries %.0f, beside a slow rank", l.GBps, l.Kind,
+					l.Expected), "measure it again when the rank is as fast as the others"})
 		case l.Kind != "loopback" && l.GBps < slowLink*l.Expected:
-			r.add(finding{"slow", what, fmt.Sprintf("%.1f GB/s over %s, which carries %.0f", l.GBps, l.Kind, l.Expected),
+			r.add(finding{"slow", what, fmt.Sprintf("%.1f GB/s over %s, which carries %.0f", l.GBps, l.Kind,
+				l.Expected),
 				"NCCL_DEBUG=INFO shows the path that NCCL takes; nvidia-smi nvlink -s and lspci -vv the links"})
 		}
 	}
 	if len(r.Findings) == 0 {
-		r.add(finding{"ok", "links", fmt.Sprintf("none slower than it should be; links: %d, ranks: %d", len(r.Links), len(r.Ranks)), ""})
+		r.add(finding{"ok", "links", fmt.Sprintf("none slower than it should be; links: %d, ranks: %d",
+			len(r.Links), len(r.Ranks)), ""})
 	}
 }
 
@@ -511,8 +522,10 @@ func (r *linkReport) judgeRanksByLinks() (named map[int]bool) {
 		}
 		if m := median(others); slices.Max(own) < slowLinks*m {
 			named[row.Rank] = true
-			r.add(finding{row.slow(), fmt.Sprintf("rank %d", row.Rank), fmt.Sprintf("has %.1f GB/s on its best link, and the others have %.1f: %s of %s",
-				slices.Max(own), m, row.Device, row.Host), "see its network, its PCI Express slot, and what else runs on its host"})
+			r.add(finding{row.slow(), fmt.Sprintf("rank %d", row.Rank),
+				fmt.Sprintf("has %.1f GB/s on its best link, and the others have %.1f: %s of %s",
+					slices.Max(own), m, row.Device, row.Host),
+				"see its network, its PCI Express slot, and what else runs on its host"})
 		}
 	}
 	return named

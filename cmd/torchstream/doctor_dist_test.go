@@ -60,7 +60,8 @@ func TestGPUDoctorTestsLinks(t *testing.T) {
 }
 
 func TestDoctorRefusesOneRank(t *testing.T) {
-	if status, _, stderr := command(t, "doctor", "-dist", "-nproc", "1"); status != 1 || !strings.Contains(stderr, "-nproc") {
+	if status, _, stderr := command(t, "doctor", "-dist", "-nproc", "1"); status != 1 ||
+		!strings.Contains(stderr, "-nproc") {
 		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, "-nproc")
 	}
 }
@@ -83,14 +84,19 @@ func TestSlowLinksAreNamed(t *testing.T) {
 		report *linkReport
 		says   []string
 	}{
-		"all is well":           {report(even, 450, 1, 1.1, 1), []string{"ok links"}},
-		"a rank computes":       {report(even, 450, 1, 1, 2), []string{"slow rank 2 computes 2.0 times longer"}},
-		"one of two computes":   {report(map[[2]int]float64{{0, 1}: 350}, 450, 3, 1), []string{"slow rank 0 computes 3.0 times"}},
-		"a link of a busy rank": {report(map[[2]int]float64{{0, 1}: 77}, 450, 5, 1), []string{"slow rank 0 computes 5.0 times", "note link of the ranks 0 and 1 77.0 GB/s"}},
-		"a link":                {report(map[[2]int]float64{{0, 1}: 40, {0, 2}: 350, {1, 2}: 345}, 450, 1, 1, 1), []string{"slow link of the ranks 0 and 1 40.0 GB/s over NVLink x18, which carries 450"}},
-		"all links of a rank":   {report(map[[2]int]float64{{0, 1}: 40, {0, 2}: 350, {1, 2}: 45}, 450, 1, 1, 1), []string{"slow rank 1 has 45.0 GB/s on its best link, and the others have 350.0"}},
-		"two ranks":             {report(map[[2]int]float64{{0, 1}: 12}, 450, 1, 1), []string{"slow link of the ranks 0 and 1"}},
-		"hardware unknown":      {report(map[[2]int]float64{{0, 1}: 12}, 0, 1, 1), []string{"ok links"}},
+		"all is well":     {report(even, 450, 1, 1.1, 1), []string{"ok links"}},
+		"a rank computes": {report(even, 450, 1, 1, 2), []string{"slow rank 2 computes 2.0 times longer"}},
+		"one of two computes": {report(map[[2]int]float64{{0, 1}: 350}, 450, 3, 1),
+			[]string{"slow rank 0 computes 3.0 times"}},
+		"a link of a busy rank": {report(map[[2]int]float64{{0, 1}: 77}, 450, 5, 1),
+			[]string{"slow rank 0 computes 5.0 times", "note link of the ranks 0 and 1 77.0 GB/s"}},
+		"a link": {report(map[[2]int]float64{{0, 1}: 40, {0, 2}: 350, {1, 2}: 345}, 450, 1,
+			1, 1), []string{"slow link of the ranks 0 and 1 40.0 GB/s over NVLink x18, which carries 450"}},
+		"all links of a rank": {report(map[[2]int]float64{{0, 1}: 40, {0, 2}: 350, {1, 2}: 45}, 450, 1, 1,
+			1), []string{"slow rank 1 has 45.0 GB/s on its best link, and the others have 350.0"}},
+		"two ranks": {report(map[[2]int]float64{{0, 1}: 12}, 450, 1, 1),
+			[]string{"slow link of the ranks 0 and 1"}},
+		"hardware unknown": {report(map[[2]int]float64{{0, 1}: 12}, 0, 1, 1), []string{"ok links"}},
 	} {
 		var got []string
 		for _, f := range c.report.Findings {
@@ -110,10 +116,14 @@ func TestSlowLinksAreNamed(t *testing.T) {
 
 // Ranks on the CPU share its cores, so a slow one is chance and not a failure.
 func TestSlowRanksOnTheCPUAreNotes(t *testing.T) {
-	r := &linkReport{Ranks: []rankRow{{Rank: 0, Device: "cpu", MS: 1}, {Rank: 1, Device: "cpu", MS: 5}, {Rank: 2, Device: "cpu", MS: 1}},
-		Links: []linkRow{{A: 0, B: 1, Kind: "loopback", GBps: 0.4, Expected: 1}, {A: 0, B: 2, Kind: "loopback", GBps: 1, Expected: 1}, {A: 1, B: 2, Kind: "loopback", GBps: 0.4, Expected: 1}}}
+	r := &linkReport{Ranks: []rankRow{{Rank: 0, Device: "cpu", MS: 1}, {Rank: 1, Device: "cpu", MS: 5},
+		{Rank: 2, Device: "cpu", MS: 1}},
+		Links: []linkRow{{A: 0, B: 1, Kind: "loopback", GBps: 0.4, Expected: 1},
+			{A: 0, B: 2, Kind: "loopback", GBps: 1, Expected: 1},
+			{A: 1, B: 2, Kind: "loopback", GBps: 0.4, Expected: 1}}}
 	r.judge()
-	if len(r.Findings) != 2 || r.Findings[0].State != "note" || r.Findings[0].What != "rank 1" || r.Findings[1].State != "note" || r.Slow != 0 {
+	if len(r.Findings) != 2 || r.Findings[0].State != "note" || r.Findings[0].What != "rank 1" ||
+		r.Findings[1].State != "note" || r.Slow != 0 {
 		t.Errorf("%+v, %d slow, want len(r.Findings) = 2, r.Findings[0].State = %q, r.Findings[0].What "+
 			"= %q, r.Findings[1].State = %q, r.Slow = 0", r.Findings, r.Slow, "note", "rank 1", "note")
 	}
@@ -132,16 +142,19 @@ func TestPairsOfManyRanksAreNeighbours(t *testing.T) {
 func TestTopologyOfGPUs(t *testing.T) {
 	places := "0, 00000000:1B:00.0\n1, 00000000:43:00.0\n2, 0000000A:52:00.0\n"
 	matrix := "\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n" +
-		"GPU0\t X \tNV18\tSYS\tPIX\t0-47\t0\t\tN/A\nGPU1\tNV18\t X \tPHB\tNODE\t0-47\t0\t\tN/A\nGPU2\tSYS\tPHB\t X \tSYS\t48-95\t1\t\tN/A\n" +
+		"GPU0\t X \tNV18\tSYS\tPIX\t0-47\t0\t\tN/A\nGPU1\tNV18\t X " +
+		"\tPHB\tNODE\t0-47\t0\t\tN/A\nGPU2\tSYS\tPHB\t X \tSYS\t48-95\t1\t\tN/A\n" +
 		"NIC0\tPIX\tNODE\tSYS\t X \t\t\t\t\n\nLegend:\n\n  X    = Self\n"
 	got := parseTopology(places, matrix)
 	one, two, three := busID("0000:1B:00.0"), busID("0000:43:00.0"), busID("000A:52:00.0")
-	for pair, want := range map[[2]string]string{{one, two}: "NV18", {two, one}: "NV18", {one, three}: "SYS", {two, three}: "PHB"} {
+	for pair, want := range map[[2]string]string{{one, two}: "NV18", {two, one}: "NV18",
+		{one, three}: "SYS", {two, three}: "PHB"} {
 		if got[pair] != want {
 			t.Errorf("%v: %q, want %q", pair, got[pair], want)
 		}
 	}
-	for device, want := range map[string]float64{"cuda:0 NVIDIA H200 (9.0)": 450, "cuda:0 NVIDIA A100 (8.0)": 450, "cuda:0 NVIDIA B200 (10.0)": 900} {
+	for device, want := range map[string]float64{"cuda:0 NVIDIA H200 (9.0)": 450,
+		"cuda:0 NVIDIA A100 (8.0)": 450, "cuda:0 NVIDIA B200 (10.0)": 900} {
 		if kind, rate := gpuLink("NV18", rankRow{Device: device}, rankRow{}); kind != "NVLink x18" || rate != want {
 			t.Errorf("%s: %s, %v, want kind = %q, rate = %v", device, kind, rate, "NVLink x18", want)
 		}
@@ -154,7 +167,8 @@ func TestTopologyOfGPUs(t *testing.T) {
 // A hanging driver does not block the doctor.
 func TestTopologyOfAHangingDriver(t *testing.T) {
 	folder := t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "nvidia-smi"), []byte("#!/bin/sh\nexec cat /proc/self/fd/0 <>\"$0.pipe\"\n"), 0o777); err != nil {
+	if err := os.WriteFile(filepath.Join(folder, "nvidia-smi"),
+		[]byte("#!/bin/sh\nexec cat /proc/self/fd/0 <>\"$0.pipe\"\n"), 0o777); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Mkfifo(filepath.Join(folder, "nvidia-smi.pipe"), 0o666); err != nil {

@@ -16,7 +16,8 @@ import (
 )
 
 func TestDoctor(t *testing.T) {
-	if status, _, stderr := command(t, "doctor", "now"); status != 2 || !strings.Contains(stderr, "doctor takes options only, and no argument: now") {
+	if status, _, stderr := command(t, "doctor", "now"); status != 2 ||
+		!strings.Contains(stderr, "doctor takes options only, and no argument: now") {
 		t.Errorf("status %d, %s, want status 2, stderr with %q",
 			status, stderr, "doctor takes options only, and no argument: now")
 	}
@@ -65,7 +66,8 @@ func TestDoctorFindsBrokenCodec(t *testing.T) {
 // The doctor names the missing library on one line and the library's advice on another.
 func TestDoctorSaysWhatToDoAboutALibrary(t *testing.T) {
 	f := notLoaded("shim", errors.New("there is no x.so in any of\n  /a (the clone)\n  /b (the cache)\nrun `make`"))
-	if want := (finding{"missing", "shim", "there is no x.so in any of /a (the clone), /b (the cache)", "run `make`"}); f != want {
+	if want := (finding{"missing", "shim", "there is no x.so in any of /a (the clone), /b (the cache)",
+		"run `make`"}); f != want {
 		t.Errorf("%+v, want %v", f, want)
 	}
 	if f := notLoaded("shim", errors.New("it is old: run `make`")); f.Found != "it is old: run `make`" || f.ToDo != "" {
@@ -82,7 +84,8 @@ func TestDoctorNamesAnIgnoredLibTorch(t *testing.T) {
 	if err := os.Symlink(torch, link); err != nil {
 		t.Fatal(err)
 	}
-	for given, ignored := range map[string]bool{"": false, torch: false, filepath.Dir(torch): filepath.Base(torch) != "torch", link: false, t.TempDir(): true, "/nowhere": true} {
+	for given, ignored := range map[string]bool{"": false, torch: false,
+		filepath.Dir(torch): filepath.Base(torch) != "torch", link: false, t.TempDir(): true, "/nowhere": true} {
 		t.Setenv("LIBTORCH", given)
 		status, stdout, _ := command(t, "doctor", "-json")
 		var report struct{ Findings []finding }
@@ -92,7 +95,8 @@ func TestDoctorNamesAnIgnoredLibTorch(t *testing.T) {
 		at := slices.IndexFunc(report.Findings, func(f finding) bool { return f.What == "LIBTORCH" })
 		if (at >= 0) != ignored {
 			t.Errorf("LIBTORCH=%s: %s", given, stdout)
-		} else if ignored && (report.Findings[at].Found != given+" is not used, but "+used || report.Findings[at].ToDo == "") {
+		} else if ignored && (report.Findings[at].Found != given+" is not used, but "+used ||
+			report.Findings[at].ToDo == "") {
 			t.Errorf("LIBTORCH=%s: %+v", given, report.Findings[at])
 		}
 	}

@@ -20,8 +20,9 @@ import (
 // threads reports the number of computing threads of Go and LibTorch, and the reason.
 func threads() finding {
 	return threadCounts{
-		procs: runtime.GOMAXPROCS(0), cpus: runtime.NumCPU(), quota: cpuQuota(os.DirFS("/")), libtorch: torch.NumThreads(),
-		omp: os.Getenv("OMP_NUM_THREADS"), mkl: os.Getenv("MKL_NUM_THREADS"), gomaxprocs: os.Getenv("GOMAXPROCS"),
+		procs: runtime.GOMAXPROCS(0), cpus: runtime.NumCPU(), quota: cpuQuota(os.DirFS("/")),
+		libtorch: torch.NumThreads(),
+		omp:      os.Getenv("OMP_NUM_THREADS"), mkl: os.Getenv("MKL_NUM_THREADS"), gomaxprocs: os.Getenv("GOMAXPROCS"),
 	}.finding()
 }
 
@@ -36,15 +37,19 @@ func (c threadCounts) finding() finding {
 	if c.quota > 0 {
 		quota = fmt.Sprintf("a cgroup quota of %.4g CPUs", c.quota)
 	}
-	f := finding{State: "ok", What: "threads", Found: fmt.Sprintf("Go %d (GOMAXPROCS; %s, %s), LibTorch %d in an operator on the CPU", c.procs,
-		printable.Counted(c.cpus, "CPU", "CPUs"), quota, c.libtorch)}
+	f := finding{State: "ok", What: "threads",
+		Found: fmt.Sprintf("Go %d (GOMAXPROCS; %s, %s), LibTorch %d in an operator on the CPU", c.procs,
+			printable.Counted(c.cpus, "CPU", "CPUs"), quota, c.libtorch)}
 	// Go uses at least two, and rounds a quota up.
 	most := max(2, int(math.Ceil(c.quota)))
 	switch {
 	case c.libtorch > c.procs:
-		f.State, f.ToDo = "note", fmt.Sprintf("more threads than GOMAXPROCS slow each other down: unset %s, or set -threads %d", threadVariable(c), c.procs)
+		f.State, f.ToDo = "note", fmt.Sprintf(
+			"more threads than GOMAXPROCS slow each other down: unset %s, or set -threads %d",
+			threadVariable(c), c.procs)
 	case c.quota > 0 && c.procs > most:
-		f.State, f.ToDo = "note", fmt.Sprintf("GOMAXPROCS=%s is more than the quota: unset it, and Go follows the quota", c.gomaxprocs)
+		f.State, f.ToDo = "note", fmt.Sprintf(
+			"GOMAXPROCS=%s is more than the quota: unset it, and Go follows the quota", c.gomaxprocs)
 	}
 	return f
 }

@@ -32,21 +32,27 @@ type evaluateOptions struct {
 // evaluateCommand measures a classifier on an archive.
 func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o evaluateOptions
-	set := cli.Flags("torchstream evaluate -archive FILE", "Measures a checkpoint of torchstream train on an archive of images: loss, top-1, top-5, and which\n"+
-		"classes it takes for which. The classes are known by their names, and must be those of the checkpoint.", stderr)
+	set := cli.Flags("torchstream evaluate -archive FILE",
+		"Measures a checkpoint of torchstream train on an archive of images: loss, top-1, top-5, and which\n"+
+			"classes it takes for which. The classes are known by their names, and must be those of the "+
+			"checkpoint.", stderr)
 	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp+"; the training has not seen them")
 	o.images.Register(set, cli.LabelOptions|cli.CheckpointUpright)
-	set.StringVar(&o.checkpoint, "checkpoint", filepath.Join("trained", "best.pt"), "checkpoint `FILE` of torchstream train")
-	set.BoolVar(&o.subset, "subset", false, "accept an archive without images of some of the checkpoint's classes; the figures say nothing about those")
+	set.StringVar(&o.checkpoint, "checkpoint", filepath.Join("trained", "best.pt"),
+		"checkpoint `FILE` of torchstream train")
+	set.BoolVar(&o.subset, "subset", false,
+		"accept an archive without images of some of the checkpoint's classes; the figures say nothing about those")
 	set.IntVar(&o.confusions, "confusions", 10, "number of pairs of classes to print, the most frequent first")
 	set.StringVar(&o.out, "out", "", "`DIR` that gets confusion.csv and confusion.png (default: none)")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.batch, "batch", 64, "images a step")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	o.threads = cli.ThreadsOption(set)
-	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
+	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, "+
+		"which is the device if it can; the images are the same")
 	set.IntVar(&o.decodeSMs, "decode-sms", 0, cli.DecodeSMsHelp)
-	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the evaluation, skip leaves them out (default fail)", func(name string) error {
+	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the evaluation, skip "+
+		"leaves them out (default fail)", func(name string) error {
 		policy, err := parseBadSamples(name)
 		if err != nil || policy == imageloader.Substitute {
 			return errors.New("want fail or skip") // counting an image twice would falsify the result
@@ -54,7 +60,8 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 		o.badSamples = policy
 		return nil
 	})
-	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: the network in 16 bits, as a training with -amp evaluates; fp16 on a GPU only (default: float32)")
+	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: the network in 16 bits, as a training with -amp "+
+		"evaluates; fp16 on a GPU only (default: float32)")
 	set.BoolVar(&o.asJSON, "json", false, "print one JSON object, with all classes and all confusions")
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
@@ -85,7 +92,8 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 }
 
 // run evaluates, and prints and saves the result.
-func (o *evaluateOptions) run(ctx context.Context, set *flag.FlagSet, dtype torch.DType, stdout, stderr io.Writer) error {
+func (o *evaluateOptions) run(ctx context.Context, set *flag.FlagSet, dtype torch.DType, stdout,
+	stderr io.Writer) error {
 	if err := cli.SetThreads(*o.threads); err != nil {
 		return err
 	}
@@ -152,7 +160,8 @@ func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stder
 		return 0, err
 	case len(unknown) > 0:
 		return 0, fmt.Errorf("%s has %s that %s does not know: %s: rename the folders, or leave them out%s",
-			archive, printable.Counted(len(unknown), "class", "classes"), checkpoint, listed(unknown), normalform.Hint(unknown, file.classes))
+			archive, printable.Counted(len(unknown), "class", "classes"), checkpoint, listed(unknown),
+			normalform.Hint(unknown, file.classes))
 	case len(without) > 0 && !o.subset:
 		return 0, fmt.Errorf("%s has no image of %d of the %d classes of %s: %s: -subset evaluates the others",
 			archive, len(without), len(file.classes), checkpoint, listed(without))
@@ -191,7 +200,9 @@ type namedConfusions struct {
 }
 
 func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, s imageloader.Stats) evaluation {
-	e := evaluation{Checkpoint: file.path, Model: file.model, Size: file.size, Archive: printable.Archive(o.archive), Images: m.Samples, BadImages: s.Bad, Loss: m.Loss, Top1: m.Top1, Top5: m.Top5,
+	e := evaluation{Checkpoint: file.path, Model: file.model, Size: file.size,
+		Archive: printable.Archive(o.archive), Images: m.Samples, BadImages: s.Bad, Loss: m.Loss,
+		Top1: m.Top1, Top5: m.Top5,
 		Confusions: []namedConfusions{}}
 	for label, row := range m.Confusion {
 		c := evaluatedClass{Class: file.classes[label], Right: row[label]}
@@ -201,15 +212,18 @@ func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, s imageloa
 		e.Classes = append(e.Classes, c)
 	}
 	for _, c := range m.Confusions() {
-		e.Confusions = append(e.Confusions, namedConfusions{file.classes[c.Label], file.classes[c.Predicted], c.Count, c.Share})
+		e.Confusions = append(e.Confusions,
+			namedConfusions{file.classes[c.Label], file.classes[c.Predicted], c.Count, c.Share})
 	}
 	return e
 }
 
 // print prints the result as text.
 func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) error {
-	fmt.Fprintf(w, "%s: %s, %s, images of %d x %d\n", printable.Name(file.path), file.model, printable.Counted(len(file.classes), "class", "classes"), file.size, file.size)
-	text := fmt.Sprintf("%s: %s, loss %.4f, top-1 %.1f %%", printable.ArchiveName(o.archive), printable.Counted(m.Samples, "image", "images"), m.Loss, 100*m.Top1)
+	fmt.Fprintf(w, "%s: %s, %s, images of %d x %d\n", printable.Name(file.path), file.model,
+		printable.Counted(len(file.classes), "class", "classes"), file.size, file.size)
+	text := fmt.Sprintf("%s: %s, loss %.4f, top-1 %.1f %%", printable.ArchiveName(o.archive),
+		printable.Counted(m.Samples, "image", "images"), m.Loss, 100*m.Top1)
 	if m.Classes > 5 {
 		text += fmt.Sprintf(", top-5 %.1f %%", 100*m.Top5)
 	}

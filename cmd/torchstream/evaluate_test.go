@@ -32,7 +32,8 @@ func TestEvaluateAgreesWithPredict(t *testing.T) {
 	slices.Reverse(classes)
 	classes[0], classes[1] = classes[1], classes[0]
 	checkpoint, _ := untrained(t, classes...)
-	status, stdout, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-top", "99", "-json", folder)
+	status, stdout, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-top",
+		"99", "-json", folder)
 	if status != 0 {
 		t.Fatalf("status %d, %s, want 0", status, stderr)
 	}
@@ -66,7 +67,8 @@ func TestEvaluateAgreesWithPredict(t *testing.T) {
 	want.Loss, want.Top1, want.Top5 = want.Loss/n, want.Top1/n, want.Top5/n
 
 	out := filepath.Join(t.TempDir(), "out")
-	status, stdout, stderr = command(t, "evaluate", "-checkpoint", checkpoint, "-archive", folder, "-device", "cpu", "-batch", "7", "-json", "-out", out)
+	status, stdout, stderr = command(t, "evaluate", "-checkpoint", checkpoint, "-archive", folder,
+		"-device", "cpu", "-batch", "7", "-json", "-out", out)
 	var got evaluation
 	if err := json.Unmarshal([]byte(stdout), &got); status != 0 || err != nil {
 		t.Fatalf("status %d, %s%v, want status 0, no error", status, stderr, err)
@@ -81,7 +83,8 @@ func TestEvaluateAgreesWithPredict(t *testing.T) {
 	if !reflect.DeepEqual(counted, taken) || len(taken) == 0 {
 		t.Errorf("confusions %v, want %v", counted, taken)
 	}
-	if math.Abs(got.Loss-want.Loss) > 1e-4 || math.Abs(got.Top1-want.Top1) > 1e-9 || math.Abs(got.Top5-want.Top5) > 1e-9 {
+	if math.Abs(got.Loss-want.Loss) > 1e-4 || math.Abs(got.Top1-want.Top1) > 1e-9 ||
+		math.Abs(got.Top5-want.Top5) > 1e-9 {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	got.Loss, got.Top1, got.Top5, got.Confusions = want.Loss, want.Top1, want.Top5, nil
@@ -99,7 +102,8 @@ func TestEvaluateAgreesWithPredict(t *testing.T) {
 
 // Evaluating a finished training gives the metrics of its best epoch, in its precision.
 func TestEvaluateATraining(t *testing.T) {
-	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}), clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 4})
+	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}), clitest.FewPhotos(t,
+		map[string]int{"cat": 3, "dog": 4})
 	out := filepath.Join(t.TempDir(), "run")
 	trainSmall(t, archive, out, "-test", test, "-amp", "bf16")
 	text, err := os.ReadFile(filepath.Join(out, "log.csv"))
@@ -112,7 +116,8 @@ func TestEvaluateATraining(t *testing.T) {
 	}
 	loss, top1 := slices.Index(rows[0], "eval_loss"), slices.Index(rows[0], "eval_top1")
 	again := filepath.Join(t.TempDir(), "again")
-	args := []string{"evaluate", "-checkpoint", filepath.Join(out, "best.pt"), "-archive", test, "-device", "cpu", "-batch", "4", "-json", "-out", again}
+	args := []string{"evaluate", "-checkpoint", filepath.Join(out, "best.pt"), "-archive", test, "-device",
+		"cpu", "-batch", "4", "-json", "-out", again}
 	figures := map[string]string{}
 	for _, amp := range []string{"", "bf16"} {
 		status, stdout, stderr := command(t, append(args, "-amp", amp)...)
@@ -142,9 +147,12 @@ func TestEvaluateText(t *testing.T) {
 	checkpoint, _ := untrained(t, "cat", "dog", "a hen")
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 3, "a hen": 4})
 	for n, want := range map[string]bool{"0": false, "9": true} {
-		status, stdout, stderr := command(t, "evaluate", "-checkpoint", checkpoint, "-archive", archive, "-device", "cpu", "-confusions", n)
-		if lines := strings.Split(stdout, "\n"); status != 0 || lines[0] != checkpoint+": resnet18, 3 classes, images of 32 x 32" ||
-			!strings.HasPrefix(lines[1], archive+": 9 images, loss ") || !strings.Contains(lines[1], ", top-1 ") || strings.Contains(lines[1], "top-5") ||
+		status, stdout, stderr := command(t, "evaluate", "-checkpoint", checkpoint, "-archive", archive,
+			"-device", "cpu", "-confusions", n)
+		if lines := strings.Split(stdout, "\n"); status != 0 ||
+			lines[0] != checkpoint+": resnet18, 3 classes, images of 32 x 32" ||
+			!strings.HasPrefix(lines[1], archive+": 9 images, loss ") ||
+			!strings.Contains(lines[1], ", top-1 ") || strings.Contains(lines[1], "top-5") ||
 			strings.Contains(stdout, "true class") != want {
 			t.Errorf("-confusions %s: status %d, %s%s", n, status, stderr, stdout)
 		}
@@ -157,7 +165,8 @@ func TestConfusionsAreATable(t *testing.T) {
 	classes := []string{"cat", "a long name", "hen\x1b"}
 	for most, want := range map[int]string{
 		0: "",
-		1: "\ntrue class  taken for  images  share of class\ncat         3               3          30.0 %\nand 2 more pairs: see x\n",
+		1: "\ntrue class  taken for  images  share of class\ncat         3               3          30.0 " +
+			"%\nand 2 more pairs: see x\n",
 		3: "\ntrue class   taken for    images  share of class\n" +
 			"cat          3                 3          30.0 %\n" +
 			"cat          a long name       2          20.0 %\n" +
@@ -179,8 +188,10 @@ func TestConfusionsAreATable(t *testing.T) {
 func TestTrainPrintsConfusions(t *testing.T) {
 	var out bytes.Buffer
 	o := trainOptions{out: "run1", epochs: 1}
-	report := &train.Report{Epochs: []train.Epoch{{Epoch: 1, Best: true, Eval: &train.Metrics{Samples: 4, Classes: 2, Top1: 0.75, Confusion: [][]int64{{1, 1}, {0, 2}}}}}}
-	if err := o.finish(report, 0, []string{"cat", "dog"}, &out); err != nil || !strings.Contains(out.String(), "\ncat         dog             1          50.0 %\n") {
+	report := &train.Report{Epochs: []train.Epoch{{Epoch: 1, Best: true,
+		Eval: &train.Metrics{Samples: 4, Classes: 2, Top1: 0.75, Confusion: [][]int64{{1, 1}, {0, 2}}}}}}
+	if err := o.finish(report, 0, []string{"cat", "dog"}, &out); err != nil ||
+		!strings.Contains(out.String(), "\ncat         dog             1          50.0 %\n") {
 		t.Errorf("%v, %s, want no error, out with %q",
 			err, out.String(), "\ncat         dog             1          50.0 %\n")
 	}
@@ -189,11 +200,13 @@ func TestTrainPrintsConfusions(t *testing.T) {
 // Class names in two Unicode normal forms are two classes. train and evaluate report them.
 func TestClassInAnotherNormalFormIsNamed(t *testing.T) {
 	const nfc, nfd = "B\u00e4r", "Ba\u0308r"
-	archive, test := clitest.FewPhotos(t, map[string]int{nfc: 2, "dog": 2}), clitest.FewPhotos(t, map[string]int{nfd: 1, "dog": 1})
+	archive, test := clitest.FewPhotos(t, map[string]int{nfc: 2, "dog": 2}), clitest.FewPhotos(t,
+		map[string]int{nfd: 1, "dog": 1})
 	checkpoint, _ := untrained(t, nfc, "dog")
 	want := `"Ba\u0308r" and "B\u00e4r" differ only in their Unicode normal form (NFD, NFC)`
 	for _, args := range [][]string{
-		{"train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", filepath.Join(t.TempDir(), "out")},
+		{"train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1",
+			"-out", filepath.Join(t.TempDir(), "out")},
 		{"evaluate", "-checkpoint", checkpoint, "-archive", test, "-device", "cpu"},
 	} {
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, want) {
@@ -214,14 +227,19 @@ func TestEvaluateComparesClasses(t *testing.T) {
 		status int
 		says   string
 	}{
-		{map[string]int{"cat": 1, "cta": 1, "dgo": 1, "hen": 1}, nil, 1, " has 2 classes that " + checkpoint + " does not know: cta, dgo: rename"},
-		{map[string]int{"cat": 1, "cta": 1}, []string{"-subset"}, 1, " has 1 class that " + checkpoint + " does not know: cta: rename"},
-		{map[string]int{"dog": 2}, nil, 1, " has no image of 2 of the 3 classes of " + checkpoint + ": cat, hen: -subset evaluates the others"},
+		{map[string]int{"cat": 1, "cta": 1, "dgo": 1, "hen": 1}, nil, 1,
+			" has 2 classes that " + checkpoint + " does not know: cta, dgo: rename"},
+		{map[string]int{"cat": 1, "cta": 1}, []string{"-subset"}, 1,
+			" has 1 class that " + checkpoint + " does not know: cta: rename"},
+		{map[string]int{"dog": 2}, nil, 1,
+			" has no image of 2 of the 3 classes of " + checkpoint + ": cat, hen: -subset evaluates the others"},
 		{map[string]int{"dog": 2}, []string{"-subset"}, 0, ""},
 		{nil, nil, 1, ""},
 	} {
 		archive := clitest.FewPhotos(t, c.counts)
-		status, stdout, stderr := command(t, append([]string{"evaluate", "-checkpoint", checkpoint, "-archive", archive, "-device", "cpu"}, c.args...)...)
+		status, stdout, stderr := command(t,
+			append([]string{"evaluate", "-checkpoint", checkpoint, "-archive", archive, "-device", "cpu"},
+				c.args...)...)
 		want := "torchstream: imageloader: no samples in " + archive
 		switch {
 		case c.says != "":
@@ -229,7 +247,8 @@ func TestEvaluateComparesClasses(t *testing.T) {
 		case c.status == 0:
 			want = ""
 		}
-		if status != c.status || !strings.HasPrefix(stderr, want) || (stdout == "") != (status != 0) || status == 0 && !strings.Contains(stdout, ": 2 images, loss ") {
+		if status != c.status || !strings.HasPrefix(stderr, want) || (stdout == "") != (status != 0) ||
+			status == 0 && !strings.Contains(stdout, ": 2 images, loss ") {
 			t.Errorf("%v %q: status %d, %s%s", c.counts, c.args, status, stdout, stderr)
 		}
 	}
@@ -248,13 +267,15 @@ func TestEvaluateSkipsBadImages(t *testing.T) {
 	args := []string{"evaluate", "-checkpoint", checkpoint, "-archive", archive, "-device", "cpu"}
 	fix := "`torchstream inspect -fix OUT " + archive + "` writes an archive without"
 	status, stdout, stderr := command(t, args...)
-	if says := "(" + fix + " the bad members, -bad-samples skip leaves them out)\n"; status != 1 || stdout != "" || !strings.HasSuffix(stderr, says) {
+	if says := "(" + fix + " the bad members, -bad-samples skip leaves them out)\n"; status != 1 ||
+		stdout != "" || !strings.HasSuffix(stderr, says) {
 		t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr ending with %q",
 			status, stdout, stderr, says)
 	}
 	args = append(args, "-bad-samples", "skip")
 	status, stdout, stderr = command(t, args...)
-	if says := archive + ": 1 bad image left out: b/bad.png: " + fix + "\n"; status != 0 || !strings.Contains(stdout, archive+": 2 images, loss ") || !strings.HasSuffix(stdout, says) {
+	if says := archive + ": 1 bad image left out: b/bad.png: " + fix + "\n"; status != 0 ||
+		!strings.Contains(stdout, archive+": 2 images, loss ") || !strings.HasSuffix(stdout, says) {
 		t.Errorf("status %d, %s%s, want status 0, stdout with %q, stdout ending with %q",
 			status, stdout, stderr, archive+": 2 images, loss ", says)
 	}
@@ -271,7 +292,8 @@ func TestListedNamesEnd(t *testing.T) {
 	for n := range 11 {
 		names = append(names, fmt.Sprintf("n%d\x1b", n))
 	}
-	if got := listed(names); !strings.HasSuffix(got, "\"n9\\x1b\", ...") || strings.Contains(listed(names[:10]), "...") {
+	if got := listed(names); !strings.HasSuffix(got, "\"n9\\x1b\", ...") ||
+		strings.Contains(listed(names[:10]), "...") {
 		t.Errorf("%q", got)
 	}
 }
@@ -280,7 +302,8 @@ func TestEvaluateMistakes(t *testing.T) {
 	checkpoint, net := untrained(t, "cat", "dog")
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
 	huge, foreign := filepath.Join(t.TempDir(), "huge.pt"), filepath.Join(t.TempDir(), "foreign.pt")
-	if err := nn.Save(huge, net, map[string]string{"model": "vit_b_16", "size": "1000000000", "classes": `["cat","dog"]`}); err != nil {
+	if err := nn.Save(huge, net, map[string]string{"model": "vit_b_16", "size": "1000000000",
+		"classes": `["cat","dog"]`}); err != nil {
 		t.Fatal(err)
 	}
 	if err := nn.Save(foreign, net, nil); err != nil {
@@ -301,21 +324,26 @@ func TestEvaluateMistakes(t *testing.T) {
 		{[]string{"-archive", archive, "-amp", "fp8"}, 2, "-amp \"fp8\": want bf16 or fp16"},
 		{[]string{"-archive", archive, "-amp", "fp16", "-device", "cpu"}, 2, "use -amp bf16"},
 		{[]string{"-archive", archive, "-decode", "device", "-device", "cpu"}, 2, "use -decode auto or host"},
-		{[]string{"-archive", archive, "-bad-samples", "substitute"}, 2, "-bad-samples \"substitute\": want fail or skip"},
+		{[]string{"-archive", archive, "-bad-samples", "substitute"}, 2,
+			"-bad-samples \"substitute\": want fail or skip"},
 		{[]string{"-archive", archive, "-decode-sms", "8"}, 2, "-decode-sms 8: want"},
 		{[]string{"-archive", archive, "-checkpoint", missing}, 1, missing + ": no such checkpoint"},
 		{[]string{"-archive", archive, "-checkpoint", foreign}, 1, foreign + " is no checkpoint of torchstream train"},
 		{[]string{"-archive", archive, "-checkpoint", huge}, 1, "1000000000"},
 		{[]string{"-archive", missing, "-checkpoint", checkpoint}, 1, missing},
-		{[]string{"-archive", archive, "-checkpoint", checkpoint, "-out", archive}, 1, "-out " + archive + ": " + archive + " is not a directory"},
-		{[]string{"-archive", archive, "-checkpoint", checkpoint, "-json", "-out", mine}, 1, "confusion.csv is a file of another kind"},
+		{[]string{"-archive", archive, "-checkpoint", checkpoint, "-out", archive}, 1,
+			"-out " + archive + ": " + archive + " is not a directory"},
+		{[]string{"-archive", archive, "-checkpoint", checkpoint, "-json", "-out", mine}, 1,
+			"confusion.csv is a file of another kind"},
 	} {
 		if !slices.Contains(c.args, "-device") {
 			c.args = append(c.args, "-device", "cpu")
 		}
 		status, stdout, stderr := command(t, append([]string{"evaluate"}, c.args...)...)
-		if status != c.status || !strings.Contains(stderr, c.says) || (stdout == "") != !slices.Contains(c.args, mine) { // the result is printed before the files are written
-			t.Errorf("evaluate %q: status %d, want %d; %q does not say %q; %s", c.args, status, c.status, stderr, c.says, stdout)
+		// the result is printed before the files are written
+		if status != c.status || !strings.Contains(stderr, c.says) || (stdout == "") != !slices.Contains(c.args, mine) {
+			t.Errorf("evaluate %q: status %d, want %d; %q does not say %q; %s", c.args, status, c.status,
+				stderr, c.says, stdout)
 		}
 	}
 }

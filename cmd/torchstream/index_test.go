@@ -17,7 +17,8 @@ import (
 func TestIndexIsWrittenNextToTheArchive(t *testing.T) {
 	archive := clitest.WriteTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
 	status, stdout, stderr := command(t, "index", archive)
-	if status != 0 || !strings.Contains(stdout, archive+".tsidx") || !strings.Contains(stdout, "2 samples of 2 classes") || !strings.Contains(stdout, "any order") {
+	if status != 0 || !strings.Contains(stdout, archive+".tsidx") ||
+		!strings.Contains(stdout, "2 samples of 2 classes") || !strings.Contains(stdout, "any order") {
 		t.Errorf("status %d, %q, %q, want status 0, stdout with %q and %q and %q",
 			status, stdout, stderr, archive+".tsidx", "2 samples of 2 classes", "any order")
 	}
@@ -30,14 +31,16 @@ func TestIndexIsWrittenToTheOutput(t *testing.T) {
 	archive := clitest.WriteTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
 	status, stdout, stderr := command(t, "index", "-json", "-o", archive+".other", archive)
 	var r indexResult
-	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 || r.Index != archive+".other" || r.Samples != 2 || !r.Random || r.IndexBytes == 0 {
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 ||
+		r.Index != archive+".other" || r.Samples != 2 || !r.Random || r.IndexBytes == 0 {
 		t.Errorf("status %d, %q, %q, %v", status, stdout, stderr, err)
 	}
 }
 
 // inspect uses an index with WebDataset labels only with -webdataset, and does not replace it.
 func TestIndexOfWebDataset(t *testing.T) {
-	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat", "s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.cls": "dog"})
+	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat",
+		"s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.cls": "dog"})
 	status, stdout, stderr := command(t, "index", "-webdataset", web)
 	if status != 0 || !strings.Contains(stdout, "2 samples of 2 classes") {
 		t.Errorf("status %d, %q, %q, want status 0, stdout with %q",
@@ -48,17 +51,20 @@ func TestIndexOfWebDataset(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, stdout, stderr = command(t, "inspect", "-index", "-webdataset", web)
-	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || !strings.Contains(stdout, "cat") || !strings.Contains(stdout, "dog") {
+	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) ||
+		!strings.Contains(stdout, "cat") || !strings.Contains(stdout, "dog") {
 		t.Errorf("stdout %q, stderr %q, index %v, want %q and %q in stdout and the same index",
 			stdout, stderr, err, "cat", "dog")
 	}
 	status, _, stderr = command(t, "inspect", "-index", web)
-	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 || !strings.Contains(stderr, "inspect it with -webdataset") {
+	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 ||
+		!strings.Contains(stderr, "inspect it with -webdataset") {
 		want := "inspect it with -webdataset"
 		t.Errorf("status %d, stderr %q, index %v, want a status over 0, %q and the same index",
 			status, stderr, err, want)
 	}
-	if _, stdout, stderr = command(t, "inspect", "-webdataset", web); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
+	if _, stdout, stderr = command(t, "inspect", "-webdataset", web); !strings.Contains(stdout,
+		"2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
 		t.Errorf("%q, %q, want stdout with %q and %q", stdout, stderr, "2 in 2 classes, 2 bad", "dog")
 	}
 }
@@ -66,7 +72,8 @@ func TestIndexOfWebDataset(t *testing.T) {
 // Loaders with Options.Masks use the index that -masks makes.
 func TestIndexOfMasks(t *testing.T) {
 	png := "\x89PNG\r\n\x1a\n"
-	archive := clitest.WriteTar(t, map[string]string{"i/1.png": png, "m/1.png": png, "i/2.png": png, "notes.txt": "text"})
+	archive := clitest.WriteTar(t, map[string]string{"i/1.png": png, "m/1.png": png, "i/2.png": png,
+		"notes.txt": "text"})
 	status, stdout, stderr := command(t, "index", "-masks", "i/*.png,m/*.png", archive)
 	if status != 0 || !strings.Contains(stdout, "1 sample of 0 classes") {
 		t.Errorf("status %d, %q, %q, want status 0, stdout with %q",
@@ -87,8 +94,10 @@ func TestIndexOfMasks(t *testing.T) {
 		t.Errorf("reading the index: %v, %d bytes, want no error and the %d bytes unchanged", err, len(now),
 			len(made))
 	}
-	for says, pattern := range map[string]string{"with a comma": "i/*.png", "needs one": "i,m/*", "no image has a mask": "i/*,n/*"} {
-		if status, _, stderr := command(t, "index", "-masks", pattern, archive); status == 0 || !strings.Contains(stderr, says) {
+	for says, pattern := range map[string]string{"with a comma": "i/*.png", "needs one": "i,m/*",
+		"no image has a mask": "i/*,n/*"} {
+		if status, _, stderr := command(t, "index", "-masks", pattern, archive); status == 0 ||
+			!strings.Contains(stderr, says) {
 			t.Errorf("%s: status %d, %q, want status not 0, stderr with %q", pattern, status, stderr, says)
 		}
 	}
@@ -121,7 +130,8 @@ func TestOutputsReplaceOnlyTheirOwnKind(t *testing.T) {
 	for _, args := range [][]string{
 		{"index", "-o", archive, archive},
 		{"preview", "-archive", archive, "-size", "16", "-o", archive},
-		{"bench", "loader", "-archive", archive, "-contract", "eval", "-size", "16", "-images", "2", "-no-index", "-outputs", archive},
+		{"bench", "loader", "-archive", archive, "-contract", "eval", "-size", "16", "-images", "2",
+			"-no-index", "-outputs", archive},
 	} {
 		status, stdout, stderr := command(t, args...)
 		if status != 1 || !strings.Contains(stderr, archive+" is a file of another kind") || stdout != "" {
@@ -157,25 +167,30 @@ func TestIndexOfList(t *testing.T) {
 	if err := os.WriteFile(list, []byte("path,label\n1.png,cat\n2.png,dog\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if status, stdout, stderr := command(t, "index", "-list", list, path); status != 0 || !strings.Contains(stdout, "2 samples of 2 classes") {
+	if status, stdout, stderr := command(t, "index", "-list", list, path); status != 0 ||
+		!strings.Contains(stdout, "2 samples of 2 classes") {
 		t.Errorf("status %d, %q, %q, want status 0, stdout with %q",
 			status, stdout, stderr, "2 samples of 2 classes")
 	}
-	if _, stdout, stderr := command(t, "inspect", "-index", "-list", list, path); !strings.Contains(stdout, "2 in 2 classes") || !strings.Contains(stdout, "dog") {
+	if _, stdout, stderr := command(t, "inspect", "-index", "-list", list, path); !strings.Contains(stdout,
+		"2 in 2 classes") || !strings.Contains(stdout, "dog") {
 		t.Errorf("%q, %q, want stdout with %q and %q", stdout, stderr, "2 in 2 classes", "dog")
 	}
-	if _, stdout, stderr := command(t, "inspect", "-list", list, path); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
+	if _, stdout, stderr := command(t, "inspect", "-list", list, path); !strings.Contains(stdout,
+		"2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
 		t.Errorf("%q, %q, want stdout with %q and %q", stdout, stderr, "2 in 2 classes, 2 bad", "dog")
 	}
 	good := clitest.WriteTar(t, map[string]string{"1.png": onePixel(t), "a/2.png": onePixel(t), "a/3.png": onePixel(t)})
 	if err := os.WriteFile(list, []byte("1.png,cat\na/2.png,dog\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if status, stdout, stderr := command(t, "preview", "-archive", good, "-list", list, "-size", "16", "-o", list+".png"); status != 0 || !strings.Contains(stdout, "2 samples in 1 batch, 2 classes") {
+	if status, stdout, stderr := command(t, "preview", "-archive", good, "-list", list, "-size", "16", "-o",
+		list+".png"); status != 0 || !strings.Contains(stdout, "2 samples in 1 batch, 2 classes") {
 		t.Errorf("status %d, %q, %q, want status 0, stdout with %q",
 			status, stdout, stderr, "2 samples in 1 batch, 2 classes")
 	}
-	if status, _, stderr := command(t, "inspect", "-fix", list+".tar", "-list", list, path); status != 2 || !strings.Contains(stderr, "-fix takes no -list") {
+	if status, _, stderr := command(t, "inspect", "-fix", list+".tar", "-list", list, path); status != 2 ||
+		!strings.Contains(stderr, "-fix takes no -list") {
 		t.Errorf("status %d, %q, want status 2, stderr with %q", status, stderr, "-fix takes no -list")
 	}
 }
@@ -191,16 +206,19 @@ func onePixel(t *testing.T) string {
 
 // TestInspectNamesImagesWithoutLabels covers text and JSON output, by decoding and by the index.
 func TestInspectNamesImagesWithoutLabels(t *testing.T) {
-	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat", "s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.json": "{}"})
+	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat",
+		"s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.json": "{}"})
 	for _, args := range [][]string{{"inspect", "-webdataset", web}, {"inspect", "-webdataset", "-index", web}} {
 		_, stdout, _ := command(t, args...)
-		if !strings.Contains(stdout, "images without a label: 1\ns/2.png  its .json has none of the fields label, cls and class\n") {
+		if !strings.Contains(stdout,
+			"images without a label: 1\ns/2.png  its .json has none of the fields label, cls and class\n") {
 			t.Errorf("%q: %s, want s/2.png with its reason", args, stdout)
 		}
 		_, stdout, stderr := command(t, append([]string{"inspect", "-json"}, args[1:]...)...)
 		var r inspection
 		want := orphanImage{"s/2.png", "its .json has none of the fields label, cls and class"}
-		if err := json.Unmarshal([]byte(stdout), &r); err != nil || r.Orphans != 1 || len(r.OrphansNamed) != 1 || r.OrphansNamed[0] != want {
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || r.Orphans != 1 ||
+			len(r.OrphansNamed) != 1 || r.OrphansNamed[0] != want {
 			t.Errorf("%q: %d, %q, error %v, %s, want %q", args, r.Orphans, r.OrphansNamed, err, stderr, want)
 		}
 	}

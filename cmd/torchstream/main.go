@@ -55,20 +55,30 @@ func program() *cli.Program {
 
 func commands() []cli.Command {
 	return []cli.Command{
-		{Name: "setup", Args: "[-from ARCHIVE]", About: "installs the shim and LibTorch, outside of a clone", Run: setupCommand},
-		{Name: "doctor", Args: "[-dist] [-json]", About: "what is installed, what to do; -dist: links between GPUs", Run: doctor},
-		{Name: "inspect", Args: "[-fix OUT] FILE", About: "classes, sizes, formats and bad members of an archive", Run: inspect},
-		{Name: "index", Args: "[-json] FILE", About: "writes the index of an archive, as a first epoch does", Run: index},
-		{Name: "preview", Args: "-archive FILE", About: "a contact sheet of batches as a training loop gets them", Run: preview},
-		{Name: "train", Args: "-archive FILE", About: "trains a classifier of the archive's classes", Run: trainCommand},
-		{Name: "evaluate", Args: "-archive FILE", About: "how often a checkpoint of train is right", Run: evaluateCommand},
-		{Name: "predict", Args: "IMAGE|FOLDER...", About: "the classes of images, by a checkpoint of train", Run: predictCommand},
-		{Name: "bundle", Args: "PROGRAM -o DIR", About: "a program with all that it loads, for other machines", Run: bundleCommand},
+		{Name: "setup", Args: "[-from ARCHIVE]",
+			About: "installs the shim and LibTorch, outside of a clone", Run: setupCommand},
+		{Name: "doctor", Args: "[-dist] [-json]",
+			About: "what is installed, what to do; -dist: links between GPUs", Run: doctor},
+		{Name: "inspect", Args: "[-fix OUT] FILE",
+			About: "classes, sizes, formats and bad members of an archive", Run: inspect},
+		{Name: "index", Args: "[-json] FILE",
+			About: "writes the index of an archive, as a first epoch does", Run: index},
+		{Name: "preview", Args: "-archive FILE",
+			About: "a contact sheet of batches as a training loop gets them", Run: preview},
+		{Name: "train", Args: "-archive FILE", About: "trains a classifier of the archive's classes",
+			Run: trainCommand},
+		{Name: "evaluate", Args: "-archive FILE", About: "how often a checkpoint of train is right",
+			Run: evaluateCommand},
+		{Name: "predict", Args: "IMAGE|FOLDER...", About: "the classes of images, by a checkpoint of train",
+			Run: predictCommand},
+		{Name: "bundle", Args: "PROGRAM -o DIR",
+			About: "a program with all that it loads, for other machines", Run: bundleCommand},
 		{Name: "version", About: "the version of torchstream and of Go", Run: versionCommand},
 		{Name: "bench", Under: cli.Commands{Kind: "benchmark", List: benchmarks()}},
 	}
 }
 
 func benchmarks() []cli.Command {
-	return []cli.Command{{Name: "loader", Args: "-archive FILE", About: "how fast an archive becomes batches", Run: benchLoader}}
+	return []cli.Command{{Name: "loader", Args: "-archive FILE",
+		About: "how fast an archive becomes batches", Run: benchLoader}}
 }

@@ -66,16 +66,20 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"bench", "loader", "-archive", missing}, 1, missing},
 		{[]string{"bench", "loader", "-h"}, 0, "usage: torchstream bench loader"},
 		{[]string{"train", "-h"}, 0, "usage: torchstream train -archive FILE"},
-		{[]string{"train", "-epoch", "3"}, 2, "torchstream: no option -epoch: did you mean -epochs?\nSee `torchstream train -h`.\n"},
+		{[]string{"train", "-epoch", "3"}, 2,
+			"torchstream: no option -epoch: did you mean -epochs?\nSee `torchstream train -h`.\n"},
 		{[]string{"bench", "loader", "-zzzz"}, 2, "torchstream: no option -zzzz\nSee `torchstream bench loader -h`.\n"},
 		{[]string{"dokter"}, 2, "Run `torchstream help`"},
 		{[]string{"inspect"}, 2, "torchstream: inspect needs an argument: FILE\n"},
 		{[]string{"predict"}, 2, "torchstream: predict needs an argument: IMAGE|FOLDER...\n"},
-		{[]string{"doctor", "x", "y\x1b"}, 2, "torchstream: doctor takes options only, and no argument: x \"y\\x1b\"\n"},
-		{[]string{"bench", "loader", "x"}, 2, "torchstream: bench loader takes its archive as an option: did you mean -archive x?\n"},
+		{[]string{"doctor", "x", "y\x1b"}, 2,
+			"torchstream: doctor takes options only, and no argument: x \"y\\x1b\"\n"},
+		{[]string{"bench", "loader", "x"}, 2,
+			"torchstream: bench loader takes its archive as an option: did you mean -archive x?\n"},
 		{[]string{"inspect", missing}, 1, missing},
 		{[]string{"inspect", missing, "-show", "3"}, 2, "options come before FILE: -show 3 " + missing},
-		{[]string{"inspect", missing, missing}, 2, "inspect takes one argument, FILE, and has 2: " + missing + " " + missing + "\n"},
+		{[]string{"inspect", missing, missing}, 2,
+			"inspect takes one argument, FILE, and has 2: " + missing + " " + missing + "\n"},
 		{[]string{"preview", missing}, 2, "did you mean -archive " + missing + "?"},
 	} {
 		status, stdout, stderr := command(t, c.args...)
@@ -83,7 +87,8 @@ func TestCommandLine(t *testing.T) {
 			stdout, stderr = stderr, stdout
 		}
 		if status != c.status || !strings.Contains(stderr, c.says) {
-			t.Errorf("torchstream %q: got status %d, want %d; got %q, want %q in it", c.args, status, c.status, stderr, c.says)
+			t.Errorf("torchstream %q: got status %d, want %d; got %q, want %q in it", c.args, status,
+				c.status, stderr, c.says)
 		}
 		if c.status == 2 && strings.Contains(stderr, "usage:") {
 			t.Errorf("torchstream %q: the list of options hides the mistake:\n%s", c.args, stderr)
@@ -145,7 +150,8 @@ func TestHelpFitsATerminal(t *testing.T) {
 func TestBenchHelp(t *testing.T) {
 	for _, name := range []string{"-h", "--help", "help"} {
 		status, stdout, stderr := command(t, "bench", name)
-		if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "usage: torchstream bench NAME") || strings.Contains(stdout, "torchstream inspect") {
+		if status != 0 || stderr != "" || !strings.HasPrefix(stdout, "usage: torchstream bench NAME") ||
+			strings.Contains(stdout, "torchstream inspect") {
 			t.Errorf("bench %s: status %d, %q, %s, want status 0, stderr \"\", stdout beginning with "+
 				"%q, stdout without %q",
 				name, status, stderr, stdout, "usage: torchstream bench NAME", "torchstream inspect")
@@ -161,7 +167,8 @@ func TestBenchHelp(t *testing.T) {
 
 // Sizes have a unit in which they do not round to 0.0.
 func TestByteSize(t *testing.T) {
-	for bytes, want := range map[int64]string{0: "0 bytes", 1: "1 byte", 99: "99 bytes", 100: "0.1 KB", 4096: "4.1 KB", 999_949: "999.9 KB", 1e6: "1.0 MB", 3_456_000_000: "3456.0 MB"} {
+	for bytes, want := range map[int64]string{0: "0 bytes", 1: "1 byte", 99: "99 bytes", 100: "0.1 KB",
+		4096: "4.1 KB", 999_949: "999.9 KB", 1e6: "1.0 MB", 3_456_000_000: "3456.0 MB"} {
 		if got := byteSize(bytes); got != want {
 			t.Errorf("%d: %s, want %s", bytes, got, want)
 		}
@@ -169,7 +176,8 @@ func TestByteSize(t *testing.T) {
 }
 
 func TestBenchLoader(t *testing.T) {
-	status, stdout, stderr := command(t, "bench", "loader", "-archive", photos, "-batch", "16", "-workers", "2", "-size", "32", "-seconds", "0.05", "-json")
+	status, stdout, stderr := command(t, "bench", "loader", "-archive", photos, "-batch", "16", "-workers",
+		"2", "-size", "32", "-seconds", "0.05", "-json")
 	if status != 0 {
 		t.Fatalf("status %d: %s, want 0", status, stderr)
 	}
@@ -178,7 +186,8 @@ func TestBenchLoader(t *testing.T) {
 		t.Fatalf("%v in %q, want no error", err, stdout)
 	}
 	for field, atLeast := range map[string]float64{
-		"images_per_second": 1, "cpu_seconds_per_1000_images": 0.001, "peak_rss_bytes": 1 << 20, "workers": 2, "batch": 16, "bad_samples": 0, "images": 16, "epochs": 1,
+		"images_per_second": 1, "cpu_seconds_per_1000_images": 0.001, "peak_rss_bytes": 1 << 20,
+		"workers": 2, "batch": 16, "bad_samples": 0, "images": 16, "epochs": 1,
 	} {
 		if n, ok := fields[field].(float64); !ok || n < atLeast {
 			t.Errorf("%s is %v, want a number of at least %g", field, fields[field], atLeast)
@@ -228,7 +237,8 @@ type contractCase struct{ args, contract, device string }
 func checkContracts(t *testing.T, cases []contractCase) {
 	t.Helper()
 	for _, c := range cases {
-		args := append([]string{"bench", "loader", "-archive", photos, "-batch", "16", "-size", "16", "-seconds", "0.05"}, strings.Fields(c.args)...)
+		args := append([]string{"bench", "loader", "-archive", photos, "-batch", "16", "-size", "16",
+			"-seconds", "0.05"}, strings.Fields(c.args)...)
 		status, stdout, stderr := command(t, append(args, "-json")...)
 		var r struct {
 			Contract, Device, Bottleneck, Advice string
@@ -243,7 +253,8 @@ func checkContracts(t *testing.T, cases []contractCase) {
 				c.args, status, err, stdout, stderr)
 		}
 		decode, _ := r.Stats["decode_seconds"].(float64)
-		if r.Contract != c.contract || r.Device != c.device || r.Images < 16 || r.Advice == "" || decode <= 0 || (r.Finish > 0) != (c.device == "cpu") || r.Waited < 0 || r.Waited > 1 {
+		if r.Contract != c.contract || r.Device != c.device || r.Images < 16 || r.Advice == "" ||
+			decode <= 0 || (r.Finish > 0) != (c.device == "cpu") || r.Waited < 0 || r.Waited > 1 {
 			t.Errorf("%s: %s", c.args, stdout)
 		}
 		if strings.Contains(c.args, "-epochs") && (len(r.RSS) != r.Epochs || r.RSS[0] < 1<<20) {
@@ -257,7 +268,9 @@ func checkContracts(t *testing.T, cases []contractCase) {
 func checkUsage(t *testing.T, lines [][]string) {
 	t.Helper()
 	for _, args := range lines {
-		if status, _, stderr := command(t, append([]string{"bench", "loader", "-archive", photos}, args...)...); status != 2 || !strings.Contains(stderr, args[0][1:]) {
+		if status, _, stderr := command(t,
+			append([]string{"bench", "loader", "-archive", photos}, args...)...); status != 2 ||
+			!strings.Contains(stderr, args[0][1:]) {
 			t.Errorf("%q: status %d, %s, want status 2, stderr with %q", args, status, stderr, args[0][1:])
 		}
 	}
@@ -277,7 +290,8 @@ func TestBenchLoaderInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	var out, errs bytes.Buffer
-	if status := program().Run(ctx, []string{"bench", "loader", "-archive", photos}, &out, &errs); status != 130 || out.Len() > 0 {
+	if status := program().Run(ctx, []string{"bench", "loader", "-archive", photos}, &out,
+		&errs); status != 130 || out.Len() > 0 {
 		t.Errorf("status %d, stdout %q, stderr %q, want status 130, out.Len() = 0",
 			status, &out, &errs)
 	}
@@ -290,12 +304,14 @@ func TestInspect(t *testing.T) {
 		t.Fatalf("status %d, %v in %q, stderr %q, want no error, status 0", status, err, stdout, stderr)
 	}
 	if r.Samples != 192 || len(r.Classes) != 12 || len(r.Bad) != 0 || r.Format != "tar.gz" {
-		t.Errorf("%d samples, %d classes, %d bad, format %q; want 192, 12, 0, tar.gz", r.Samples, len(r.Classes), len(r.Bad), r.Format)
+		t.Errorf("%d samples, %d classes, %d bad, format %q; want 192, 12, 0, tar.gz", r.Samples,
+			len(r.Classes), len(r.Bad), r.Format)
 	}
 	if c := r.Classes[3]; c.Name != "cat" || c.Label != 3 || c.Samples != 16 {
 		t.Errorf("class 3 is %+v, want c.Name = %q, c.Label = 3, c.Samples = 16", c, "cat")
 	}
-	if r.Width.Min < 64 || r.Width.Max > 128 || r.Formats["PNG"] == 0 || r.Formats["JPEG grey"] == 0 || r.Formats["JPEG progressive"] == 0 {
+	if r.Width.Min < 64 || r.Width.Max > 128 || r.Formats["PNG"] == 0 || r.Formats["JPEG grey"] == 0 ||
+		r.Formats["JPEG progressive"] == 0 {
 		t.Errorf("widths %+v, formats %v", r.Width, r.Formats)
 	}
 	status, stdout, _ = command(t, "inspect", photos)
@@ -329,12 +345,14 @@ func TestInspectIndex(t *testing.T) {
 }
 
 func TestInspectBadMembers(t *testing.T) {
-	path := clitest.WriteTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture", "a/empty.png": "", "a/notes.txt": "hello", "readme": "no class"})
+	path := clitest.WriteTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture",
+		"a/empty.png": "", "a/notes.txt": "hello", "readme": "no class"})
 	status, stdout, _ := command(t, "inspect", "-show", "1", path)
 	if status != 1 {
 		t.Errorf("status %d, want 1", status)
 	}
-	for _, want := range []string{"2 in 1 class, 2 bad", "ignored  2 members that are no image", "a/broken.jpg", "and 1 more"} {
+	for _, want := range []string{"2 in 1 class, 2 bad", "ignored  2 members that are no image",
+		"a/broken.jpg", "and 1 more"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 		}
@@ -353,8 +371,10 @@ func TestInspectBadMembers(t *testing.T) {
 // to the terminal.
 func TestInspectForeignNames(t *testing.T) {
 	const evil = "\x1b[2J\nsamples  1 in 1 class, 0 bad\u202e"
-	path := clitest.WriteTar(t, map[string]string{"a" + evil + "/x" + evil + ".jpg": "", "b/y.jpg": "", "c" + evil + "/readme": ""})
-	for _, args := range [][]string{{"inspect", path}, {"inspect", "-index", path}, {"inspect", path + "\x1b[2J"}, {"bench", "loader", "-archive", path}} {
+	path := clitest.WriteTar(t, map[string]string{"a" + evil + "/x" + evil + ".jpg": "", "b/y.jpg": "",
+		"c" + evil + "/readme": ""})
+	for _, args := range [][]string{{"inspect", path}, {"inspect", "-index", path},
+		{"inspect", path + "\x1b[2J"}, {"bench", "loader", "-archive", path}} {
 		status, stdout, stderr := command(t, args...)
 		out := stdout + stderr
 		if status != 1 || strings.ContainsAny(out, "\x1b\u202e") || strings.Contains(out, "\nsamples  1 in") {
@@ -362,7 +382,8 @@ func TestInspectForeignNames(t *testing.T) {
 		}
 	}
 	_, stdout, _ := command(t, "inspect", path)
-	for _, want := range []string{`: "c\x1b[2J\n`, `  "a\x1b[2J\n`, "\n" + `"a\x1b[2J\nsamples  1 in 1 class, 0 bad\u202e/x\x1b[2J`, "  b  ", "\nb/y.jpg  "} {
+	for _, want := range []string{`: "c\x1b[2J\n`, `  "a\x1b[2J\n`,
+		"\n" + `"a\x1b[2J\nsamples  1 in 1 class, 0 bad\u202e/x\x1b[2J`, "  b  ", "\nb/y.jpg  "} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("got\n%s\nwant it to contain %s", stdout, want)
 		}
@@ -392,7 +413,8 @@ func TestInspectDamagedArchive(t *testing.T) {
 		args []string
 		says string
 	}{{[]string{"inspect", "-index", path}, "fetch it again\n"}, {[]string{"index", path}, advice}} {
-		if status, stdout, stderr := command(t, c.args...); status != 1 || stdout != "" || !strings.HasSuffix(stderr, c.says) {
+		if status, stdout, stderr := command(t, c.args...); status != 1 || stdout != "" ||
+			!strings.HasSuffix(stderr, c.says) {
 			t.Errorf("%q: status %d, %s%s, want status 1, stdout \"\", stderr ending with %q",
 				c.args, status, stdout, stderr, c.says)
 		}
@@ -430,7 +452,8 @@ func TestInspectOfPartsOfASet(t *testing.T) {
 func TestInspectOfImagesInNoDirectory(t *testing.T) {
 	path := clitest.WriteTar(t, map[string]string{"a.png": "", "b.jpg": ""})
 	status, stdout, _ := command(t, "inspect", path)
-	if status != 1 || !strings.Contains(stdout, "0 in 0 classes") || !strings.Contains(stdout, "\n"+noClass+"\n-webdataset takes labels") {
+	if status != 1 || !strings.Contains(stdout, "0 in 0 classes") ||
+		!strings.Contains(stdout, "\n"+noClass+"\n-webdataset takes labels") {
 		t.Errorf("status %d\n%s\nwant status 1, stdout with %q and %q",
 			status, stdout, "0 in 0 classes", "\n"+noClass+"\n-webdataset takes labels")
 	}
@@ -448,7 +471,8 @@ func TestInspectDamagedImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	data := encoded.Bytes()
-	path := clitest.WriteTar(t, map[string]string{"a/good.png": string(data), "a/short.png": string(data[:len(data)-12])})
+	path := clitest.WriteTar(t,
+		map[string]string{"a/good.png": string(data), "a/short.png": string(data[:len(data)-12])})
 	for _, c := range []struct {
 		args        []string
 		status      int
@@ -456,18 +480,21 @@ func TestInspectDamagedImages(t *testing.T) {
 	}{{nil, 0, 0, 1}, {[]string{"-damaged", "partial"}, 0, 0, 1}, {[]string{"-damaged", "refuse"}, 1, 1, 0}} {
 		status, stdout, _ := command(t, slices.Concat([]string{"inspect", "-json"}, c.args, []string{path})...)
 		var r inspection
-		if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != c.status || len(r.Bad) != c.bad || len(r.Warned) != c.warned {
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != c.status ||
+			len(r.Bad) != c.bad || len(r.Warned) != c.warned {
 			t.Errorf("%v: status %d, %v in %s, want no error, status %v, len(r.Bad) = %v, len(r.Warned) "+
 				"= %v", c.args, status, err, stdout, c.status, c.bad, c.warned)
 		}
 	}
 	_, stdout, _ := command(t, "inspect", path)
-	for _, want := range []string{"2 in 1 class, 0 bad", "damaged members that are decoded all the same: 1", "a/short.png  damaged  truncated PNG"} {
+	for _, want := range []string{"2 in 1 class, 0 bad", "damaged members that are decoded all the same: 1",
+		"a/short.png  damaged  truncated PNG"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 		}
 	}
-	if status, _, stderr := command(t, "inspect", "-damaged", "perhaps", path); status != 2 || !strings.Contains(stderr, "not warned, partial or refuse") {
+	if status, _, stderr := command(t, "inspect", "-damaged", "perhaps", path); status != 2 ||
+		!strings.Contains(stderr, "not warned, partial or refuse") {
 		t.Errorf("status %d, %q, want status 2, stderr with %q",
 			status, stderr, "not warned, partial or refuse")
 	}
@@ -482,23 +509,29 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 	good, bad := encoded.String(), encoded.String()[:50]
 	path := clitest.WriteTar(t, map[string]string{"a/good.png": good, "a/bad.png": bad, "b/bad.png": bad})
 	out := filepath.Join(t.TempDir(), "out.tgz")
-	if status, _, stderr := command(t, "inspect", "-fix", out, path); status != 1 || !strings.Contains(stderr, "-drop-classes") {
+	if status, _, stderr := command(t, "inspect", "-fix", out, path); status != 1 ||
+		!strings.Contains(stderr, "-drop-classes") {
 		t.Errorf("status %d, %q, want status 1, stderr with %q", status, stderr, "-drop-classes")
 	}
 	status, stdout, stderr := command(t, "inspect", "-drop-classes", "-fix", out, path)
-	for _, want := range []string{"wrote " + out, "1 member; 2 left out, 0 written again", "class b has no member left", "refused        2  damaged: PNG"} {
+	for _, want := range []string{"wrote " + out, "1 member; 2 left out, 0 written again",
+		"class b has no member left", "refused        2  damaged: PNG"} {
 		if status != 0 || !strings.Contains(stdout, want) {
 			t.Errorf("status %d, no %q in\n%s%s\nwant status 0, stdout with %q",
 				status, want, stdout, stderr, want)
 		}
 	}
-	_, stdout, _ = command(t, "inspect", "-json", "-drop-classes", "-fix", filepath.Join(t.TempDir(), "again.tgz"), path)
+	_, stdout, _ = command(t, "inspect", "-json", "-drop-classes", "-fix",
+		filepath.Join(t.TempDir(), "again.tgz"), path)
 	var r inspection
-	if err := json.Unmarshal([]byte(stdout), &r); err != nil || r.Fixed == nil || r.Fixed.Members != 1 || r.Fixed.LeftOut != 2 || r.BadCount != 2 ||
-		len(r.Findings) == 0 || r.Findings[0].Count != 2 || !slices.Equal(r.Findings[0].First, []string{"a/bad.png", "b/bad.png"}) {
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || r.Fixed == nil || r.Fixed.Members != 1 ||
+		r.Fixed.LeftOut != 2 || r.BadCount != 2 ||
+		len(r.Findings) == 0 || r.Findings[0].Count != 2 ||
+		!slices.Equal(r.Findings[0].First, []string{"a/bad.png", "b/bad.png"}) {
 		t.Errorf("%v in %s", err, stdout)
 	}
-	if status, stdout, _ := command(t, "inspect", out); status != 0 || !strings.Contains(stdout, "1 in 1 class, 0 bad") {
+	if status, stdout, _ := command(t, "inspect", out); status != 0 ||
+		!strings.Contains(stdout, "1 in 1 class, 0 bad") {
 		t.Errorf("status %d\n%s\nwant status 0, stdout with %q", status, stdout, "1 in 1 class, 0 bad")
 	}
 	data, err := os.ReadFile(photos)
@@ -510,14 +543,16 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, _ := os.ReadFile(out) // compared below
-	if status, _, stderr := command(t, "inspect", "-drop-classes", "-fix", out, path); status != 1 || !strings.Contains(stderr, out+" exists, and") {
+	if status, _, stderr := command(t, "inspect", "-drop-classes", "-fix", out, path); status != 1 ||
+		!strings.Contains(stderr, out+" exists, and") {
 		t.Errorf("status %d, %q, want status 1, stderr with %q", status, stderr, out+" exists, and")
 	}
 	if now, err := os.ReadFile(out); err != nil || !bytes.Equal(now, before) {
 		t.Errorf("the file that was there is gone: %v", err)
 	}
 	none := filepath.Join(t.TempDir(), "none.tgz")
-	if status, _, stderr := command(t, "inspect", "-fix", none, cut); status != 1 || !strings.Contains(stderr, "nothing was written to "+none) ||
+	if status, _, stderr := command(t, "inspect", "-fix", none, cut); status != 1 ||
+		!strings.Contains(stderr, "nothing was written to "+none) ||
 		!strings.Contains(stderr, "fetch it again") || fileExists(none) {
 		t.Errorf("status %d, %q", status, stderr)
 	}
@@ -526,7 +561,8 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 			t.Errorf("%v: status %d, %q, want 2", args, status, stderr)
 		}
 	}
-	if status, _, stderr := command(t, "inspect", "-fix", path, path); status != 1 || !strings.Contains(stderr, "is the archive that is read") {
+	if status, _, stderr := command(t, "inspect", "-fix", path, path); status != 1 ||
+		!strings.Contains(stderr, "is the archive that is read") {
 		t.Errorf("status %d, %q, want status 1, stderr with %q",
 			status, stderr, "is the archive that is read")
 	}

@@ -37,7 +37,8 @@ func untrained(t *testing.T, classes ...string) (checkpoint string, net nn.Modul
 		t.Fatal(err)
 	}
 	checkpoint = filepath.Join(t.TempDir(), "best.pt")
-	if err := nn.Save(checkpoint, net, map[string]string{"model": "resnet18", "size": "32", "classes": string(names)}); err != nil {
+	if err := nn.Save(checkpoint, net,
+		map[string]string{"model": "resnet18", "size": "32", "classes": string(names)}); err != nil {
 		t.Fatal(err)
 	}
 	nn.Train(net, false)
@@ -93,7 +94,8 @@ func TestPredictEqualsEvaluation(t *testing.T) {
 	checkpoint, net := untrained(t, classes...)
 	folder := unpacked(t, photos, 5)
 	writeFile(t, filepath.Join(folder, "notes.txt"), "no image")
-	status, stdout, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "2", "-top", "9", "-json", folder)
+	status, stdout, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch",
+		"2", "-top", "9", "-json", folder)
 	if status != 0 || stderr != "torchstream: 1 file left out: no images\n" {
 		t.Fatalf("status %d, %s, want status 0, stderr %q",
 			status, stderr, "torchstream: 1 file left out: no images\n")
@@ -120,13 +122,16 @@ func TestPredictEqualsEvaluation(t *testing.T) {
 		}
 		for i, sample := range batch.Info.(imageloader.Info).Samples {
 			var row predictedFile
-			if err := rows.Decode(&row); err != nil || row.File != filepath.Join(folder, sample.Name) || len(row.Classes) != len(classes) {
+			if err := rows.Decode(&row); err != nil || row.File != filepath.Join(folder, sample.Name) ||
+				len(row.Classes) != len(classes) {
 				t.Fatalf("row %+v of %s, %v", row, sample.Name, err)
 			}
 			for j, g := range row.Classes {
-				if math.Abs(g.Probability-float64(want[i*len(classes)+g.Label])) > 1e-5 || g.Class != classes[g.Label] ||
+				if math.Abs(g.Probability-float64(want[i*len(classes)+g.Label])) > 1e-5 ||
+					g.Class != classes[g.Label] ||
 					j > 0 && g.Probability > row.Classes[j-1].Probability {
-					t.Errorf("%s: %+v, want the probabilities %v", row.File, row.Classes, want[i*len(classes):][:len(classes)])
+					t.Errorf("%s: %+v, want the probabilities %v", row.File, row.Classes,
+						want[i*len(classes):][:len(classes)])
 				}
 			}
 			compared++
@@ -148,7 +153,8 @@ func TestPredictTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	status, stdout, stderr := command(t, append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "1"}, names...)...)
+	status, stdout, stderr := command(t,
+		append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "1"}, names...)...)
 	lines := strings.Split(strings.TrimSuffix(stdout, "\n"), "\n")
 	if status != 0 || stderr != "" || len(lines) != 3 {
 		t.Fatalf("status %d, %s%s, len(lines) %v, want status 0, stderr \"\", len(lines) = 3",
@@ -157,7 +163,8 @@ func TestPredictTable(t *testing.T) {
 	column := utf8.RuneCountInString(names[2]) + 2 + len("Eichhornchen") + 2
 	for i, line := range lines {
 		characters := []rune(line)
-		if fields := strings.Fields(line); len(fields) != 7 || fields[0] != names[i] || len(characters) != 2*column-utf8.RuneCountInString(names[2])+2*len("100.0 %") ||
+		if fields := strings.Fields(line); len(fields) != 7 || fields[0] != names[i] ||
+			len(characters) != 2*column-utf8.RuneCountInString(names[2])+2*len("100.0 %") ||
 			characters[column+6] != '%' || characters[len(characters)-1] != '%' {
 			t.Errorf("line %d is not aligned:\n%s", i, stdout)
 		}
@@ -173,7 +180,8 @@ func TestPredictBadFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cut, text, missing := filepath.Join(folder, "cut.jpg"), filepath.Join(t.TempDir(), "notes.txt"), filepath.Join(folder, "missing.jpg")
+	cut, text, missing := filepath.Join(folder, "cut.jpg"), filepath.Join(t.TempDir(),
+		"notes.txt"), filepath.Join(folder, "missing.jpg")
 	writeFile(t, cut, string(whole[:len(whole)/2]))
 	writeFile(t, text, "no image")
 	large := filepath.Join(t.TempDir(), "large.jpg")
@@ -182,7 +190,8 @@ func TestPredictBadFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, batch := range []string{"1", "2", "64"} {
-		args := []string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", batch, "-top", "1", "-json", missing, folder, text, large, photos}
+		args := []string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", batch, "-top",
+			"1", "-json", missing, folder, text, large, photos}
 		status, stdout, stderr := command(t, args...)
 		var classified, bad []string
 		for line := range strings.Lines(stdout) {
@@ -196,12 +205,14 @@ func TestPredictBadFiles(t *testing.T) {
 				bad = append(bad, row.File)
 			}
 		}
-		if status != 1 || !slices.Equal(classified, good) || !slices.Equal(bad, []string{missing, cut, text, large, photos}) {
+		if status != 1 || !slices.Equal(classified, good) ||
+			!slices.Equal(bad, []string{missing, cut, text, large, photos}) {
 			t.Errorf("-batch %s: status %d, classified %q, bad %q, want status 1, classified = %v, bad "+
 				"= %+v", batch, status, classified, bad, good, []string{missing, cut, text, large, photos})
 		}
 		for _, says := range []string{
-			missing + ": no such file", cut + ": damaged: ", text + ": not an image", large + ": too large: more than 64 MiB", photos + ": an archive, not an image: unpack it",
+			missing + ": no such file", cut + ": damaged: ", text + ": not an image",
+			large + ": too large: more than 64 MiB", photos + ": an archive, not an image: unpack it",
 			"torchstream: 5 of 7 files could not be classified\n",
 		} {
 			if !strings.Contains(stderr, says) {
@@ -225,12 +236,14 @@ func TestPredictNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := predictor{stderr: io.Discard}
-	images, err := p.images(t.Context(), []string{"x.jpg", "-", link}, strings.NewReader("y 1.jpg\n\n"+folder+"\nz.jpg"))
+	images, err := p.images(t.Context(), []string{"x.jpg", "-", link},
+		strings.NewReader("y 1.jpg\n\n"+folder+"\nz.jpg"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []imageFile{
-		{"x.jpg", false}, {"y 1.jpg", false}, {filepath.Join(folder, "a/c.jpg"), true}, {filepath.Join(folder, "a/d.jpg"), true}, {filepath.Join(folder, "b.jpg"), true},
+		{"x.jpg", false}, {"y 1.jpg", false}, {filepath.Join(folder, "a/c.jpg"), true},
+		{filepath.Join(folder, "a/d.jpg"), true}, {filepath.Join(folder, "b.jpg"), true},
 		{"z.jpg", false}, {filepath.Join(link, "c.jpg"), true}, {filepath.Join(link, "d.jpg"), true},
 	}
 	if !slices.Equal(images, want) || p.leftOut != 1 || p.bad != 0 {
@@ -257,21 +270,25 @@ func TestPredictCommandLine(t *testing.T) {
 		status int
 		says   string
 	}{
-		{[]string{"-checkpoint", filepath.Join(begun, "best.pt"), photos}, 1, "-checkpoint " + filepath.Join(begun, "last.pt")},
+		{[]string{"-checkpoint", filepath.Join(begun, "best.pt"), photos}, 1,
+			"-checkpoint " + filepath.Join(begun, "last.pt")},
 		{nil, 2, "predict needs an argument: IMAGE|FOLDER..."},
 		{[]string{"-top", "0", photos}, 2, "-batch and -top are at least 1"},
 		{[]string{photos, "-top", "2"}, 2, "options come before the images: -top"},
 		{[]string{"-checkpoint", filepath.Join(empty, "best.pt"), photos}, 1, "torchstream train writes one"},
-		{[]string{"-checkpoint", begun, photos}, 1, "is a folder: name the checkpoint in it: -checkpoint " + filepath.Join(begun, "last.pt")},
+		{[]string{"-checkpoint", begun, photos}, 1,
+			"is a folder: name the checkpoint in it: -checkpoint " + filepath.Join(begun, "last.pt")},
 		{[]string{"-checkpoint", empty, photos}, 1, empty + " is a folder, without a checkpoint"},
 		{[]string{"-checkpoint", other, photos}, 1, other + " is no checkpoint of torchstream train"},
-		{[]string{"-checkpoint", other, photos}, 1, `has no valid "model" (such as resnet18), "classes" (such as ["cat","dog"]), "size" (such as 224); `},
+		{[]string{"-checkpoint", other, photos}, 1,
+			`has no valid "model" (such as resnet18), "classes" (such as ["cat","dog"]), "size" (such as 224); `},
 		{[]string{"-checkpoint", unsized, photos}, 1, `has no valid "size" (such as 224); `},
 		{[]string{"-checkpoint", checkpoint, "-device", "cpu", empty}, 1, "nothing to classify"},
 	} {
 		status, stdout, stderr := command(t, append([]string{"predict"}, c.args...)...)
 		if status != c.status || !strings.Contains(stderr, c.says) || stdout != "" {
-			t.Errorf("predict %q: status %d, want %d; %q does not say %q; %s", c.args, status, c.status, stderr, c.says, stdout)
+			t.Errorf("predict %q: status %d, want %d; %q does not say %q; %s", c.args, status, c.status,
+				stderr, c.says, stdout)
 		}
 	}
 }

@@ -29,8 +29,10 @@ func TestPreview(t *testing.T) {
 		files[class+"/picture.png"] = b.String()
 	}
 	out := filepath.Join(t.TempDir(), "sheet.png")
-	status, stdout, stderr := command(t, "preview", "-archive", clitest.WriteTar(t, files), "-o", out, "-batch", "2", "-batches", "2", "-columns", "2", "-size", "64")
-	if status != 0 || !strings.Contains(stdout, "3 samples in 2 batches, 3 classes") || !strings.Contains(stdout, "1 bad") {
+	status, stdout, stderr := command(t, "preview", "-archive", clitest.WriteTar(t, files), "-o", out,
+		"-batch", "2", "-batches", "2", "-columns", "2", "-size", "64")
+	if status != 0 || !strings.Contains(stdout, "3 samples in 2 batches, 3 classes") ||
+		!strings.Contains(stdout, "1 bad") {
 		t.Fatalf("status %d, %q, %q, want status 0, stdout with %q and %q",
 			status, stdout, stderr, "3 samples in 2 batches, 3 classes", "1 bad")
 	}
@@ -43,7 +45,8 @@ func TestPreview(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := sheet.Bounds(), image.Rect(0, 0, 2*(64+sheetGap)+sheetGap, 2*(sheetHeading+64+2*sheetLine+sheetGap)); got != want {
+	if got, want := sheet.Bounds(), image.Rect(0, 0, 2*(64+sheetGap)+sheetGap,
+		2*(sheetHeading+64+2*sheetLine+sheetGap)); got != want {
 		t.Fatalf("the sheet is %v, want %v", got, want)
 	}
 	at := func(batch, column, x, y int) color.RGBA {
@@ -92,12 +95,14 @@ func TestPreviewErrors(t *testing.T) {
 		{[]string{"-archive", photos, "-transform", "blur"}, 2, `no transform "blur"`},
 		{[]string{"-archive", photos, "-policy", "blur"}, 2, `no policy "blur"`},
 		{[]string{"-archive", photos, "-batch", "100000"}, 1, "larger than a viewer opens"},
-		{[]string{"-archive", photos, "-size", "2305843009213693952"}, 2, "-size 2305843009213693952: must be from 1 to 28672"},
+		{[]string{"-archive", photos, "-size", "2305843009213693952"}, 2,
+			"-size 2305843009213693952: must be from 1 to 28672"},
 		{[]string{"-archive", photos, "-size", "28672"}, 1, "larger than a viewer opens"},
 		{[]string{"-archive", filepath.Join(dir, "missing.tar")}, 1, "missing.tar"},
 		{[]string{"-archive", photos, "-o", filepath.Join(dir, "no", "folder.png")}, 1, "folder.png"},
 	} {
-		if status, _, stderr := command(t, append([]string{"preview"}, c.args...)...); status != c.status || !strings.Contains(stderr, c.says) {
+		if status, _, stderr := command(t, append([]string{"preview"}, c.args...)...); status != c.status ||
+			!strings.Contains(stderr, c.says) {
 			t.Errorf("preview %q: status %d, stderr %q, want status %v, stderr with %q",
 				c.args, status, stderr, c.status, c.says)
 		}

@@ -31,7 +31,8 @@ func secretServer(t *testing.T, file string, most *atomic.Int64) (address string
 		http.ServeFile(w, r, file)
 	}))
 	t.Cleanup(server.Close)
-	return strings.Replace(server.URL, "://", "://SECRET:SECRET@", 1) + "/" + filepath.Base(filepath.Dir(file)) + ".tar?X-Amz-Signature=SECRET"
+	return strings.Replace(server.URL, "://", "://SECRET:SECRET@", 1) + "/" +
+		filepath.Base(filepath.Dir(file)) + ".tar?X-Amz-Signature=SECRET"
 }
 
 // The user, password and query of a URL may be secret. No command prints or writes them, on success
@@ -44,7 +45,8 @@ func TestCommandsHaveNoSecretOfURLs(t *testing.T) {
 	damaged := clitest.WriteTar(t, map[string]string{"cat/a.jpg": "\xff\xd8\xff\xe0", "dog/a.jpg": "no image"})
 	var most, others atomic.Int64
 	others.Store(1 << 40)
-	url, test, bad := secretServer(t, archive, &most), secretServer(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), &others), secretServer(t, damaged, &others)
+	url, test, bad := secretServer(t, archive, &most), secretServer(t,
+		clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), &others), secretServer(t, damaged, &others)
 	train := []string{"train", "-archive", url, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu"}
 	evaluate := []string{"evaluate", "-checkpoint", in("run/best.pt"), "-archive", url, "-device", "cpu", "-batch", "4"}
 	const all = 1 << 40
@@ -66,7 +68,8 @@ func TestCommandsHaveNoSecretOfURLs(t *testing.T) {
 		{0, all, []string{"bench", "loader", "-seconds", "0.01", "-json", "-outputs", in("outputs"), "-archive", url}},
 		{2, all, append(train, "-test", url, "-out", in("other"))},
 		{1, all, []string{"inspect", bad}},
-		{1, all, []string{"train", "-archive", bad, "-size", "32", "-batch", "2", "-epochs", "1", "-device", "cpu", "-out", in("bad")}},
+		{1, all, []string{"train", "-archive", bad, "-size", "32", "-batch", "2", "-epochs", "1", "-device",
+			"cpu", "-out", in("bad")}},
 		{1, 0, []string{"index", url}},
 		{1, 0, append(train, "-out", in("refused"))},
 		{1, 6, append(train, "-out", in("expired"))}, // expires while train reads samples in random order
@@ -77,7 +80,8 @@ func TestCommandsHaveNoSecretOfURLs(t *testing.T) {
 		most.Store(c.most)
 		status, stdout, stderr := command(t, c.args...)
 		if c.status != status || strings.Contains(stdout+stderr, "SECRET") {
-			t.Errorf("%q with %d answers: status %d, want %d; no output may have SECRET:\n%s\n%s", c.args, c.most, status, c.status, stdout, stderr)
+			t.Errorf("%q with %d answers: status %d, want %d; no output may have SECRET:\n%s\n%s", c.args,
+				c.most, status, c.status, stdout, stderr)
 		}
 		if c.most < all && !strings.Contains(stdout+stderr, "ExpiredToken") {
 			t.Errorf("%q with %d answers: want ExpiredToken, got\n%s\n%s", c.args, c.most, stdout, stderr)

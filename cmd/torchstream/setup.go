@@ -17,22 +17,33 @@ import (
 
 // setupCommand installs the libraries for this user's programs, and tests them.
 func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream setup", "Installs the shim, the image library and LibTorch (2.6 GB to download, 4.3 GB on disk; 4.8 GB for 2.15) into TORCHSTREAM_CACHE, default\n"+
-		"~/.cache/torchstream, where every program of this version of torchstream finds them. Without -from it builds the libraries, which\n"+
-		"needs g++, cmake, ninja and the packages of the image codecs. LIBTORCH=FOLDER uses an installed LibTorch: with CUDA 13, or\n"+
-		"without CUDA, for which the shim is built without CUDA too. LibTorch's files come from pip's package index; neither pip nor Python is\n"+
-		"run for them. Of pip's options (PIP_INDEX_URL and others, pip.conf) index-url, extra-index-url, find-links, no-index, trusted-host, proxy and cert count, and the passwords of .netrc.", stderr)
+	set := cli.Flags("torchstream setup", "Installs the shim, the image library and LibTorch (2.6 GB to "+
+		"download, 4.3 GB on disk; 4.8 GB for 2.15) into TORCHSTREAM_CACHE, default\n"+
+		"~/.cache/torchstream, where every program of this version of torchstream finds them. Without "+
+		"-from it builds the libraries, which\n"+
+		"needs g++, cmake, ninja and the packages of the image codecs. LIBTORCH=FOLDER uses an installed "+
+		"LibTorch: with CUDA 13, or\n"+
+		"without CUDA, for which the shim is built without CUDA too. LibTorch's files come from pip's "+
+		"package index; neither pip nor Python is\n"+
+		"run for them. Of pip's options (PIP_INDEX_URL and others, pip.conf) index-url, extra-index-url, "+
+		"find-links, no-index, trusted-host, proxy and cert count, and the passwords of .netrc.", stderr)
 	from := set.String("from", "", "release archive: a path, or an https or file URL")
-	sum := set.String("sha256", "", "SHA-256 of the release archive (default: from the file, or the URL, whose path has .sha256 at its end)")
+	sum := set.String("sha256", "",
+		"SHA-256 of the release archive (default: from the file, or the URL, whose path has .sha256 at its end)")
 	image := set.Bool("image", false, "install only the image library, which package imageloader needs; no LibTorch")
-	only := set.Bool("only-libtorch", false, "install only LibTorch, which a build of the shim needs, and print the folder that has it, like a site-packages")
+	only := set.Bool("only-libtorch", false,
+		"install only LibTorch, which a build of the shim needs, and print the folder that has it, like "+
+			"a site-packages")
 	release := set.String("libtorch", "", "LibTorch release to build for: "+releases())
-	cpu := set.Bool("cpu", false, "build for a LibTorch without CUDA, which is a fifth of the size: the same as -libtorch "+setup.DefaultRelease+setup.WithoutCUDA)
+	cpu := set.Bool("cpu", false,
+		"build for a LibTorch without CUDA, which is a fifth of the size: the same as -libtorch "+
+			setup.DefaultRelease+setup.WithoutCUDA)
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
 	if *only && (*from != "" || *image) {
-		return cli.UsageError{Message: "setup: -only-libtorch installs LibTorch alone: it goes with neither -from nor -image"}
+		return cli.UsageError{Message: "setup: -only-libtorch installs LibTorch alone: it goes with " +
+			"neither -from nor -image"}
 	}
 	chosen := ""
 	if *from == "" || *cpu || *release != "" {
@@ -60,7 +71,8 @@ func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		fmt.Fprintf(stdout, "installed in %s: %s\n", folder, imagecapi.JPEGVersion())
 		return nil
 	}
-	fmt.Fprintf(stdout, "installed in %s: LibTorch %s, %s, %d usable GPUs; 1 + 1 = 2\n", folder, capi.LibTorchVersion(), builtWith(), cuda.DeviceCount())
+	fmt.Fprintf(stdout, "installed in %s: LibTorch %s, %s, %d usable GPUs; 1 + 1 = 2\n", folder,
+		capi.LibTorchVersion(), builtWith(), cuda.DeviceCount())
 	return nil
 }
 

@@ -31,7 +31,8 @@ func TestWithoutLibTorch(t *testing.T) {
 	if err := imagecapi.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(library.Mapped()[imagecapi.LibraryName], filepath.Join(folder, imagecapi.LibraryName)); err != nil {
+	if err := os.Symlink(library.Mapped()[imagecapi.LibraryName],
+		filepath.Join(folder, imagecapi.LibraryName)); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -41,12 +42,17 @@ func TestWithoutLibTorch(t *testing.T) {
 	}{
 		{[]string{"help"}, 0, "torchstream doctor"},
 		{[]string{"inspect", photos}, 0, "classes"},
-		{[]string{"bench", "loader", "-archive", photos, "-batch", "16", "-size", "32", "-seconds", "0.05"}, 0, "images/s"},
+		{[]string{"bench", "loader", "-archive", photos, "-batch", "16", "-size", "32", "-seconds", "0.05"},
+			0, "images/s"},
 		{[]string{"doctor"}, 1, "there is no libtorchstream.so in " + folder},
-		{[]string{"train", "-archive", photos}, 1, "torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
-		{[]string{"evaluate", "-archive", photos}, 1, "torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
-		{[]string{"predict", photos}, 1, "torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
-		{[]string{"bench", "loader", "-archive", photos, "-device", "cuda"}, 1, "there is no libtorchstream.so in " + folder},
+		{[]string{"train", "-archive", photos}, 1,
+			"torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
+		{[]string{"evaluate", "-archive", photos}, 1,
+			"torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
+		{[]string{"predict", photos}, 1,
+			"torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
+		{[]string{"bench", "loader", "-archive", photos, "-device", "cuda"}, 1,
+			"there is no libtorchstream.so in " + folder},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
 			command, stderr := clitest.Process(t, c.args...)
@@ -55,7 +61,8 @@ func TestWithoutLibTorch(t *testing.T) {
 			command.Stdout = &stdout
 			_ = command.Run() // the status is checked
 			said := stdout.String() + stderr.String()
-			if status := command.ProcessState.ExitCode(); status != c.status || !strings.Contains(said, c.says) || status == 1 && !strings.Contains(said, "unset the variable") {
+			if status := command.ProcessState.ExitCode(); status != c.status ||
+				!strings.Contains(said, c.says) || status == 1 && !strings.Contains(said, "unset the variable") {
 				t.Errorf("status %d, want %d and %q; said %s", status, c.status, c.says, said)
 			}
 		})
@@ -103,7 +110,8 @@ func TestSignalsEndCommands(t *testing.T) {
 	defer close(over)
 	commands := 0
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
-		for _, args := range [][]string{{"inspect"}, {"inspect", "-fix", "out.tgz"}, {"index"}, {"bench", "loader", "-archive"}, {"preview", "-archive"}} {
+		for _, args := range [][]string{{"inspect"}, {"inspect", "-fix", "out.tgz"}, {"index"},
+			{"bench", "loader", "-archive"}, {"preview", "-archive"}} {
 			commands++
 			path := fmt.Sprintf("/%d.tgz", commands)
 			command, stderr := clitest.Process(t, append(args, server.URL+path)...)

@@ -46,7 +46,8 @@ import (
 // trainSmall trains a ResNet-18 on images of 32 pixels for two epochs.
 func trainSmall(t *testing.T, archive, out string, args ...string) string {
 	t.Helper()
-	args = append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}, args...)
+	args = append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2",
+		"-device", "cpu", "-out", out}, args...)
 	status, stdout, stderr := command(t, args...)
 	if status != 0 {
 		t.Fatalf("%q: status %d, %s, want 0", args, status, stderr)
@@ -58,7 +59,9 @@ func TestTrain(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	out := filepath.Join(t.TempDir(), "out")
 	stdout := trainSmall(t, archive, out, "-test", clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}))
-	for _, want := range []string{"10 images in 2 classes", "\n    0       5  cat", "resnet18: 11177538 parameters", "test top-1", "6 steps, ", "torchstream predict -checkpoint " + filepath.Join(out, "best.pt"), "torch.load"} {
+	for _, want := range []string{"10 images in 2 classes", "\n    0       5  cat",
+		"resnet18: 11177538 parameters", "test top-1", "6 steps, ",
+		"torchstream predict -checkpoint " + filepath.Join(out, "best.pt"), "torch.load"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 		}
@@ -76,7 +79,8 @@ func TestTrain(t *testing.T) {
 			t.Fatal(err)
 		}
 		var classes []string
-		if err := json.Unmarshal([]byte(metadata["classes"]), &classes); err != nil || !reflect.DeepEqual(classes, []string{"cat", "dog"}) {
+		if err := json.Unmarshal([]byte(metadata["classes"]), &classes); err != nil ||
+			!reflect.DeepEqual(classes, []string{"cat", "dog"}) {
 			t.Errorf("classes %v, %v, want no error, classes = %+v", classes, err, []string{"cat", "dog"})
 		}
 		for _, n := range nn.State(net) {
@@ -85,8 +89,10 @@ func TestTrain(t *testing.T) {
 	}
 
 	// An explicit weight decay of 0 is not replaced by the optimizer's default.
-	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume", "-weight-decay", "0"}
-	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "weight-decay 0.01, not 0: resume") {
+	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
+		"cpu", "-out", out, "-resume", "-weight-decay", "0"}
+	if status, _, stderr := command(t, args...); status != 1 ||
+		!strings.Contains(stderr, "weight-decay 0.01, not 0: resume") {
 		t.Errorf("status %d, %s, want status 1, stderr with %q",
 			status, stderr, "weight-decay 0.01, not 0: resume")
 	}
@@ -98,8 +104,10 @@ func TestTrain(t *testing.T) {
 	}
 	stdout = trainSmall(t, archive, out, "-resume")
 	for _, want := range []string{
-		filepath.Join(out, "last.pt") + " is of a run that is finished (2 of 2 epochs, 6 steps), so there was nothing to train; the best epoch is ",
-		"-out DIR -pretrained " + filepath.Join(out, "best.pt") + " trains its result further\n", "torchstream predict -checkpoint ",
+		filepath.Join(out, "last.pt") +
+			" is of a run that is finished (2 of 2 epochs, 6 steps), so there was nothing to train; the best epoch is ",
+		"-out DIR -pretrained " + filepath.Join(out, "best.pt") + " trains its result further\n",
+		"torchstream predict -checkpoint ",
 	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
@@ -111,16 +119,19 @@ func TestTrain(t *testing.T) {
 
 	// An existing run in the folder does not hide that the archive is missing.
 	missing := filepath.Join(t.TempDir(), "missing.tgz")
-	for says, archives := range map[string][]string{"-archive: stat " + missing: {missing}, "-test: stat " + missing: {archive, "-test", missing}} {
+	for says, archives := range map[string][]string{"-archive: stat " + missing: {missing},
+		"-test: stat " + missing: {archive, "-test", missing}} {
 		args := append([]string{"train", "-device", "cpu", "-out", out, "-archive"}, archives...)
-		if status, stdout, stderr := command(t, args...); status != 1 || stdout != "" || !strings.Contains(stderr, says) {
+		if status, stdout, stderr := command(t, args...); status != 1 || stdout != "" ||
+			!strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s%s, want status 1, stdout \"\", stderr with %q",
 				args, status, stdout, stderr, says)
 		}
 	}
 
 	// The same folder is allowed only with -resume and the same options.
-	same := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
+	same := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
+		"cpu", "-out", out}
 	for says, args := range map[string][]string{
 		"has an earlier run (2 of 2 epochs): -out DIR": same,
 		"batch 4, not 5; epochs 2, not 3: resume":      append(same, "-resume", "-batch", "5", "-epochs", "3"),
@@ -135,7 +146,8 @@ func TestTrain(t *testing.T) {
 	// trained.
 	more := clitest.FewPhotos(t, map[string]int{"cat": 4, "dog": 4, "hen": 4})
 	fine := filepath.Join(t.TempDir(), "fine")
-	stdout = trainSmall(t, more, fine, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-optimizer", "sgd", "-ema", "0.5")
+	stdout = trainSmall(t, more, fine, "-pretrained", filepath.Join(out, "best.pt"), "-freeze",
+		"-optimizer", "sgd", "-ema", "0.5")
 	if !strings.Contains(stdout, "resnet18: 1539 parameters to train") || !strings.Contains(stdout, "fc.weight") {
 		t.Errorf("fine-tuning printed\n%s\nwant stdout with %q and %q",
 			stdout, "resnet18: 1539 parameters to train", "fc.weight")
@@ -144,13 +156,15 @@ func TestTrain(t *testing.T) {
 
 	// With the same classes the head starts from the checkpoint.
 	again := filepath.Join(t.TempDir(), "again")
-	stdout = trainSmall(t, archive, again, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-lr", "1e-6", "-weight-decay", "0")
+	stdout = trainSmall(t, archive, again, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-lr",
+		"1e-6", "-weight-decay", "0")
 	if !strings.Contains(stdout, "resnet18: 1026 parameters to train") || strings.Contains(stdout, "fc.weight") {
 		t.Errorf("training the head further printed\n%s\nwant stdout with %q, without %q",
 			stdout, "resnet18: 1026 parameters to train", "fc.weight")
 	}
 	requireOnlyHeadTrained(t, filepath.Join(out, "best.pt"), filepath.Join(again, "last.pt"))
-	before, after := tensorBits(t, filepath.Join(out, "best.pt"))["fc.weight"], tensorBits(t, filepath.Join(again, "last.pt"))["fc.weight"]
+	before, after := tensorBits(t, filepath.Join(out, "best.pt"))["fc.weight"], tensorBits(t,
+		filepath.Join(again, "last.pt"))["fc.weight"]
 	for i := range before {
 		if math.Abs(float64(after[i]-before[i])) > 1e-5 {
 			t.Fatalf("element %d of the head begins near %v, not at the checkpoint's %v", i, after[i], before[i])
@@ -186,10 +200,13 @@ func TestTrainRefusesAnotherNetwork(t *testing.T) {
 		}
 		return path
 	}
-	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", filepath.Join(t.TempDir(), "out"), "-pretrained"}
+	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1", "-device",
+		"cpu", "-out", filepath.Join(t.TempDir(), "out"), "-pretrained"}
 	named := save("mobilenet_v3_small", map[string]string{"model": "mobilenet_v3_small"})
-	says := "-pretrained " + named + " is a checkpoint of a mobilenet_v3_small, and -model is resnet18: train it further with -model mobilenet_v3_small, or"
-	if status, stdout, stderr := command(t, append(args, named)...); status != 1 || stdout != "" || !strings.Contains(stderr, says) {
+	says := "-pretrained " + named + " is a checkpoint of a mobilenet_v3_small, and -model is resnet18: " +
+		"train it further with -model mobilenet_v3_small, or"
+	if status, stdout, stderr := command(t, append(args, named)...); status != 1 || stdout != "" ||
+		!strings.Contains(stderr, says) {
 		t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr with %q",
 			status, stdout, stderr, says)
 	}
@@ -197,20 +214,26 @@ func TestTrainRefusesAnotherNetwork(t *testing.T) {
 	// of 12 tensors each. The model in this file's metadata is not one of ours.
 	deeper := save("resnet34", map[string]string{"model": "mine"})
 	status, stdout, stderr := command(t, append(args, deeper, "-freeze")...)
-	if status != 1 || !strings.Contains(stderr, "-freeze trains the head alone, and 80 tensors of "+deeper+" and this resnet18 differ below it: layer1.2.conv1.weight, ") {
+	if status != 1 || !strings.Contains(stderr,
+		"-freeze trains the head alone, and 80 tensors of "+deeper+
+			" and this resnet18 differ below it: layer1.2.conv1.weight, ") {
 		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr,
-			"-freeze trains the head alone, and 80 tensors of "+deeper+" and this resnet18 differ below it: layer1.2.conv1.weight, ")
+			"-freeze trains the head alone, and 80 tensors of "+deeper+
+				" and this resnet18 differ below it: layer1.2.conv1.weight, ")
 	}
-	if !strings.Contains(stdout, "is not in the module\nand 88 more differences\n\n") || strings.Count(stdout, "tensor layer") != 8 {
+	if !strings.Contains(stdout, "is not in the module\nand 88 more differences\n\n") ||
+		strings.Count(stdout, "tensor layer") != 8 {
 		t.Errorf("printed\n%s", stdout)
 	}
 	// Without -freeze all tensors are trained, so their origin does not matter.
-	if stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-pretrained", deeper); !strings.Contains(stdout, "\n1 step, ") {
+	if stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-pretrained",
+		deeper); !strings.Contains(stdout, "\n1 step, ") {
 		t.Errorf("printed\n%s\nwant it with %q", stdout, "\n1 step, ")
 	}
 	// The other way round, a ResNet-18 lacks blocks or has different ones under the same names.
 	shallow := save("resnet18", nil)
-	for model, first := range map[string]string{"resnet34": "layer1.2.conv1.weight", "resnet50": "layer1.0.conv3.weight"} {
+	for model, first := range map[string]string{"resnet34": "layer1.2.conv1.weight",
+		"resnet50": "layer1.0.conv3.weight"} {
 		if status, _, stderr := command(t, append(args, shallow, "-freeze", "-model", model)...); status != 1 ||
 			!strings.Contains(stderr, " and this "+model+" differ below it: "+first+", ") {
 			t.Errorf("status %d, %s, want status 1, stderr with %q",
@@ -292,9 +315,11 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	trainSmall(t, archive, whole)
 	ctx, cancel := context.WithCancel(context.Background())
 	stdout, stderr := &interrupter{text: "images/s", cancel: cancel}, &bytes.Buffer{} // the first epoch's line
-	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
+	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
+		"cpu", "-out", out}
 	if status := program().Run(ctx, args, stdout, stderr); status != 130 ||
-		stderr.String() != "torchstream: interrupted in epoch 2 after step 3: the same command with -resume goes on from "+filepath.Join(out, "last.pt")+"\n" {
+		stderr.String() != "torchstream: interrupted in epoch 2 after step 3: the same command with "+
+			"-resume goes on from "+filepath.Join(out, "last.pt")+"\n" {
 		t.Fatalf("status %d, %s", status, stderr)
 	}
 	if !strings.Contains(stdout.String(), "lr at end") || !strings.Contains(stdout.String(), "memory  best\n") {
@@ -304,18 +329,23 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	stdout, stderr = &interrupter{text: "parameters to train", cancel: func() {}}, &bytes.Buffer{}
 	early, stop := context.WithCancel(context.Background())
 	stdout.cancel = stop
-	if status := program().Run(early, append(args, "-out", filepath.Join(t.TempDir(), "early")), stdout, stderr); status != 130 ||
-		stderr.String() != "torchstream: interrupted before the first step: nothing is saved, run the same command again\n" {
+	if status := program().Run(early, append(args, "-out", filepath.Join(t.TempDir(), "early")), stdout,
+		stderr); status != 130 ||
+		stderr.String() != "torchstream: interrupted before the first step: nothing is saved, run the "+
+			"same command again\n" {
 		t.Errorf("status %d, %s", status, stderr)
 	}
-	if status, stdout, stderr := command(t, args...); status != 1 || stdout != "" || !strings.Contains(stderr, "has an earlier run (1 of 2 epochs): -resume to go on") {
+	if status, stdout, stderr := command(t, args...); status != 1 || stdout != "" ||
+		!strings.Contains(stderr, "has an earlier run (1 of 2 epochs): -resume to go on") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
-	if resumed := trainSmall(t, archive, out, "-resume"); !strings.Contains(resumed, "resumes in epoch 2 of 2, after step 3") {
+	if resumed := trainSmall(t, archive, out, "-resume"); !strings.Contains(resumed,
+		"resumes in epoch 2 of 2, after step 3") {
 		t.Errorf("the resumed run printed\n%s\nwant it with %q",
 			resumed, "resumes in epoch 2 of 2, after step 3")
 	}
-	if !reflect.DeepEqual(tensorBits(t, filepath.Join(out, "last.pt")), tensorBits(t, filepath.Join(whole, "last.pt"))) {
+	if !reflect.DeepEqual(tensorBits(t, filepath.Join(out, "last.pt")),
+		tensorBits(t, filepath.Join(whole, "last.pt"))) {
 		t.Error("the resumed run's last.pt has other tensors, want the bits of the whole run's")
 	}
 }
@@ -325,7 +355,8 @@ func TestTrainEndedByPatience(t *testing.T) {
 	var out bytes.Buffer
 	o := trainOptions{out: "run1", epochs: 9}
 	report := &train.Report{Stopped: true, Steps: 12, Epochs: []train.Epoch{{Epoch: 1, Best: true}, {Epoch: 2}}}
-	if err := o.finish(report, 0, nil, &out); err != nil || !strings.Contains(out.String(), "run1/last.pt is of a run that is finished (2 of 9 epochs, 12 steps)") ||
+	if err := o.finish(report, 0, nil, &out); err != nil ||
+		!strings.Contains(out.String(), "run1/last.pt is of a run that is finished (2 of 9 epochs, 12 steps)") ||
 		!strings.Contains(out.String(), "\n-patience ended it: -resume with a larger one goes on\n") {
 		t.Errorf("%v, %s", err, out.String())
 	}
@@ -337,8 +368,10 @@ func TestTrainOptions(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	out := filepath.Join(t.TempDir(), "out")
 	profile := filepath.Join(t.TempDir(), "step.json")
-	stdout := trainSmall(t, archive, out, "-amp", "bf16", "-channels-last", "-graph", "-patience", "5", "-tensorboard", "-profile", profile, "-save-steps", "2")
-	if !strings.Contains(stdout, "6 steps, ") || strings.Contains(stdout, "replayed") || !strings.Contains(stdout, "-graph has no effect on the CPU") {
+	stdout := trainSmall(t, archive, out, "-amp", "bf16", "-channels-last", "-graph", "-patience", "5",
+		"-tensorboard", "-profile", profile, "-save-steps", "2")
+	if !strings.Contains(stdout, "6 steps, ") || strings.Contains(stdout, "replayed") ||
+		!strings.Contains(stdout, "-graph has no effect on the CPU") {
 		t.Error(stdout)
 	}
 	events, err := filepath.Glob(filepath.Join(out, "events.out.tfevents.*"))
@@ -350,7 +383,8 @@ func TestTrainOptions(t *testing.T) {
 			t.Errorf("%s: %v, %v", path, info, err)
 		}
 	}
-	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume", "-channels-last"}
+	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
+		"cpu", "-out", out, "-resume", "-channels-last"}
 	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "amp bf16, not ") {
 		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, "amp bf16, not ")
 	}
@@ -358,30 +392,33 @@ func TestTrainOptions(t *testing.T) {
 
 func TestTrainMistakes(t *testing.T) {
 	for says, args := range map[string][]string{
-		"train needs -archive":                              {},
-		"want one of resnet18":                              {"-archive", photos, "-model", "gpt2"},
-		"did you mean resnet18? want one of":                {"-archive", photos, "-model", "resnet81"},
-		"want adamw or sgd":                                 {"-archive", photos, "-optimizer", "lion"},
-		"-size 31: must be from 32 to 28672":                {"-archive", photos, "-size", "31"},
-		"-ema 1: must be from 0":                            {"-archive", photos, "-ema", "1"},
-		"-pretrained-dict needs":                            {"-archive", photos, "-pretrained-dict", "ema"},
-		"-freeze needs":                                     {"-archive", photos, "-freeze"},
-		"want bf16 or fp16":                                 {"-archive", photos, "-amp", "fp8"},
-		"-lr -1: must be more":                              {"-archive", photos, "-lr", "-1"},
-		"-lr 0: must be more":                               {"-archive", photos, "-lr", "0"},
-		"-weight-decay -1: must be":                         {"-archive", photos, "-weight-decay", "-1"},
-		"-workers -1: must be at":                           {"-archive", photos, "-workers", "-1"},
-		"use -decode auto or host":                          {"-archive", photos, "-decode", "device", "-device", "cpu"},
+		"train needs -archive":               {},
+		"want one of resnet18":               {"-archive", photos, "-model", "gpt2"},
+		"did you mean resnet18? want one of": {"-archive", photos, "-model", "resnet81"},
+		"want adamw or sgd":                  {"-archive", photos, "-optimizer", "lion"},
+		"-size 31: must be from 32 to 28672": {"-archive", photos, "-size", "31"},
+		"-ema 1: must be from 0":             {"-archive", photos, "-ema", "1"},
+		"-pretrained-dict needs":             {"-archive", photos, "-pretrained-dict", "ema"},
+		"-freeze needs":                      {"-archive", photos, "-freeze"},
+		"want bf16 or fp16":                  {"-archive", photos, "-amp", "fp8"},
+		"-lr -1: must be more":               {"-archive", photos, "-lr", "-1"},
+		"-lr 0: must be more":                {"-archive", photos, "-lr", "0"},
+		"-weight-decay -1: must be":          {"-archive", photos, "-weight-decay", "-1"},
+		"-workers -1: must be at":            {"-archive", photos, "-workers", "-1"},
+		"use -decode auto or host": {"-archive", photos, "-decode", "device",
+			"-device", "cpu"},
 		"-bad-samples \"ignore\": want fail, skip or subst": {"-archive", photos, "-bad-samples", "ignore"},
-		"-decode-sms -1: want":                              {"-archive", photos, "-decode", "auto", "-decode-sms", "-1"},
-		"-decode-sms 8: want":                               {"-archive", photos, "-decode-sms", "8"},
-		"-profile: trace: \"x.foo\": the name":              {"-archive", photos, "-profile", "x.foo"},
-		"-patience -1: must be":                             {"-archive", photos, "-patience", "-1"},
-		"-size \"ab\\\"c\": want a whole number of":         {"-archive", photos, "-size", "ab\"c"},
-		"-seed \"-1\": want a whole number of at":           {"-archive", photos, "-seed", "-1"},
-		"-lr \"x\": want a number":                          {"-archive", photos, "-lr", "x"},
-		"-graph \"x\": want true or false":                  {"-archive", photos, "-graph=x"},
-		"-size 100: vit_b_16 divides images into squares of 16 pixels: want a multiple of 16": {"-archive", photos, "-model", "vit_b_16", "-size", "100"},
+		"-decode-sms -1: want": {"-archive", photos, "-decode", "auto",
+			"-decode-sms", "-1"},
+		"-decode-sms 8: want":                       {"-archive", photos, "-decode-sms", "8"},
+		"-profile: trace: \"x.foo\": the name":      {"-archive", photos, "-profile", "x.foo"},
+		"-patience -1: must be":                     {"-archive", photos, "-patience", "-1"},
+		"-size \"ab\\\"c\": want a whole number of": {"-archive", photos, "-size", "ab\"c"},
+		"-seed \"-1\": want a whole number of at":   {"-archive", photos, "-seed", "-1"},
+		"-lr \"x\": want a number":                  {"-archive", photos, "-lr", "x"},
+		"-graph \"x\": want true or false":          {"-archive", photos, "-graph=x"},
+		"-size 100: vit_b_16 divides images into squares of 16 pixels: want a multiple of 16": {"-archive",
+			photos, "-model", "vit_b_16", "-size", "100"},
 		"-lr NaN: must be":                                     {"-archive", photos, "-lr", "nan"},
 		"-ema NaN: must be":                                    {"-archive", photos, "-ema", "nan"},
 		"-warmup +Inf: must":                                   {"-archive", photos, "-warmup", "inf"},
@@ -391,7 +428,8 @@ func TestTrainMistakes(t *testing.T) {
 		"did you mean -archive \"x\\x1b\"?":                    {"x\x1b"},
 		"train takes options only, and no argument: " + photos: {"-archive", photos, photos},
 	} {
-		if status, stdout, stderr := command(t, append([]string{"train"}, args...)...); status != 2 || stdout != "" || !strings.Contains(stderr, says) {
+		if status, stdout, stderr := command(t, append([]string{"train"}, args...)...); status != 2 ||
+			stdout != "" || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, stdout %q, stderr %q, want status 2, no stdout, stderr with %q",
 				args, status, stdout, stderr, says)
 		}
@@ -405,36 +443,43 @@ func TestTrainMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, test := range []string{photos, link} {
-		if status, stdout, stderr := command(t, "train", "-archive", photos, "-test", test, "-device", "cpu", "-out", filepath.Join(t.TempDir(), "out")); status != 2 ||
+		if status, stdout, stderr := command(t, "train", "-archive", photos, "-test", test, "-device",
+			"cpu", "-out", filepath.Join(t.TempDir(), "out")); status != 2 ||
 			stdout != "" || !strings.Contains(stderr, "-test "+test+" is -archive, so the accuracy") {
 			t.Errorf("status %d, %s%s, want status 2, stdout \"\", stderr with %q",
 				status, stdout, stderr, "-test "+test+" is -archive, so the accuracy")
 		}
 	}
 	missing := filepath.Join(t.TempDir(), "missing.tgz")
-	if status, _, stderr := command(t, "train", "-archive", missing, "-device", "cpu"); status != 1 || !strings.Contains(stderr, missing) {
+	if status, _, stderr := command(t, "train", "-archive", missing, "-device", "cpu"); status != 1 ||
+		!strings.Contains(stderr, missing) {
 		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, missing)
 	}
-	if status, stdout, stderr := command(t, "train", "-archive", photos, "-test", missing, "-device", "cpu"); status != 1 || stdout != "" ||
+	if status, stdout, stderr := command(t, "train", "-archive", photos, "-test", missing, "-device",
+		"cpu"); status != 1 || stdout != "" ||
 		!strings.Contains(stderr, "-test: stat "+missing) {
 		t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr with %q",
 			status, stdout, stderr, "-test: stat "+missing)
 	}
 	folder := t.TempDir()
-	if status, stdout, stderr := command(t, "train", "-archive", photos, "-pretrained", folder, "-device", "cpu"); status != 1 || stdout != "" ||
+	if status, stdout, stderr := command(t, "train", "-archive", photos, "-pretrained", folder, "-device",
+		"cpu"); status != 1 || stdout != "" ||
 		!strings.Contains(stderr, "-pretrained "+folder+" is a folder, without a checkpoint") {
 		t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr with %q",
 			status, stdout, stderr, "-pretrained "+folder+" is a folder, without a checkpoint")
 	}
 	// The test archive has a class that the training archive lacks.
-	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), clitest.FewPhotos(t, map[string]int{"cat": 1, "cta": 1})
+	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), clitest.FewPhotos(t,
+		map[string]int{"cat": 1, "cta": 1})
 	out := filepath.Join(t.TempDir(), "out")
-	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
+	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32",
+		"-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
 		!strings.Contains(stderr, "-test: "+test+" has 1 class that "+archive+" has not: cta: rename") {
 		t.Errorf("status %d, %s, want status 1, stderr with %q",
 			status, stderr, "-test: "+test+" has 1 class that "+archive+" has not: cta: rename")
 	}
-	if status, _, stderr := command(t, "train", "-archive", photos, "-size", "32", "-batch", "1"); status != 2 || !strings.Contains(stderr, "-batch 1: BatchNorm can compute no statistics of one image") {
+	if status, _, stderr := command(t, "train", "-archive", photos, "-size", "32", "-batch",
+		"1"); status != 2 || !strings.Contains(stderr, "-batch 1: BatchNorm can compute no statistics of one image") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	// The test archive is damaged.
@@ -442,7 +487,8 @@ func TestTrainMistakes(t *testing.T) {
 	if err := os.WriteFile(cut, []byte("\x1f\x8b"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if status, _, stderr := command(t, "train", "-archive", archive, "-test", cut, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
+	if status, _, stderr := command(t, "train", "-archive", archive, "-test", cut, "-size", "32", "-device",
+		"cpu", "-epochs", "1", "-out", out); status != 1 ||
 		!strings.Contains(stderr, "-test: ") || !strings.Contains(stderr, cut) {
 		t.Errorf("status %d, %s, want status 1, stderr with %q and %q", status, stderr, "-test: ", cut)
 	}
@@ -450,9 +496,11 @@ func TestTrainMistakes(t *testing.T) {
 
 // A batch allocates memory only for the images of its archive: 1 << 30 rows would be terabytes.
 func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
-	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 2}), clitest.FewPhotos(t, map[string]int{"cat": 1, "dog": 1})
+	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 2}), clitest.FewPhotos(t,
+		map[string]int{"cat": 1, "dog": 1})
 	stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "1073741824")
-	for _, want := range []string{"-batch 1073741824 is more than the archive has: a step has all of the 5 images\n", "batches of 5, on cpu", "2 steps, "} {
+	for _, want := range []string{"-batch 1073741824 is more than the archive has: a step has all of the " +
+		"5 images\n", "batches of 5, on cpu", "2 steps, "} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 		}
@@ -463,7 +511,8 @@ func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
 func TestTrainBoundsMultiprocessors(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
-	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cuda", "-decode", "device", "-decode-sms", "1", "-epochs", "1",
+	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cuda",
+		"-decode", "device", "-decode-sms", "1", "-epochs", "1",
 		"-out", filepath.Join(t.TempDir(), "out"))
 	if status != 1 || !strings.Contains(stderr, "multiprocessors") {
 		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, "multiprocessors")
@@ -482,7 +531,8 @@ func TestTrainDamagedArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, stdout, stderr := command(t, "train", "-device", "cpu", "-archive", path)
-	if status != 1 || stdout != "" || !strings.HasSuffix(stderr, "fetch it again (`torchstream inspect "+path+"` lists what is readable)\n") {
+	if status != 1 || stdout != "" ||
+		!strings.HasSuffix(stderr, "fetch it again (`torchstream inspect "+path+"` lists what is readable)\n") {
 		t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr ending with %q", status, stdout,
 			stderr, "fetch it again (`torchstream inspect "+path+"` lists what is readable)\n")
 	}
@@ -498,18 +548,23 @@ func TestTrainBadImage(t *testing.T) {
 	good := encoded.String()
 	archive := clitest.WriteTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
 	out := filepath.Join(t.TempDir(), "out")
-	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out)
+	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu",
+		"-epochs", "1", "-out", out)
 	if fileExists(out) {
 		t.Errorf("the refused archive left %s, want no folder", out)
 	}
-	says := "(`torchstream inspect -fix OUT " + archive + "` writes an archive without the bad members, -bad-samples skip leaves them out)\n"
-	if status != 1 || !strings.Contains(stderr, `"b/bad.png": damaged: `) || !strings.HasSuffix(stderr, says) || strings.Contains(stderr, "Options.") ||
-		strings.Contains(stderr, "ts_image") || strings.Contains(stderr, "damaged image") { // a C function, and a repeated word
+	says := "(`torchstream inspect -fix OUT " + archive +
+		"` writes an archive without the bad members, -bad-samples skip leaves them out)\n"
+	if status != 1 || !strings.Contains(stderr, `"b/bad.png": damaged: `) ||
+		!strings.HasSuffix(stderr, says) || strings.Contains(stderr, "Options.") ||
+		// a C function, and a repeated word
+		strings.Contains(stderr, "ts_image") || strings.Contains(stderr, "damaged image") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	bad := &imageloader.SampleError{File: "x.tar", Name: "a/1.png", Reason: imageloader.Empty}
 	err := errors.Join(fmt.Errorf("train: %w (Go)", bad), errors.New("disk is full"))
-	if got, want := cli.Advised(err, "train"), "train: "+bad.Error()+" (`torchstream inspect -fix OUT x.tar` writes an archive without the bad members)\ndisk is full"; got != want {
+	if got, want := cli.Advised(err, "train"), "train: "+bad.Error()+
+		" (`torchstream inspect -fix OUT x.tar` writes an archive without the bad members)\ndisk is full"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
@@ -559,7 +614,8 @@ func TestFreeSpaceCheckKnowsCheckpointSizes(t *testing.T) {
 					t.Fatal(err)
 				}
 				if wrote := info.Size(); asked < wrote || asked > wrote+wrote/10 {
-					t.Errorf("%s: the check asks for %d bytes, want at least the %d of the file and at most a tenth more", name, asked, wrote)
+					t.Errorf("%s: the check asks for %d bytes, want at least the %d of the file and at "+
+						"most a tenth more", name, asked, wrote)
 				}
 			}
 		})
@@ -574,22 +630,29 @@ func TestTrainSkipsBadImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := encoded.String()
-	archive := clitest.WriteTar(t, map[string]string{"a/1.png": good, "a/2.png": good, "a/text.png": "Photographs", "b/1.png": good, "b/2.png": good, "b/bad.png": good[:50]})
+	archive := clitest.WriteTar(t,
+		map[string]string{"a/1.png": good, "a/2.png": good, "a/text.png": "Photographs", "b/1.png": good,
+			"b/2.png": good, "b/bad.png": good[:50]})
 	test := clitest.WriteTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/cut.png": good[:50]})
 	next := ": `torchstream inspect -fix OUT %s` writes an archive without\n"
-	for policy, says := range map[string]string{"skip": "4 bad images left out", "substitute": "4 bad images replaced by others"} {
+	for policy, says := range map[string]string{"skip": "4 bad images left out",
+		"substitute": "4 bad images replaced by others"} {
 		// Two epochs have two bad images each. A batch has all images, so one of them is good.
-		stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "6", "-bad-samples", policy)
+		stdout := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), "-test", test, "-batch", "6",
+			"-bad-samples", policy)
 		for _, want := range []string{
-			archive + ": " + says + ", each counted in every epoch: ", "a/text.png", "b/bad.png", fmt.Sprintf(next, archive),
-			test + ": 2 bad images left out, each counted in every epoch: b/cut.png" + fmt.Sprintf(next, test), " of 2 held-back images\n",
+			archive + ": " + says + ", each counted in every epoch: ", "a/text.png", "b/bad.png",
+			fmt.Sprintf(next, archive),
+			test + ": 2 bad images left out, each counted in every epoch: b/cut.png" + fmt.Sprintf(next,
+				test), " of 2 held-back images\n",
 		} {
 			if !strings.Contains(stdout, want) {
 				t.Errorf("%s: %q is not in\n%s", policy, want, stdout)
 			}
 		}
 	}
-	if stdout := trainSmall(t, test, filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-bad-samples", "skip"); !strings.Contains(stdout, ": 1 bad image left out") {
+	if stdout := trainSmall(t, test, filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-bad-samples",
+		"skip"); !strings.Contains(stdout, ": 1 bad image left out") {
 		t.Errorf("printed\n%s\nwant it with %q", stdout, ": 1 bad image left out")
 	}
 }
@@ -606,7 +669,8 @@ func TestTrainDropsLastBatchOfOneImage(t *testing.T) {
 	for name, c := range map[string]struct {
 		good, bad int
 		said      bool
-	}{"one good image is left": {5, 1, true}, "one image is left, and it or another is bad": {4, 1, false}, "one image is left": {5, 0, true}} {
+	}{"one good image is left": {5, 1, true}, "one image is left, and it or another is bad": {4, 1, false},
+		"one image is left": {5, 0, true}} {
 		t.Run(name, func(t *testing.T) {
 			files := map[string]string{}
 			for n := range c.good {
@@ -616,7 +680,8 @@ func TestTrainDropsLastBatchOfOneImage(t *testing.T) {
 				files[fmt.Sprintf("a/bad%d.png", n)] = good[:50]
 			}
 			out := filepath.Join(t.TempDir(), "out")
-			status, stdout, stderr := command(t, "train", "-archive", clitest.WriteTar(t, files), "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out,
+			status, stdout, stderr := command(t, "train", "-archive", clitest.WriteTar(t, files), "-size",
+				"32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out,
 				"-model", "mobilenet_v3_small", "-bad-samples", "skip")
 			if status != 0 || !strings.Contains(stdout, "\n2 steps, ") {
 				t.Errorf("status %d, want 0 and 2 steps\n%s%s", status, stdout, stderr)
@@ -639,16 +704,20 @@ func TestTrainDropsLastBatchOfOneImage(t *testing.T) {
 
 // Classes without an image in -test are flagged, and a resume with other classes names them.
 func TestTrainOtherClasses(t *testing.T) {
-	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), clitest.FewPhotos(t, map[string]int{"cat": 2})
+	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), clitest.FewPhotos(t,
+		map[string]int{"cat": 2})
 	out := filepath.Join(t.TempDir(), "out")
-	if stdout := trainSmall(t, archive, out, "-test", test, "-epochs", "1"); !strings.Contains(stdout, "has no image of 1 of the 2 classes") ||
+	if stdout := trainSmall(t, archive, out, "-test", test, "-epochs", "1"); !strings.Contains(stdout,
+		"has no image of 1 of the 2 classes") ||
 		!strings.Contains(stdout, "says nothing about them: dog\n") {
 		t.Errorf("printed\n%s\nwant stdout with %q and %q",
 			stdout, "has no image of 1 of the 2 classes", "says nothing about them: dog\n")
 	}
 	other := clitest.FewPhotos(t, map[string]int{"cat": 2, "emu": 2})
-	args := []string{"train", "-archive", other, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", out, "-resume"}
-	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "2 classes, and this archive has 2, lacks dog, has the new emu") ||
+	args := []string{"train", "-archive", other, "-size", "32", "-batch", "4", "-epochs", "1", "-device",
+		"cpu", "-out", out, "-resume"}
+	if status, _, stderr := command(t, args...); status != 1 ||
+		!strings.Contains(stderr, "2 classes, and this archive has 2, lacks dog, has the new emu") ||
 		strings.Contains(stderr, "[") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
@@ -661,17 +730,21 @@ func TestTrainOtherClasses(t *testing.T) {
 func TestTrainOneClass(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 3}), filepath.Join(t.TempDir(), "out")
 	if status, stdout, stderr := command(t, "train", "-archive", archive, "-device", "cpu", "-out", out); status != 1 ||
-		!strings.Contains(stdout, "3 images in 1 class\n") || !strings.Contains(stderr, "has one class: nothing to tell apart; the directory of a file is its class, so move the images of each class to a folder (cat)") {
+		!strings.Contains(stdout, "3 images in 1 class\n") || !strings.Contains(stderr, "has one class: "+
+		"nothing to tell apart; the directory of a file is its class, so move the images of each class "+
+		"to a folder (cat)") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
 	if fileExists(out) {
 		t.Errorf("the refused archive left %s, want no folder", out)
 	}
-	if status, stdout, _ := command(t, "inspect", archive); status != 0 || !strings.Contains(stdout, "3 in 1 class,") || !strings.Contains(stdout, "\none class: nothing to tell apart") {
+	if status, stdout, _ := command(t, "inspect", archive); status != 0 ||
+		!strings.Contains(stdout, "3 in 1 class,") || !strings.Contains(stdout, "\none class: nothing to tell apart") {
 		t.Errorf("status %d, %s, want status 0, stdout with %q and %q",
 			status, stdout, "3 in 1 class,", "\none class: nothing to tell apart")
 	}
-	if _, stdout, _ := command(t, "inspect", clitest.FewPhotos(t, map[string]int{"cat": 1, "dog": 1})); strings.Contains(stdout, "one class") {
+	if _, stdout, _ := command(t, "inspect",
+		clitest.FewPhotos(t, map[string]int{"cat": 1, "dog": 1})); strings.Contains(stdout, "one class") {
 		t.Error(stdout)
 	}
 }
@@ -685,8 +758,10 @@ func TestTrainRefusesAFolderInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, more := range [][]string{{}, {"-resume"}} {
-		status, stdout, stderr := command(t, append([]string{"train", "-archive", archive, "-size", "32", "-device", "cpu", "-out", out}, more...)...)
-		if want := fmt.Sprintf("-out %s: another run writes to it: process %d on ", out, os.Getpid()); status != 1 || stdout != "" || !strings.Contains(stderr, want) {
+		status, stdout, stderr := command(t,
+			append([]string{"train", "-archive", archive, "-size", "32", "-device", "cpu", "-out", out}, more...)...)
+		if want := fmt.Sprintf("-out %s: another run writes to it: process %d on ", out,
+			os.Getpid()); status != 1 || stdout != "" || !strings.Contains(stderr, want) {
 			t.Errorf("%q: status %d, %q and %q; want status 1, %q alone", more, status, stdout, stderr, want)
 		}
 	}
@@ -714,9 +789,11 @@ func TestTrainDirectory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	stdout := trainSmall(t, folders["archive"], filepath.Join(t.TempDir(), "out"), "-test", folders["test"], "-epochs", "1")
+	stdout := trainSmall(t, folders["archive"], filepath.Join(t.TempDir(), "out"), "-test", folders["test"],
+		"-epochs", "1")
 	for _, want := range []string{
-		"3 images in 2 classes\n", "\n    0       2  cat", "\n    1       1  dog", "says nothing about them: cat\n", "\n1 step, ", "of 1 held-back image\n",
+		"3 images in 2 classes\n", "\n    0       2  cat", "\n    1       1  dog",
+		"says nothing about them: cat\n", "\n1 step, ", "of 1 held-back image\n",
 		"-batch 4 is more than the archive has: a step has all of the 3 images\n",
 	} {
 		if !strings.Contains(stdout, want) {
@@ -732,7 +809,8 @@ func TestTrainUnwritable(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, out := range []string{file, filepath.Join(file, "a", "b")} {
-		if status, stdout, stderr := command(t, "train", "-archive", photos, "-device", "cpu", "-out", out); status != 1 || stdout != "" ||
+		if status, stdout, stderr := command(t, "train", "-archive", photos, "-device", "cpu", "-out",
+			out); status != 1 || stdout != "" ||
 			!strings.Contains(stderr, "torchstream: -out "+out+": ") || !strings.Contains(stderr, "not a directory") {
 			t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr with %q and %q",
 				status, stdout, stderr, "torchstream: -out "+out+": ", "not a directory")
@@ -745,7 +823,9 @@ func TestTrainUnwritable(t *testing.T) {
 	if err := checkSpace(filepath.Join(parent, "a", "b"), 1); err != nil {
 		t.Error(err)
 	}
-	if err := checkSpace(filepath.Join(parent, "a", "b"), 1<<60); err == nil || !strings.Contains(err.Error(), " are free, and the checkpoints of this training take 1152921504606.8 MB at their peak") {
+	if err := checkSpace(filepath.Join(parent, "a", "b"), 1<<60); err == nil ||
+		!strings.Contains(err.Error(),
+			" are free, and the checkpoints of this training take 1152921504606.8 MB at their peak") {
 		t.Error(err)
 	}
 	if os.Geteuid() == 0 {
@@ -754,7 +834,8 @@ func TestTrainUnwritable(t *testing.T) {
 	if err := os.Chmod(parent, 0o555); err != nil {
 		t.Fatal(err)
 	}
-	if err := checkWritable(filepath.Join(parent, "a")); err == nil || !strings.Contains(err.Error(), "cannot write to the directory "+parent) {
+	if err := checkWritable(filepath.Join(parent, "a")); err == nil ||
+		!strings.Contains(err.Error(), "cannot write to the directory "+parent) {
 		t.Error(err)
 	}
 }
@@ -765,7 +846,8 @@ func TestSizesThatAreTooLarge(t *testing.T) {
 	for _, args := range [][]string{
 		{"train", "-archive", photos}, {"preview", "-archive", photos}, {"bench", "loader", "-archive", photos},
 	} {
-		if status, stdout, stderr := command(t, append(args, "-size", "28673")...); status != 2 || stdout != "" || !strings.Contains(stderr, "-size 28673: must be from ") {
+		if status, stdout, stderr := command(t, append(args, "-size", "28673")...); status != 2 ||
+			stdout != "" || !strings.Contains(stderr, "-size 28673: must be from ") {
 			t.Errorf("%q: status %d, %s%s, want status 2, stdout \"\", stderr with %q",
 				args, status, stdout, stderr, "-size 28673: must be from ")
 		}
@@ -851,7 +933,8 @@ func TestKindsOfArchives(t *testing.T) {
 		archive string
 		images  int
 	}{
-		".tar": {tarFile, 6}, ".tgz": {filepath.Join(shards, "x.tgz"), 6}, ".tar.zst": {filepath.Join(shards, "x.tar.zst"), 6}, "folder": {folder, 6},
+		".tar": {tarFile, 6}, ".tgz": {filepath.Join(shards, "x.tgz"), 6},
+		".tar.zst": {filepath.Join(shards, "x.tar.zst"), 6}, "folder": {folder, 6},
 		"shards": {filepath.Join(shards, "train-{0..1}.tar"), 12}, "URL": {server.URL + "/x.tgz", 6},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -859,11 +942,13 @@ func TestKindsOfArchives(t *testing.T) {
 				t.Errorf("-h printed\n%s\nwant it to contain %q", help, name)
 			}
 			var out, errs bytes.Buffer
-			if images, err := printClasses(t.Context(), c.archive, &cli.Images{}, &out, &errs); err != nil || images != c.images {
+			if images, err := printClasses(t.Context(), c.archive, &cli.Images{}, &out,
+				&errs); err != nil || images != c.images {
 				t.Errorf("train counts %d images, %v, want no error, images = %v", images, err, c.images)
 			}
 			sheet := filepath.Join(t.TempDir(), "sheet.png")
-			for _, args := range [][]string{{"inspect", c.archive}, {"preview", "-size", "16", "-batch", "4", "-o", sheet, "-archive", c.archive},
+			for _, args := range [][]string{{"inspect", c.archive},
+				{"preview", "-size", "16", "-batch", "4", "-o", sheet, "-archive", c.archive},
 				{"bench", "loader", "-size", "16", "-seconds", "0.01", "-archive", c.archive}} {
 				if status, _, stderr := command(t, args...); status != 0 {
 					t.Errorf("%q: status %d, %s, want 0", args, status, stderr)
@@ -881,7 +966,8 @@ func TestFewImages(t *testing.T) {
 		counts []int
 		few    int // classes with fewer images are suspicious
 	}{
-		{nil, 0}, {[]int{1, 1, 1}, 0}, {[]int{1, 2, 2}, 2}, {[]int{5, 5}, 2}, {[]int{3, 100, 100}, 10}, {[]int{105, 11, 10, 120, 110}, 11},
+		{nil, 0}, {[]int{1, 1, 1}, 0}, {[]int{1, 2, 2}, 2}, {[]int{5, 5}, 2}, {[]int{3, 100, 100}, 10},
+		{[]int{105, 11, 10, 120, 110}, 11},
 	} {
 		if few := fewImages(c.counts, func(n int) int { return n }); few.below != c.few {
 			t.Errorf("%v: %d, want %d", c.counts, few.below, c.few)
@@ -892,18 +978,23 @@ func TestFewImages(t *testing.T) {
 	if _, err := printClasses(t.Context(), archive, &cli.Images{}, &out, &errs); err != nil {
 		t.Fatal(err)
 	}
-	if text := out.String(); !strings.Contains(text, "    1       1  cta    few images: is the name a typo?") || strings.Count(text, "typo") != 1 || !strings.Contains(text, "1 of the classes") {
+	if text := out.String(); !strings.Contains(text,
+		"    1       1  cta    few images: is the name a typo?") || strings.Count(text, "typo") != 1 ||
+		!strings.Contains(text, "1 of the classes") {
 		t.Errorf("printed\n%s", text)
 	}
 
 	// inspect says the same, except for a list's labels, which are not directory names.
 	status, text, _ := command(t, "inspect", archive)
-	if status != 0 || !strings.Contains(text, "######  few images: is the name a typo?\n    2  dog ") || strings.Count(text, "typo") != 1 || !strings.Contains(text, "\n1 of the classes have less") {
+	if status != 0 || !strings.Contains(text, "######  few images: is the name a typo?\n    2  dog ") ||
+		strings.Count(text, "typo") != 1 || !strings.Contains(text, "\n1 of the classes have less") {
 		t.Errorf("status %d\n%s", status, text)
 	}
 	list := filepath.Join(t.TempDir(), "list.csv")
 	write(t, list, "path,label\ncat/a.png,x\ncat/b.png,x\ncat/c.png,x\ndog/a.png,y\ndog/b.png,y\ncta/a.png,z\n")
-	if status, text, stderr := command(t, "inspect", "-list", list, archive); status != 0 || !strings.Contains(text, "in 3 classes") || strings.Contains(text, "typo") || strings.Contains(text, "of the classes") {
+	if status, text, stderr := command(t, "inspect", "-list", list, archive); status != 0 ||
+		!strings.Contains(text, "in 3 classes") || strings.Contains(text, "typo") ||
+		strings.Contains(text, "of the classes") {
 		t.Errorf("status %d\n%s%s\nwant status 0, text with %q, text without %q, text without %q",
 			status, text, stderr, "in 3 classes", "typo", "of the classes")
 	}
@@ -940,16 +1031,19 @@ func TestClassesFromSeveralDirectoriesAreNamed(t *testing.T) {
 		if _, err := printClasses(t.Context(), path, &cli.Images{}, &out, &errs); err != nil {
 			t.Fatal(err)
 		}
-		if text := out.String(); !strings.Contains(text, "cat    from test/cat, train/cat") || strings.Count(text, "from ") != 2 || !strings.Contains(text, "1 class comes from several directories") {
+		if text := out.String(); !strings.Contains(text, "cat    from test/cat, train/cat") ||
+			strings.Count(text, "from ") != 2 || !strings.Contains(text, "1 class comes from several directories") {
 			t.Errorf("printed\n%s", text)
 		}
 		status, stdout, _ := command(t, "inspect", path)
-		if status != 0 || !strings.Contains(stdout, "1 class comes from several directories") || !strings.Contains(stdout, "\n  cat: test/cat, train/cat\n") {
+		if status != 0 || !strings.Contains(stdout, "1 class comes from several directories") ||
+			!strings.Contains(stdout, "\n  cat: test/cat, train/cat\n") {
 			t.Errorf("status %d, %s, want status 0, stdout with %q and %q",
 				status, stdout, "1 class comes from several directories", "\n  cat: test/cat, train/cat\n")
 		}
 	}
-	if status, stdout, _ := command(t, "inspect", photos); status != 0 || strings.Contains(stdout, "several directories") {
+	if status, stdout, _ := command(t, "inspect", photos); status != 0 ||
+		strings.Contains(stdout, "several directories") {
 		t.Errorf("status %d, %s, want status 0, stdout without %q", status, stdout, "several directories")
 	}
 }
@@ -974,8 +1068,10 @@ func savedNetwork(t *testing.T, model string, dtype torch.DType) string {
 
 func TestTrainConvertsPretrainedWeights(t *testing.T) {
 	path, out := savedNetwork(t, "resnet18", torch.BFloat16), filepath.Join(t.TempDir(), "out")
-	stdout := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2, "hen": 2}), out, "-epochs", "1", "-pretrained", path, "-freeze")
-	want := path + ": 122 tensors loaded: 62 of 62 parameters, 100 % of the numbers\ntensors converted: 102 from bfloat16 to float32\n\n"
+	stdout := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2, "hen": 2}), out,
+		"-epochs", "1", "-pretrained", path, "-freeze")
+	want := path + ": 122 tensors loaded: 62 of 62 parameters, 100 % of the numbers\ntensors converted: " +
+		"102 from bfloat16 to float32\n\n"
 	if !strings.Contains(stdout, want) {
 		t.Errorf("got\n%s\nwant %q", stdout, want)
 	}
@@ -1004,8 +1100,10 @@ func TestTrainConvertsPretrainedWeights(t *testing.T) {
 // share.
 func TestTrainAsksAboutAnotherNetwork(t *testing.T) {
 	path := savedNetwork(t, "resnet50", torch.Float32)
-	stdout := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2, "hen": 2}), filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-pretrained", path)
-	want := path + ": 98 tensors loaded: 44 of 62 parameters, 56.2 % of the numbers\nis this a resnet18? The other numbers stay as they were before\ntensor layer"
+	stdout := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2, "hen": 2}),
+		filepath.Join(t.TempDir(), "out"), "-epochs", "1", "-pretrained", path)
+	want := path + ": 98 tensors loaded: 44 of 62 parameters, 56.2 % of the numbers\nis this a resnet18? " +
+		"The other numbers stay as they were before\ntensor layer"
 	if !strings.Contains(stdout, want) {
 		t.Errorf("got\n%s\nwant %q", stdout, want)
 	}
@@ -1029,7 +1127,8 @@ func TestPretrainedDictChoosesAverages(t *testing.T) {
 	defer ones.Close()
 	averages["conv1.weight"] = ones
 	path := filepath.Join(t.TempDir(), "both.pt")
-	if err := checkpoint.SavePyTorch(path, map[string]any{"state_dict": weights, "state_dict_ema": averages}); err != nil {
+	if err := checkpoint.SavePyTorch(path,
+		map[string]any{"state_dict": weights, "state_dict_ema": averages}); err != nil {
 		t.Fatal(err)
 	}
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2, "hen": 2})
@@ -1039,15 +1138,19 @@ func TestPretrainedDictChoosesAverages(t *testing.T) {
 		return stdout, tensorBits(t, filepath.Join(out, "last.pt"))["conv1.weight"][0]
 	}
 	stdout, first := run("")
-	if want := `which are not loaded: "state_dict_ema" (122 tensors): -pretrained-dict names them`; !strings.Contains(stdout, want) || first == 1 {
+	if want := `which are not loaded: "state_dict_ema" (122 tensors): -pretrained-dict names them`; !strings.Contains(stdout,
+		want) || first == 1 {
 		t.Errorf("without a dict: the first weight is %v, and it printed\n%s\nwant %q", first, stdout, want)
 	}
 	stdout, first = run("state_dict_ema")
-	if want := `the weights are the averages "state_dict_ema" of the file`; !strings.Contains(stdout, want) || first != 1 {
+	if want := `the weights are the averages "state_dict_ema" of the file`; !strings.Contains(stdout,
+		want) || first != 1 {
 		t.Errorf("state_dict_ema: the first weight is %v, want 1, and it printed\n%s\nwant %q", first, stdout, want)
 	}
-	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-out", filepath.Join(t.TempDir(), "out"), "-pretrained", path, "-pretrained-dict", "ema")
-	if want := `there is no dict of tensors "ema"; the file has "state_dict" (122 tensors), "state_dict_ema"`; status != 1 || !strings.Contains(stderr, want) || !strings.Contains(stderr, path) {
+	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-out",
+		filepath.Join(t.TempDir(), "out"), "-pretrained", path, "-pretrained-dict", "ema")
+	want := `there is no dict of tensors "ema"; the file has "state_dict" (122 tensors), "state_dict_ema"`
+	if status != 1 || !strings.Contains(stderr, want) || !strings.Contains(stderr, path) {
 		t.Errorf("status %d, %s, want 1 and %q", status, stderr, want)
 	}
 }
@@ -1063,7 +1166,8 @@ func flipTensor(t *testing.T, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	largest := slices.MaxFunc(file.File, func(a, b *zip.File) int { return cmp.Compare(a.UncompressedSize64, b.UncompressedSize64) })
+	largest := slices.MaxFunc(file.File,
+		func(a, b *zip.File) int { return cmp.Compare(a.UncompressedSize64, b.UncompressedSize64) })
 	at, err := largest.DataOffset()
 	if err != nil {
 		t.Fatal(err)
@@ -1082,7 +1186,8 @@ func TestCommandsNameTheDamagedTensor(t *testing.T) {
 	best, last := filepath.Join(out, "best.pt"), filepath.Join(out, "last.pt")
 	flipTensor(t, best)
 	flipTensor(t, last)
-	small := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out"}
+	small := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1", "-device",
+		"cpu", "-out"}
 	for path, commands := range map[string][][]string{
 		best: {
 			{"predict", "-checkpoint", best, "-device", "cpu", archive},
@@ -1093,7 +1198,8 @@ func TestCommandsNameTheDamagedTensor(t *testing.T) {
 	} {
 		for _, args := range commands {
 			status, _, stderr := command(t, args...)
-			if want := path + ": tensor "; status != 1 || !strings.Contains(stderr, want+"layer4.") && !strings.Contains(stderr, want+"optimizer.state.") {
+			if want := path + ": tensor "; status != 1 || !strings.Contains(stderr, want+"layer4.") &&
+				!strings.Contains(stderr, want+"optimizer.state.") {
 				t.Errorf("%q: status %d, %s, want 1, %q and the name of a tensor", args, status, stderr, want)
 			}
 		}

@@ -16,7 +16,8 @@ import (
 
 // versionCommand prints the version of this program.
 func versionCommand(_ context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream version", "Prints the version of torchstream, the revision of its sources if the program knows it, and the version of Go. torchstream doctor has that of LibTorch.", stderr)
+	set := cli.Flags("torchstream version", "Prints the version of torchstream, the revision of its "+
+		"sources if the program knows it, and the version of Go. torchstream doctor has that of LibTorch.", stderr)
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}

@@ -15,10 +15,13 @@ func TestProgramVersion(t *testing.T) {
 	goVersion := ", " + runtime.Version() + ", " + runtime.GOOS + "/" + runtime.GOARCH
 	revision := debug.BuildSetting{Key: "vcs.revision", Value: "abc"}
 	for want, info := range map[string]*debug.BuildInfo{
-		"torchstream v1.2.3":                                                 {Main: debug.Module{Version: "v1.2.3"}},
-		"torchstream v1.2.4-0.x, revision abc":                               {Main: debug.Module{Version: "v1.2.4-0.x"}, Settings: []debug.BuildSetting{revision}},
-		"torchstream " + imagecapi.Version() + ", revision abc with changes": {Main: debug.Module{Version: "(devel)"}, Settings: []debug.BuildSetting{revision, {Key: "vcs.modified", Value: "true"}}},
-		"torchstream " + imagecapi.Version():                                 nil,
+		"torchstream v1.2.3": {Main: debug.Module{Version: "v1.2.3"}},
+		"torchstream v1.2.4-0.x, revision abc": {Main: debug.Module{Version: "v1.2.4-0.x"},
+			Settings: []debug.BuildSetting{revision}},
+		"torchstream " + imagecapi.Version() +
+			", revision abc with changes": {Main: debug.Module{Version: "(devel)"},
+			Settings: []debug.BuildSetting{revision, {Key: "vcs.modified", Value: "true"}}},
+		"torchstream " + imagecapi.Version(): nil,
 	} {
 		if got := programVersion(info, info != nil); got != want+goVersion {
 			t.Errorf("%q, want %q", got, want+goVersion)
@@ -45,7 +48,8 @@ func TestVersion(t *testing.T) {
 func TestHelpOfACommand(t *testing.T) {
 	for _, args := range [][]string{{"train"}, {"version"}, {"bench", "loader"}} {
 		_, want, _ := command(t, append(args, "-h")...)
-		if status, stdout, stderr := command(t, append([]string{"help"}, args...)...); status != 0 || stdout != want || !strings.HasPrefix(want, "usage: torchstream "+strings.Join(args, " ")) || stderr != "" {
+		if status, stdout, stderr := command(t, append([]string{"help"}, args...)...); status != 0 ||
+			stdout != want || !strings.HasPrefix(want, "usage: torchstream "+strings.Join(args, " ")) || stderr != "" {
 			t.Errorf("help %q: status %d, %q, %s", args, status, stderr, stdout)
 		}
 	}
@@ -53,8 +57,10 @@ func TestHelpOfACommand(t *testing.T) {
 	if status, stdout, _ := command(t, "help", "bench"); status != 0 || stdout != want {
 		t.Errorf("help bench: status %d, %s, want status 0, stdout %v", status, stdout, want)
 	}
-	for says, args := range map[string][]string{"did you mean train?": {"trian"}, "did you mean loader?": {"bench", "lodaer"}, "help takes the name of one command": {"train", "doctor"}} {
-		if status, stdout, stderr := command(t, append([]string{"help"}, args...)...); status != 2 || stdout != "" || !strings.Contains(stderr, says) {
+	for says, args := range map[string][]string{"did you mean train?": {"trian"},
+		"did you mean loader?": {"bench", "lodaer"}, "help takes the name of one command": {"train", "doctor"}} {
+		if status, stdout, stderr := command(t, append([]string{"help"}, args...)...); status != 2 ||
+			stdout != "" || !strings.Contains(stderr, says) {
 			t.Errorf("help %q: status %d, %q, %s, want status 2, stdout \"\", stderr with %q",
 				args, status, stderr, stdout, says)
 		}

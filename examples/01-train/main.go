@@ -35,9 +35,12 @@ func main() {
 
 // run executes one command line and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{"train": trainCommand, "predict": predictCommand, "serve": serveCommand}
-	const usageText = "usage: 01-train train [options]\n       01-train predict [options] FILE...\n       01-train serve [options]\n" +
-		"Trains a small network on an archive of labelled photographs, and predicts photographs with it. All list their options with -h."
+	commands := map[string]func(context.Context, []string, io.Writer,
+		io.Writer) error{"train": trainCommand, "predict": predictCommand, "serve": serveCommand}
+	const usageText = "usage: 01-train train [options]\n       01-train predict [options] FILE...\n      " +
+		" 01-train serve [options]\n" +
+		"Trains a small network on an archive of labelled photographs, and predicts photographs with it. " +
+		"All list their options with -h."
 	switch {
 	case len(args) > 0 && slices.Contains([]string{"-h", "-help", "--help", "help"}, args[0]):
 		fmt.Fprintln(stderr, usageText)
@@ -97,7 +100,8 @@ func pickDevice(name string) (cuda.Device, error) {
 	}
 	switch {
 	case gpu && index >= count:
-		return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable); `make doctor` says why; -device cpu needs none", name, count)
+		return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable); `make doctor` "+
+			"says why; -device cpu needs none", name, count)
 	case gpu:
 		return cuda.Device(index), nil
 	case name == "" && count > 0:

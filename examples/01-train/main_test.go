@@ -39,7 +39,8 @@ func small(t *testing.T, args ...string) (trainResult, string) {
 	t.Helper()
 	folder := t.TempDir()
 	checkpoint, figures := filepath.Join(folder, "net.safetensors"), filepath.Join(folder, "figures.json")
-	args = append([]string{"train", "-archive", trainArchive, "-size", "32", "-width", "8", "-epochs", "4", "-batch", "32", "-device", "cpu", "-checkpoint", checkpoint,
+	args = append([]string{"train", "-archive", trainArchive, "-size", "32", "-width", "8", "-epochs", "4",
+		"-batch", "32", "-device", "cpu", "-checkpoint", checkpoint,
 		"-json", figures}, args...)
 	if status, _, stderr := command(t, args...); status != 0 {
 		t.Fatalf("01-train %q: status %d, %s, want 0", args, status, stderr)
@@ -77,21 +78,24 @@ func TestTrainAndPredict(t *testing.T) {
 		t.Errorf("test accuracy %v is not far over 1/12", last.TestAccuracy)
 	}
 	if second := result.Epochs[1]; last.LiveTensors != second.LiveTensors {
-		t.Errorf("%d tensors live after epoch 2, %d after epoch 4: the loop leaks", second.LiveTensors, last.LiveTensors)
+		t.Errorf("%d tensors live after epoch 2, %d after epoch 4: the loop leaks", second.LiveTensors,
+			last.LiveTensors)
 	}
 	if last.WaitSeconds < 0 || last.WaitSeconds > last.Seconds || last.ImagesPerSecond <= 0 {
 		t.Errorf("%+v", last)
 	}
 
 	// The checkpoint holds the tested network.
-	status, stdout, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "2", testArchive)
+	status, stdout, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show",
+		"2", testArchive)
 	want := fmt.Sprintf("%d of 192 right", int(math.Round(*last.TestAccuracy*192)))
 	if status != 0 || !strings.Contains(stdout, want) || !strings.Contains(stdout, "and 190 more") {
 		t.Errorf("status %d; %q is not in\n%s%s", status, want, stdout, stderr)
 	}
 	// Single files get the same predictions as the archive's members, at any batch size.
 	paths := extract(t, 5)
-	status, stdout, stderr = command(t, append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "2"}, paths...)...)
+	status, stdout, stderr = command(t,
+		append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "2"}, paths...)...)
 	_, members, _ := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "5", testArchive)
 	files := strings.Split(stdout, "\n")
 	if status != 0 || len(files) != len(paths)+1 {
@@ -120,7 +124,8 @@ func TestTrainAndPredict(t *testing.T) {
 			for _, list := range [][]string{{path}, {paths[0], path, paths[1], paths[2]}} {
 				args := append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "2"}, list...)
 				status, stdout, stderr := command(t, args...)
-				if status != 1 || !strings.Contains(stderr, path+": ") || !strings.Contains(stderr, says) || !strings.Contains(stderr, "1 of the photographs could not be") {
+				if status != 1 || !strings.Contains(stderr, path+": ") || !strings.Contains(stderr, says) ||
+					!strings.Contains(stderr, "1 of the photographs could not be") {
 					t.Errorf("predict %s: status %d, %q does not say %q", path, status, stderr, says)
 				}
 				if rows := strings.Count(stdout, "\n"); rows != len(list)-1 || strings.Contains(stdout, path) {
@@ -140,7 +145,8 @@ func TestTrainAndPredict(t *testing.T) {
 		}
 	}
 	status, stdout, stderr = command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", folder)
-	if status != 1 || strings.Count(stdout, "\n") != 3 || !strings.Contains(stdout, " of 2 right") || !strings.Contains(stderr, "cat/2.jpg") ||
+	if status != 1 || strings.Count(stdout, "\n") != 3 || !strings.Contains(stdout, " of 2 right") ||
+		!strings.Contains(stderr, "cat/2.jpg") ||
 		!strings.Contains(stderr, "1 of the photographs could not be") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
@@ -150,7 +156,8 @@ func TestTrainAndPredict(t *testing.T) {
 func TestHelp(t *testing.T) {
 	for says, args := range map[string][]string{
 		"Trains a small network on an archive": {"-h"}, "usage: 01-train train [options]\nTrains": {"train", "-h"},
-		"usage: 01-train predict [options] FILE...\nPredicts": {"predict", "-h"}, "usage: 01-train serve [options]\nPredicts": {"serve", "-h"},
+		"usage: 01-train predict [options] FILE...\nPredicts": {"predict", "-h"},
+		"usage: 01-train serve [options]\nPredicts":           {"serve", "-h"},
 	} {
 		if status, _, stderr := command(t, args...); status != 0 || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s, want 0, it to contain %q", args, status, stderr, says)
@@ -206,7 +213,8 @@ func TestTrainIsReproducible(t *testing.T) {
 
 func TestTrainWithoutTestArchive(t *testing.T) {
 	checkpoint := filepath.Join(t.TempDir(), "net.safetensors")
-	status, stdout, stderr := command(t, "train", "-archive", trainArchive, "-size", "16", "-width", "2", "-epochs", "1", "-device", "cpu", "-checkpoint", checkpoint)
+	status, stdout, stderr := command(t, "train", "-archive", trainArchive, "-size", "16", "-width", "2",
+		"-epochs", "1", "-device", "cpu", "-checkpoint", checkpoint)
 	if status != 0 || !strings.Contains(stdout, "-test FILE") || strings.Contains(stdout, "held-back images (") {
 		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
@@ -250,7 +258,8 @@ func TestInterruptWritesNoCheckpoint(t *testing.T) {
 		}
 		return len(p), nil
 	})
-	status := run(ctx, []string{"train", "-archive", trainArchive, "-device", "cpu", "-checkpoint", checkpoint}, stdout, &stderr)
+	status := run(ctx, []string{"train", "-archive", trainArchive, "-device", "cpu", "-checkpoint",
+		checkpoint}, stdout, &stderr)
 	if status != 130 || !strings.Contains(stderr.String(), "interrupted") {
 		t.Errorf("status %d, %q, want 130, it to contain \"interrupted\"", status, stderr.String())
 	}
@@ -271,15 +280,18 @@ func TestTrainOnGPU(t *testing.T) {
 		t.Errorf("test accuracy %v is not far over 1/12", last.TestAccuracy)
 	}
 	for _, e := range result.Epochs[2:] {
-		if second := result.Epochs[1]; e.AllocatedBytes != second.AllocatedBytes || e.ReservedBytes != second.ReservedBytes {
-			t.Errorf("device memory after epoch 2: %d bytes used, %d held; after epoch %d: %d and %d", second.AllocatedBytes, second.ReservedBytes, e.Epoch,
+		if second := result.Epochs[1]; e.AllocatedBytes != second.AllocatedBytes ||
+			e.ReservedBytes != second.ReservedBytes {
+			t.Errorf("device memory after epoch 2: %d bytes used, %d held; after epoch %d: %d and %d",
+				second.AllocatedBytes, second.ReservedBytes, e.Epoch,
 				e.AllocatedBytes, e.ReservedBytes)
 		}
 	}
 	// The CPU gets the same accuracy with the network trained on the GPU.
 	status, stdout, _ := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "0", testArchive)
 	var right int
-	if _, err := fmt.Sscanf(stdout[strings.Index(stdout, testArchive):], testArchive+": %d of 192", &right); err != nil || status != 0 {
+	if _, err := fmt.Sscanf(stdout[strings.Index(stdout, testArchive):], testArchive+": %d of 192",
+		&right); err != nil || status != 0 {
 		t.Fatalf("status %d, %v: %s, want 0, nil", status, err, stdout)
 	}
 	if onGPU := int(math.Round(*last.TestAccuracy * 192)); right < onGPU-4 || right > onGPU+4 {
@@ -308,7 +320,8 @@ func TestPipesAreRejected(t *testing.T) {
 	t.Run("predict FILE", func(t *testing.T) {
 		var errs bytes.Buffer
 		p := predictor{settings: settings{Size: 32}, device: cuda.CPU, batch: 1, out: io.Discard, errs: &errs}
-		if bad, err := p.files(t.Context(), []string{pipe}); err != nil || bad != 1 || !strings.Contains(errs.String(), pipe) {
+		if bad, err := p.files(t.Context(), []string{pipe}); err != nil || bad != 1 ||
+			!strings.Contains(errs.String(), pipe) {
 			t.Errorf("%d bad, %v, %s, want 1, it to contain %q, nil", bad, err, errs.String(), pipe)
 		}
 	})

@@ -77,9 +77,12 @@ func loadCheckpoint(path string) (nn.Module, settings, error) {
 	}
 	if meta["format"] != format {
 		if meta["model"] != "" { // torchstream train sets it
-			return nil, s, fmt.Errorf("%s is a checkpoint of torchstream train: `torchstream predict` takes it, docs/serving.md has a program that serves it, and this one takes those of `01-train train`", path)
+			return nil, s, fmt.Errorf("%s is a checkpoint of torchstream train: `torchstream predict` "+
+				"takes it, docs/serving.md has a program that serves it, and this one takes those of "+
+				"`01-train train`", path)
 		}
-		return nil, s, fmt.Errorf("%s is not a checkpoint of this program: its format is %q, not %q", path, meta["format"], format)
+		return nil, s, fmt.Errorf("%s is not a checkpoint of this program: its format is %q, not %q", path,
+			meta["format"], format)
 	}
 	if err := json.Unmarshal([]byte(meta["classes"]), &s.Classes); err != nil {
 		return nil, s, fmt.Errorf("%s: classes: %w", path, err)
@@ -91,7 +94,9 @@ func loadCheckpoint(path string) (nn.Module, settings, error) {
 		return nil, s, fmt.Errorf("%s: width: %w", path, err)
 	}
 	if len(s.Classes) < 1 || s.Size < 1 || s.Width < 1 {
-		return nil, s, fmt.Errorf("%s describes an impossible network: %d classes, width %d, images of %d pixels", path, len(s.Classes), s.Width, s.Size)
+		return nil, s, fmt.Errorf(
+			"%s describes an impossible network: %d classes, width %d, images of %d pixels", path,
+			len(s.Classes), s.Width, s.Size)
 	}
 	net := newNet(len(s.Classes), s.Width)
 	if _, err := nn.Load(path, net); err != nil {

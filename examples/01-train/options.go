@@ -30,9 +30,13 @@ type trainOptions struct {
 
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
-	set := flags("train [options]", "Trains a small network on labelled photographs, tests it on others after every epoch, and writes a checkpoint.", stderr)
-	set.StringVar(&o.Archive, "archive", "", "`FILE` of labelled images, .tgz or .tar, directory = class (default "+lesson.TrainArchive+")")
-	set.StringVar(&o.Test, "test", "", "`FILE` of held-back images of the same classes (default "+lesson.TestArchive+" if -archive is not given, else none)")
+	set := flags("train [options]", "Trains a small network on labelled photographs, tests it on others "+
+		"after every epoch, and writes a checkpoint.", stderr)
+	set.StringVar(&o.Archive, "archive", "",
+		"`FILE` of labelled images, .tgz or .tar, directory = class (default "+lesson.TrainArchive+")")
+	set.StringVar(&o.Test, "test", "",
+		"`FILE` of held-back images of the same classes (default "+lesson.TestArchive+
+			" if -archive is not given, else none)")
 	set.StringVar(&o.Device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.Epochs, "epochs", 20, "passes over the archive")
 	set.IntVar(&o.Batch, "batch", 32, "images per step")
@@ -40,7 +44,8 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.IntVar(&o.Width, "width", 16, "channels of the network's first layer; the others follow")
 	set.Float64Var(&o.LR, "lr", 0.02, "learning rate at the start; it falls to 0 along a cosine")
 	set.IntVar(&o.Workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
-	set.Int64Var(&o.MemoryMB, "memory", 256, "`MB` of compressed images: a smaller archive is read once, a larger one is shuffled through a buffer of this size")
+	set.Int64Var(&o.MemoryMB, "memory", 256, "`MB` of compressed images: a smaller archive is read once, "+
+		"a larger one is shuffled through a buffer of this size")
 	set.Uint64Var(&o.Seed, "seed", 1, "seed of the weights, the order and the crops")
 	set.StringVar(&o.Checkpoint, "checkpoint", "01-train.safetensors", "`FILE` to write the network to")
 	set.StringVar(&o.jsonFile, "json", "", "`FILE` to write all figures to, as one JSON object")

@@ -25,7 +25,8 @@ import (
 const shownClasses = 3
 
 func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("predict [options] FILE...", "Predicts photographs, and archives (.tgz, .tar) or folders of them (directory = class). It names files at fault, and goes on with the others.", stderr)
+	set := flags("predict [options] FILE...", "Predicts photographs, and archives (.tgz, .tar) or "+
+		"folders of them (directory = class). It names files at fault, and goes on with the others.", stderr)
 	checkpoint := set.String("checkpoint", "01-train.safetensors", "checkpoint `FILE` that train wrote")
 	deviceName := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	batch := set.Int("batch", 32, "images per step")
@@ -34,7 +35,8 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 		return err
 	}
 	if set.NArg() == 0 || *batch < 1 {
-		return usageError{"predict needs photographs, or archives (.tgz, .tar) or folders of them, and a -batch of at least 1"}
+		return usageError{"predict needs photographs, or archives (.tgz, .tar) or folders of them, and a " +
+			"-batch of at least 1"}
 	}
 	p, err := newPredictor(*checkpoint, *deviceName)
 	if err != nil {
@@ -73,7 +75,8 @@ func isArchive(path string) bool {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return true
 	}
-	return slices.ContainsFunc([]string{".tgz", ".tar", ".tar.gz"}, func(end string) bool { return strings.HasSuffix(strings.ToLower(path), end) })
+	return slices.ContainsFunc([]string{".tgz", ".tar", ".tar.gz"},
+		func(end string) bool { return strings.HasSuffix(strings.ToLower(path), end) })
 }
 
 type predictor struct {
@@ -101,8 +104,10 @@ func newPredictor(checkpoint, deviceName string) (p predictor, err error) {
 // correct among images whose directory is a class of the network. It returns the number of bad
 // images, which the loader skips and logs.
 func (p predictor) archive(ctx context.Context, path string, limit int) (bad int, err error) {
-	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size),
-		BadSamples: imageloader.Skip, Logger: slog.New(slog.NewTextHandler(p.errs, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	loader, err := imageloader.OpenContext(ctx, path,
+		imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size),
+			BadSamples: imageloader.Skip,
+			Logger:     slog.New(slog.NewTextHandler(p.errs, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	if err != nil {
 		return 0, err
 	}
@@ -139,7 +144,8 @@ func (p predictor) archive(ctx context.Context, path string, limit int) (bad int
 		fmt.Fprintf(p.out, "... and %d more (-show %d prints all)\n", n-shown, n)
 	}
 	if known > 0 {
-		fmt.Fprintf(p.out, "%s: %d of %d right, %s (guessing: %s)\n", path, right, known, percent(float64(right)/float64(known)), percent(1/float64(len(p.settings.Classes))))
+		fmt.Fprintf(p.out, "%s: %d of %d right, %s (guessing: %s)\n", path, right, known,
+			percent(float64(right)/float64(known)), percent(1/float64(len(p.settings.Classes))))
 	}
 	return bad, nil
 }
@@ -147,7 +153,8 @@ func (p predictor) archive(ctx context.Context, path string, limit int) (bad int
 // files predicts single photographs in batches. It returns the number of photographs that cannot be
 // read or decoded.
 func (p predictor) files(ctx context.Context, paths []string) (bad int, err error) {
-	decoder, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: evalTransform(p.settings.Size)}, Device: p.device})
+	decoder, err := serve.NewDecoder(
+		serve.Options{Decode: decode.Options{Transform: evalTransform(p.settings.Size)}, Device: p.device})
 	if err != nil {
 		return 0, err
 	}
@@ -164,7 +171,8 @@ func (p predictor) files(ctx context.Context, paths []string) (bad int, err erro
 }
 
 // some predicts the photographs of one batch, and names the bad ones.
-func (p predictor) some(ctx context.Context, decoder *serve.Decoder, paths []string, table io.Writer) (bad int, err error) {
+func (p predictor) some(ctx context.Context, decoder *serve.Decoder, paths []string,
+	table io.Writer) (bad int, err error) {
 	var images [][]byte
 	var read []string
 	for _, path := range paths {
@@ -212,7 +220,8 @@ type guess struct {
 }
 
 // each calls report with the most probable classes of every image.
-func (p predictor) each(ctx context.Context, loader *imageloader.Loader, report func(imageloader.Sample, []guess)) error {
+func (p predictor) each(ctx context.Context, loader *imageloader.Loader,
+	report func(imageloader.Sample, []guess)) error {
 	feed, err := prefetcher.New(loader, prefetcher.Options{Device: p.device})
 	if err != nil {
 		return err

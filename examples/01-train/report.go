@@ -61,7 +61,8 @@ func newProgress(w io.Writer, title string, samples int) progress {
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return progress{}
 	}
-	return progress{progressbar.NewOptions(samples, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(title), progressbar.OptionShowCount(),
+	return progress{progressbar.NewOptions(samples, progressbar.OptionSetWriter(w),
+		progressbar.OptionSetDescription(title), progressbar.OptionShowCount(),
 		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(),
 		progressbar.OptionSetWidth(30), progressbar.OptionSetPredictTime(true))}
 }
@@ -97,7 +98,8 @@ func (e epochResult) print(w io.Writer) {
 	if e.ReservedBytes > 0 {
 		memory = fmt.Sprintf("%.1f MB used, %.1f MB held", float64(e.AllocatedBytes)/1e6, float64(e.ReservedBytes)/1e6)
 	}
-	fmt.Fprintf(w, columns, fmt.Sprint(e.Epoch), fmt.Sprintf("%.4f", e.Loss), percent(e.TrainAccuracy), test, fmt.Sprintf("%.0f", e.ImagesPerSecond),
+	fmt.Fprintf(w, columns, fmt.Sprint(e.Epoch), fmt.Sprintf("%.4f", e.Loss), percent(e.TrainAccuracy),
+		test, fmt.Sprintf("%.0f", e.ImagesPerSecond),
 		fmt.Sprintf("%.2f s (%4.1f %%)", e.WaitSeconds, e.WaitPercent), memory)
 }
 
@@ -107,12 +109,14 @@ func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
 func describe(w io.Writer, o trainOptions, r trainResult, device cuda.Device) {
 	fmt.Fprintf(w, "data     %s: %d images of %d classes\n", o.Archive, r.Samples, len(r.Classes))
 	if len(r.Classes) == 1 {
-		fmt.Fprintf(w, "note     there is one class, %q, so there is nothing to learn: the class of an image is the directory that contains it\n", r.Classes[0])
+		fmt.Fprintf(w, "note     there is one class, %q, so there is nothing to learn: the class of an "+
+			"image is the directory that contains it\n", r.Classes[0])
 	}
 	if o.Test != "" {
 		fmt.Fprintf(w, "test     %s\n", o.Test)
 	} else {
-		fmt.Fprintln(w, "test     none: the accuracy is that on the training images; name held-back images of the same classes with -test FILE")
+		fmt.Fprintln(w, "test     none: the accuracy is that on the training images; name held-back "+
+			"images of the same classes with -test FILE")
 	}
 	name := fmt.Sprintf("%s, %d threads", device, torch.NumThreads())
 	if p, err := device.Properties(); err == nil && device != cuda.CPU {
@@ -127,13 +131,15 @@ func finish(o trainOptions, r trainResult, net nn.Module, w io.Writer) error {
 	last := r.Epochs[len(r.Epochs)-1]
 	fmt.Fprintf(w, "\ntrained in %.1f s", r.Seconds)
 	if last.TestAccuracy != nil {
-		fmt.Fprintf(w, "; right on %s of the held-back images (guessing: %s)", percent(*last.TestAccuracy), percent(1/float64(len(r.Classes))))
+		fmt.Fprintf(w, "; right on %s of the held-back images (guessing: %s)", percent(*last.TestAccuracy),
+			percent(1/float64(len(r.Classes))))
 	}
 	fmt.Fprintln(w)
 	if o.Checkpoint == "" {
 		return nil
 	}
-	if err := saveCheckpoint(o.Checkpoint, net, settings{Classes: r.Classes, Size: o.Size, Width: o.Width}); err != nil {
+	if err := saveCheckpoint(o.Checkpoint, net,
+		settings{Classes: r.Classes, Size: o.Size, Width: o.Width}); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "checkpoint in %s\n", o.Checkpoint)

@@ -23,7 +23,8 @@ const (
 )
 
 func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("serve [options]", "Predicts photographs that are uploaded over HTTP, with a checkpoint of train.", stderr)
+	set := flags("serve [options]",
+		"Predicts photographs that are uploaded over HTTP, with a checkpoint of train.", stderr)
 	checkpoint := set.String("checkpoint", "01-train.safetensors", "checkpoint `FILE` that train wrote")
 	deviceName := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	address := set.String("address", "localhost:8080", "`HOST:PORT` to listen on; port 0 picks a free one")
@@ -90,7 +91,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer func() { <-h.places }()
 	default: // a queue would hold photographs of clients that have given up
 		w.Header().Set("Retry-After", "1")
-		http.Error(w, fmt.Sprintf("%d photographs are being predicted: try again", cap(h.places)), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("%d photographs are being predicted: try again", cap(h.places)),
+			http.StatusServiceUnavailable)
 		return
 	}
 	upload, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxUpload))

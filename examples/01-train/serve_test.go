@@ -76,11 +76,16 @@ func TestServerAnswersAsPredictDoes(t *testing.T) {
 		status int
 		words  string
 	}{
-		"GET":            {http.MethodGet, nil, http.StatusMethodNotAllowed, "POST"},
-		"text":           {http.MethodPost, strings.NewReader("hello"), http.StatusUnsupportedMediaType, "not an image"},
-		"half an image":  {http.MethodPost, bytes.NewReader(image[:len(image)/2]), http.StatusUnprocessableEntity, "damaged"},
-		"broken upload":  {http.MethodPost, io.MultiReader(bytes.NewReader(image), iotest.ErrReader(io.ErrUnexpectedEOF)), http.StatusBadRequest, "whole"},
-		"too many bytes": {http.MethodPost, io.LimitReader(zeros{}, maxUpload+1), http.StatusRequestEntityTooLarge, "bytes"},
+		"GET": {http.MethodGet, nil, http.StatusMethodNotAllowed, "POST"},
+		"text": {http.MethodPost, strings.NewReader("hello"), http.StatusUnsupportedMediaType,
+			"not an image"},
+		"half an image": {http.MethodPost, bytes.NewReader(image[:len(image)/2]),
+			http.StatusUnprocessableEntity, "damaged"},
+		"broken upload": {http.MethodPost,
+			io.MultiReader(bytes.NewReader(image), iotest.ErrReader(io.ErrUnexpectedEOF)),
+			http.StatusBadRequest, "whole"},
+		"too many bytes": {http.MethodPost, io.LimitReader(zeros{}, maxUpload+1),
+			http.StatusRequestEntityTooLarge, "bytes"},
 	} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(c.method, "/", c.body))
@@ -106,7 +111,8 @@ func TestServerBoundsUploads(t *testing.T) {
 	}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", iotest.ErrReader(errors.New("is read"))))
-	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" || !strings.Contains(w.Body.String(), "try again") {
+	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" ||
+		!strings.Contains(w.Body.String(), "try again") {
 		t.Errorf("status %d, Retry-After %q, %q", w.Code, w.Header().Get("Retry-After"), w.Body)
 	}
 	client.CloseWithError(io.ErrUnexpectedEOF)
@@ -123,7 +129,8 @@ func TestServerBoundsUploads(t *testing.T) {
 // A form gets the advice to send only the photograph.
 func TestServerExplainsForms(t *testing.T) {
 	_, h := newServer(t)
-	r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\nphoto\r\n--b--\r\n"))
+	r := httptest.NewRequest(http.MethodPost, "/",
+		strings.NewReader("--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\nphoto\r\n--b--\r\n"))
 	r.Header.Set("Content-Type", "multipart/form-data; boundary=b")
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
@@ -140,7 +147,8 @@ func TestTakenPortSaysWhatToDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	err = serveCommand(t.Context(), []string{"-checkpoint", checkpoint, "-device", "cpu", "-address", taken.Addr().String()}, io.Discard, io.Discard)
+	err = serveCommand(t.Context(), []string{"-checkpoint", checkpoint, "-device", "cpu", "-address",
+		taken.Addr().String()}, io.Discard, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "-address localhost:0") {
 		t.Errorf("got %v, want an error with \"-address localhost:0\"", err)
 	}
@@ -159,7 +167,8 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	read, write := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- serveCommand(ctx, []string{"-checkpoint", checkpoint, "-device", "cpu", "-address", "localhost:0"}, write, io.Discard)
+		ended <- serveCommand(ctx, []string{"-checkpoint", checkpoint, "-device", "cpu", "-address",
+			"localhost:0"}, write, io.Discard)
 	}()
 	line := make([]byte, 200)
 	n, err := read.Read(line)

@@ -34,7 +34,8 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 	// The loader reads the training archive and turns its images into batches: random crops, in a
 	// different order each epoch.
 	loader, err := imageloader.OpenContext(ctx, o.Archive, imageloader.Options{
-		BatchSize: o.Batch, Transform: imageloader.Train(o.Size), Shuffle: true, ShuffleBytes: o.MemoryMB << 20, Seed: o.Seed, Workers: o.Workers,
+		BatchSize: o.Batch, Transform: imageloader.Train(o.Size), Shuffle: true,
+		ShuffleBytes: o.MemoryMB << 20, Seed: o.Seed, Workers: o.Workers,
 	})
 	if err != nil {
 		return result, lesson.ExplainMissing(err, "01-train", "-archive", o.Archive)
@@ -86,7 +87,8 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 	}
 	defer score.close()
 
-	t := &trainer{net: net, opt: opt, score: score, feed: feed, testFeed: testFeed, device: device, options: o, samples: result.Samples, stderr: stderr}
+	t := &trainer{net: net, opt: opt, score: score, feed: feed, testFeed: testFeed, device: device,
+		options: o, samples: result.Samples, stderr: stderr}
 	begin := time.Now()
 	printHeader(stdout, testFeed != nil)
 	for epoch := range o.Epochs {
@@ -180,7 +182,8 @@ func (t *trainer) learningRate() float64 {
 
 // evaluate returns the network's accuracy on an archive. NoGrad on the images keeps the operators
 // from recording a backward pass.
-func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, score *totals) (accuracy float64, err error) {
+func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher,
+	score *totals) (accuracy float64, err error) {
 	nn.Train(net, false)
 	for batch, err := range feed.Epoch(ctx, 0) {
 		if err != nil {

@@ -45,9 +45,10 @@ const (
 
 func main() {
 	rounds := 7
-	lesson.Main("02-overlap", "Shows when copies to the GPU run while it computes, in all combinations of memory, stream and order.", 1, func(f *flag.FlagSet) {
-		f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement; figures are medians")
-	},
+	lesson.Main("02-overlap",
+		"Shows when copies to the GPU run while it computes, in all combinations of memory, stream and order.", 1, func(f *flag.FlagSet) {
+			f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement; figures are medians")
+		},
 		func(ctx context.Context, l *lesson.Lesson) error { return run(ctx, l, rounds) })
 }
 
@@ -188,7 +189,8 @@ func (e *experiment) multiply() error {
 // copy issues a step's copy.
 func (e *experiment) copy(memory string, stream cuda.Stream) func() error {
 	return func() error {
-		return cuda.WithStream(stream, func() error { return e.target.CopyFrom(e.source[memory], torch.CopyOptions{NonBlocking: true}) })
+		return cuda.WithStream(stream,
+			func() error { return e.target.CopyFrom(e.source[memory], torch.CopyOptions{NonBlocking: true}) })
 	}
 }
 
@@ -373,7 +375,8 @@ func (f *figures) print(l *lesson.Lesson, noPeer error) error {
 		}
 		return ms(of(f.PyTorch))
 	}
-	fmt.Fprintf(l.Out, "%s: %d steps of %d products %d × %d (float32) and a copy of 64 MiB to the GPU; medians in ms\n\n", f.Device, steps, products, side, side)
+	fmt.Fprintf(l.Out, "%s: %d steps of %d products %d × %d (float32) and a copy of 64 MiB to the GPU; "+
+		"medians in ms\n\n", f.Device, steps, products, side, side)
 	rows := [][]string{{"alone", "ms", "GB/s", "PyTorch ms"},
 		{"products", ms(f.Compute), "", theirs(func(p *peerFigures) float64 { return p.Compute })}}
 	for _, memory := range []string{"pinned", "pageable"} {
@@ -385,9 +388,11 @@ func (f *figures) print(l *lesson.Lesson, noPeer error) error {
 		return err
 	}
 	fmt.Fprintln(l.Out)
-	rows = [][]string{{"both: memory", "streams", "first in a step", "ms", "over the longer one", "host held ms", "PyTorch ms"}}
+	rows = [][]string{{"both: memory", "streams", "first in a step", "ms", "over the longer one",
+		"host held ms", "PyTorch ms"}}
 	for _, b := range f.Both {
-		rows = append(rows, []string{b.Memory, strconv.Itoa(b.Streams), b.First, ms(b.Time), fmt.Sprintf("%+.1f %%", 100*b.Over), ms(b.Held), ms(b.PyTorch)})
+		rows = append(rows, []string{b.Memory, strconv.Itoa(b.Streams), b.First, ms(b.Time),
+			fmt.Sprintf("%+.1f %%", 100*b.Over), ms(b.Held), ms(b.PyTorch)})
 	}
 	if err := l.Table(rows); err != nil {
 		return err
@@ -410,8 +415,10 @@ func (f *figures) lesson() string {
 		return both{}
 	}
 	pinned, paged := find("pinned", 2, "copies"), find("pageable", 2, "copies")
-	return fmt.Sprintf(`Pinned memory and a stream of its own: %.1f ms of copies cost %.1f ms. The host was blocked for %.1f ms and free for other work during the rest.
-Pageable memory blocks the host in every copy, %.1f ms in total: the driver stages it through its own pinned buffer, and the host issues no products meanwhile.
+	return fmt.Sprintf("Pinned memory and a stream of its own: %.1f ms of copies cost %.1f ms. "+
+		"The host was blocked for %.1f ms and free for other work during the rest.\n"+
+		"Pageable memory blocks the host in every copy, %.1f ms in total: the driver stages it through "+
+		`its own pinned buffer, and the host issues no products meanwhile.
 On one stream a copy and a product never run at the same time: %.1f ms.
 `, f.Copies["pinned"], max(0, pinned.Time-f.Compute), pinned.Held, paged.Held, find("pinned", 1, "copies").Time)
 }

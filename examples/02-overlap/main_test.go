@@ -10,11 +10,14 @@ import (
 )
 
 func made() *figures {
-	f := &figures{Device: "a GPU", Compute: 53.5, Copies: map[string]float64{"pinned": 12.2, "pageable": 37.3}, H2D: map[string]float64{"pinned": 55.1, "pageable": 18}, PeakH2D: 55.4}
+	f := &figures{Device: "a GPU", Compute: 53.5,
+		Copies: map[string]float64{"pinned": 12.2, "pageable": 37.3},
+		H2D:    map[string]float64{"pinned": 55.1, "pageable": 18}, PeakH2D: 55.4}
 	for _, memory := range []string{"pinned", "pageable"} {
 		for streams := 1; streams <= 2; streams++ {
 			for _, first := range []string{"compute", "copies"} {
-				f.Both = append(f.Both, both{Memory: memory, Streams: streams, First: first, Time: 50 + float64(len(f.Both)), Held: 1})
+				f.Both = append(f.Both, both{Memory: memory, Streams: streams, First: first,
+					Time: 50 + float64(len(f.Both)), Held: 1})
 			}
 		}
 	}
@@ -26,7 +29,8 @@ func TestTableHasEveryCombination(t *testing.T) {
 	if err := made().print(&lesson.Lesson{Out: &out}, lesson.ErrNoPeer); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"2           copies  57.0", "no PyTorch to compare with", "products", "cost 0.0 ms", "On one stream a copy and a product never run at the same time: 51.0 ms"} {
+	for _, want := range []string{"2           copies  57.0", "no PyTorch to compare with", "products",
+		"cost 0.0 ms", "On one stream a copy and a product never run at the same time: 51.0 ms"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
 		}

@@ -143,7 +143,8 @@ func (e *experiment) measure(ctx context.Context) (*report, error) {
 		return nil, err
 	}
 	// This is LibTorch's own copy, with no other work.
-	raw, err := e.median(ctx, func() error { return e.copyFrom(e.side[0], e.side[1], torch.CopyOptions{NonBlocking: true}) })
+	raw, err := e.median(ctx,
+		func() error { return e.copyFrom(e.side[0], e.side[1], torch.CopyOptions{NonBlocking: true}) })
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +173,8 @@ func (e *experiment) measure(ctx context.Context) (*report, error) {
 				&one.Blocking:    func() error { return e.copyFrom(from, to, torch.CopyOptions{}) },
 				&one.NonBlocking: func() error { return e.copyFrom(from, to, torch.CopyOptions{NonBlocking: true}) },
 			} {
-				if *figure, err = e.median(ctx, func() error { return errors.Join(copies(), e.compute(c.operands...)) }); err != nil {
+				if *figure, err = e.median(ctx,
+					func() error { return errors.Join(copies(), e.compute(c.operands...)) }); err != nil {
 					return nil, err
 				}
 			}

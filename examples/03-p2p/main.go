@@ -30,7 +30,8 @@ var peer string
 
 func main() {
 	var w workload
-	lesson.Main("03-p2p", "Shows when a copy from one GPU to another runs beside compute, by the streams of both sides.", 2, w.flags, w.run)
+	lesson.Main("03-p2p", "Shows when a copy from one GPU to another runs beside compute, by the streams "+
+		"of both sides.", 2, w.flags, w.run)
 }
 
 // workload holds the sizes of the experiment.
@@ -108,7 +109,8 @@ func why(on string, c choice) string {
 	case c.Sender:
 		return "serial: the receiver's default stream waits for the copy, and its compute is behind that wait"
 	case c.Receiver:
-		return "serial: the copy is on the sender's default stream, which the driver orders against work of both devices"
+		return "serial: the copy is on the sender's default stream, which the driver orders against work " +
+			"of both devices"
 	}
 	return "serial: both: the receiver's default stream waits, and the driver orders the sender's"
 }
@@ -127,7 +129,8 @@ func (w *workload) run(ctx context.Context, l *lesson.Lesson) error {
 		return err
 	}
 	var p peerJSON
-	err = l.Peer(ctx, peer, &p, fmt.Sprint(int(l.Device)), fmt.Sprint(w.MiB), fmt.Sprint(w.Copies), fmt.Sprint(w.Products), fmt.Sprint(w.Rounds))
+	err = l.Peer(ctx, peer, &p, fmt.Sprint(int(l.Device)), fmt.Sprint(w.MiB), fmt.Sprint(w.Copies),
+		fmt.Sprint(w.Products), fmt.Sprint(w.Rounds))
 	switch {
 	case errors.Is(err, lesson.ErrNoPeer):
 		r.PeerNote = err.Error()
@@ -149,13 +152,16 @@ func (r *report) print(l *lesson.Lesson) error {
 	if !r.Direct {
 		direct = "through the host: the two have no peer access"
 	}
-	fmt.Fprintf(l.Out, "%s: %d copies of %d MiB, %s. Alone %.1f ms, %.1f GB/s, %.1f %% of the %.1f GB/s of LibTorch's copy in this run.\n",
+	fmt.Fprintf(l.Out, "%s: %d copies of %d MiB, %s. Alone %.1f ms, %.1f GB/s, %.1f %% of the %.1f GB/s "+
+		"of LibTorch's copy in this run.\n",
 		r.GPU, r.Workload.Copies, r.Workload.MiB, direct, r.Copy, r.Link, 100*r.OfRaw, r.Raw)
 	for i, c := range r.Computes {
 		fmt.Fprintf(l.Out, "\nCompute on %s: alone %.1f ms. Copy and compute, ms:\n", c.On, c.Alone)
-		rows := [][]string{{"sender, receiver", "CopyPeer", "hidden", "CopyFrom", "non-blocking", "PyTorch", "non_blocking"}}
+		rows := [][]string{{"sender, receiver", "CopyPeer", "hidden", "CopyFrom", "non-blocking", "PyTorch",
+			"non_blocking"}}
 		for k, choice := range c.Choices {
-			row := []string{name(choice.Sender) + ", " + name(choice.Receiver), ms(choice.CopyPeer), fmt.Sprintf("%.0f %%", 100*choice.Hidden),
+			row := []string{name(choice.Sender) + ", " + name(choice.Receiver), ms(choice.CopyPeer),
+				fmt.Sprintf("%.0f %%", 100*choice.Hidden),
 				ms(choice.Blocking), ms(choice.NonBlocking), "-", "-"}
 			if r.Peer != nil && k < len(r.Peer.Workloads[i].Choices) {
 				peers := r.Peer.Workloads[i].Choices[k]

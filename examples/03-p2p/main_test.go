@@ -48,10 +48,12 @@ func TestWhy(t *testing.T) {
 }
 
 func sample() *report {
-	choices := []choice{{CopyPeer: 26.7}, {Receiver: true, CopyPeer: 26.6}, {Sender: true, CopyPeer: 26.5}, {Sender: true, Receiver: true, CopyPeer: 16.9, Hidden: 0.9}}
+	choices := []choice{{CopyPeer: 26.7}, {Receiver: true, CopyPeer: 26.6}, {Sender: true, CopyPeer: 26.5},
+		{Sender: true, Receiver: true, CopyPeer: 16.9, Hidden: 0.9}}
 	return &report{
 		Workload: workload{1024, 4, 8, 9}, GPU: "a GPU", Direct: true, Raw: 394, Copy: 10.9, Link: 393, OfRaw: 0.997,
-		Computes: []compute{{On: "receiver", Alone: 15.8, Choices: choices}, {On: "both", Alone: 15.9, Choices: choices}},
+		Computes: []compute{{On: "receiver", Alone: 15.8, Choices: choices},
+			{On: "both", Alone: 15.9, Choices: choices}},
 	}
 }
 
@@ -62,7 +64,8 @@ func TestPrint(t *testing.T) {
 	if err := r.print(&lesson.Lesson{Out: &out}); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"99.7 % of the 394.0 GB/s of LibTorch", "Compute on receiver: alone 15.8", "Compute on both", "side, side           16.90    90 %", "no PyTorch here"} {
+	for _, want := range []string{"99.7 % of the 394.0 GB/s of LibTorch", "Compute on receiver: alone 15.8",
+		"Compute on both", "side, side           16.90    90 %", "no PyTorch here"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is missing in\n%s", want, out.String())
 		}
@@ -72,8 +75,10 @@ func TestPrint(t *testing.T) {
 // The table shows PyTorch's figures in the same rows.
 func TestPrintWithPeer(t *testing.T) {
 	r := sample()
-	text := `{"copy_ms": 10.9, "workloads": [` + strings.Repeat(`{"compute_ms": 15.8, "choices": [{"blocking_ms": 26.71, "non_blocking_ms": 26.72},
-		{"blocking_ms": 26.73, "non_blocking_ms": 26.74}, {"blocking_ms": 26.75, "non_blocking_ms": 26.76}, {"blocking_ms": 17.01, "non_blocking_ms": 17.02}]},`, 2)
+	text := `{"copy_ms": 10.9, "workloads": [` +
+		strings.Repeat(`{"compute_ms": 15.8, "choices": [{"blocking_ms": 26.71, "non_blocking_ms": 26.72},
+		{"blocking_ms": 26.73, "non_blocking_ms": 26.74}, {"blocking_ms": 26.75, "non_blocking_ms": 26.76},
+		{"blocking_ms": 17.01, "non_blocking_ms": 17.02}]},`, 2)
 	r.Peer = &peerJSON{}
 	if err := json.Unmarshal([]byte(strings.TrimSuffix(text, ",")+"]}"), r.Peer); err != nil {
 		t.Fatal(err)
@@ -83,14 +88,16 @@ func TestPrintWithPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for row := range strings.SplitSeq(out.String(), "\n") {
-		if strings.HasPrefix(row, "side, side ") && !(strings.Contains(row, "17.01") && strings.Contains(row, "17.02")) {
+		if strings.HasPrefix(row, "side, side ") &&
+			!(strings.Contains(row, "17.01") && strings.Contains(row, "17.02")) {
 			t.Errorf("got %q", row)
 		}
 	}
 }
 
 func TestWorkloadIsChecked(t *testing.T) {
-	if err := (&workload{MiB: 1, Copies: 1, Products: 0, Rounds: 1}).run(t.Context(), &lesson.Lesson{}); err == nil || !strings.Contains(err.Error(), "-products") {
+	if err := (&workload{MiB: 1, Copies: 1, Products: 0, Rounds: 1}).run(t.Context(),
+		&lesson.Lesson{}); err == nil || !strings.Contains(err.Error(), "-products") {
 		t.Errorf("got %v, want an error with \"-products\"", err)
 	}
 }
@@ -104,7 +111,8 @@ func TestFlagsReachTheExperiment(t *testing.T) {
 	if err := flags.Parse(strings.Fields("-mib 1 -copies 1 -products 1 -rounds 1")); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(t.Context(), &lesson.Lesson{Out: io.Discard}); err != nil && strings.Contains(err.Error(), "-products") {
+	if err := run(t.Context(), &lesson.Lesson{Out: io.Discard}); err != nil &&
+		strings.Contains(err.Error(), "-products") {
 		t.Error(err)
 	}
 }

@@ -32,9 +32,12 @@ var peer string
 
 func main() {
 	rounds := 51
-	lesson.Main("04-graph", "Measures what a CUDA graph saves where the host cannot queue kernels fast enough, and shows what a graph remembers.", 1, func(f *flag.FlagSet) { f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement") }, func(ctx context.Context, l *lesson.Lesson) error {
-		return run(ctx, l, rounds)
-	})
+	lesson.Main("04-graph", "Measures what a CUDA graph saves where the host cannot queue kernels fast "+
+		"enough, and shows what a graph remembers.", 1,
+		func(f *flag.FlagSet) { f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement") },
+		func(ctx context.Context, l *lesson.Lesson) error {
+			return run(ctx, l, rounds)
+		})
 }
 
 // sequence is a sequence of operators that runs repeatedly, eagerly and as a graph. Times are in
@@ -99,9 +102,11 @@ func run(ctx context.Context, l *lesson.Lesson, rounds int) error {
 		return err
 	}
 	for _, s := range f.Sequences {
-		s.PyTorchEager, s.PyTorchGraph, s.PyTorchHost = theirs[s.peer+"_eager"], theirs[s.peer+"_graph"], theirs[s.peer+"_host"]
+		s.PyTorchEager, s.PyTorchGraph, s.PyTorchHost = theirs[s.peer+"_eager"], theirs[s.peer+
+			"_graph"], theirs[s.peer+"_host"]
 	}
-	if _, err := l.Record("a clip of 64 tensors, eager and as a graph", func() error { return f.Sequences[0].show(l.Device) }); err != nil {
+	if _, err := l.Record("a clip of 64 tensors, eager and as a graph",
+		func() error { return f.Sequences[0].show(l.Device) }); err != nil {
 		return err
 	}
 	return l.Result(f, func() error { return f.print(l) })
@@ -386,7 +391,8 @@ func (f *figures) print(l *lesson.Lesson) error {
 		return fmt.Sprintf("%.1f", v)
 	}
 	for _, s := range f.Sequences {
-		rows = append(rows, []string{s.Name, fmt.Sprint(s.Nodes), number(s.Eager), number(s.Graph), number(s.Host), number(s.PyTorchEager), number(s.PyTorchGraph), number(s.PyTorchHost)})
+		rows = append(rows, []string{s.Name, fmt.Sprint(s.Nodes), number(s.Eager), number(s.Graph),
+			number(s.Host), number(s.PyTorchEager), number(s.PyTorchGraph), number(s.PyTorchHost)})
 	}
 	if err := l.Table(rows); err != nil {
 		return err
@@ -398,6 +404,8 @@ func (f *figures) print(l *lesson.Lesson) error {
 	for _, h := range f.Hazards {
 		fmt.Fprintf(l.Out, "%s: %s\n", h.What, h.Result)
 	}
-	_, err := fmt.Fprintf(l.Out, "\nmemory of one graph %.0f MiB, of two that share it %.0f MiB, of two that do not %.0f MiB\n", f.Pools.OneMiB, f.Pools.SharedMiB, f.Pools.SeparateMiB)
+	_, err := fmt.Fprintf(l.Out,
+		"\nmemory of one graph %.0f MiB, of two that share it %.0f MiB, of two that do not %.0f MiB\n",
+		f.Pools.OneMiB, f.Pools.SharedMiB, f.Pools.SeparateMiB)
 	return err
 }

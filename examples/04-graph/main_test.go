@@ -61,7 +61,8 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := out.String()
-	for _, want := range []string{"replayed: 9\n", "FixedArguments: refused: ", "tensor of 5: 25\n", "into the input: 25\n", "before the replay: 49\n"} {
+	for _, want := range []string{"replayed: 9\n", "FixedArguments: refused: ", "tensor of 5: 25\n",
+		"into the input: 25\n", "before the replay: 49\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

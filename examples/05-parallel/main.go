@@ -84,7 +84,12 @@ func (f figures) ratios() ratios {
 
 func main() {
 	rounds := 30
-	lesson.Main("05-parallel", "Runs four independent branches on streams of their own, and compares them with the longest branch alone.", 1, func(f *flag.FlagSet) { f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement") },
+	lesson.Main("05-parallel",
+		"Runs four independent branches on streams of their own, and compares them with the longest "+
+			"branch alone.", 1, func(f *flag.FlagSet) {
+			f.IntVar(&rounds, "rounds", rounds,
+				"rounds of each measurement")
+		},
 		func(ctx context.Context, l *lesson.Lesson) error { return run(ctx, l, rounds) })
 }
 
@@ -150,7 +155,8 @@ func run(ctx context.Context, l *lesson.Lesson, rounds int) error {
 func (r result) table() [][]string {
 	table := [][]string{{"", "longest branch alone", "branches in turn", "nn.Parallel", "over the longest", "speed-up"}}
 	row := func(name string, t times) {
-		table = append(table, []string{name, fmt.Sprintf("%.0f", t.critical()), fmt.Sprintf("%.0f", t.InTurn), fmt.Sprintf("%.0f", t.Parallel),
+		table = append(table, []string{name, fmt.Sprintf("%.0f", t.critical()),
+			fmt.Sprintf("%.0f", t.InTurn), fmt.Sprintf("%.0f", t.Parallel),
 			fmt.Sprintf("%+.1f %%", 100*(t.Parallel/t.critical()-1)), fmt.Sprintf("%.2f", t.InTurn/t.Parallel)})
 	}
 	for _, name := range order {
@@ -284,7 +290,8 @@ func (w *work) measure(rounds int, run func() error) (time.Duration, error) {
 	var took []time.Duration
 	const warm = 5
 	for i := range rounds + warm {
-		if err := errors.Join(stream.Synchronize(), start.Record(stream), run(), end.Record(stream), end.Synchronize()); err != nil {
+		if err := errors.Join(stream.Synchronize(), start.Record(stream), run(), end.Record(stream),
+			end.Synchronize()); err != nil {
 			return 0, err
 		}
 		d, err := cuda.Elapsed(start, end)

@@ -20,7 +20,8 @@ func TestTable(t *testing.T) {
 	if len(table) != 6 {
 		t.Fatalf("%d rows, want 6", len(table))
 	}
-	for i, want := range map[int]string{1: "rows eager|400|700|440|+10.0 %|1.59", 3: "  PyTorch|500|500|500|+0.0 %|1.00"} {
+	for i, want := range map[int]string{1: "rows eager|400|700|440|+10.0 %|1.59",
+		3: "  PyTorch|500|500|500|+0.0 %|1.00"} {
 		if got := strings.Join(table[i], "|"); got != want {
 			t.Errorf("row %d: %s, want %s", i, got, want)
 		}

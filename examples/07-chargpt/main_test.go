@@ -20,7 +20,8 @@ func small(t *testing.T) options {
 	if err := os.WriteFile(path, []byte(strings.Repeat("one two three four five six ", 40)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return options{text: path, device: "cpu", prompt: "one ", steps: 60, batch: 4, context: 24, width: 16, heads: 2, layers: 2, seed: 1}
+	return options{text: path, device: "cpu", prompt: "one ", steps: 60, batch: 4, context: 24, width: 16,
+		heads: 2, layers: 2, seed: 1}
 }
 
 func TestTheNetworkLearnsTheText(t *testing.T) {
@@ -35,7 +36,8 @@ func TestTheNetworkLearnsTheText(t *testing.T) {
 	if len(r.losses) != 6 || !(r.losses[5] < 0.75*r.losses[0]) {
 		t.Errorf("losses %v do not fall to three quarters", r.losses)
 	}
-	if len(r.samples) != 4 || !strings.HasPrefix(r.samples[0], "one ") || !strings.Contains(out.String(), r.samples[0]) {
+	if len(r.samples) != 4 || !strings.HasPrefix(r.samples[0], "one ") ||
+		!strings.Contains(out.String(), r.samples[0]) {
 		t.Errorf("samples %q in %s, want 4, the first beginning with \"one \"", r.samples, &out)
 	}
 	if lines := strings.Count(out.String(), " bits a byte\n"); lines != 6 { // one for every ten steps
@@ -47,7 +49,8 @@ func TestTheNetworkLearnsTheText(t *testing.T) {
 	if n := torch.LiveTensors(); n > before {
 		t.Errorf("%d tensors are left, want none", n-before)
 	}
-	if again, err := run(context.Background(), o, &out); err != nil || !slices.Equal(again.losses, r.losses) || !slices.Equal(again.samples, r.samples) {
+	if again, err := run(context.Background(), o, &out); err != nil ||
+		!slices.Equal(again.losses, r.losses) || !slices.Equal(again.samples, r.samples) {
 		t.Errorf("the same seed learned something else: %v", err)
 	}
 }

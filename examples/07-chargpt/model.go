@@ -25,12 +25,15 @@ type block struct {
 
 func newGPT(symbols, width, heads, layers, context int) (*gpt, error) {
 	g := &gpt{
-		tokens: nn.NewEmbedding(symbols, width, nn.EmbeddingOptions{}), places: nn.NewEmbedding(context, width, nn.EmbeddingOptions{}),
-		norm: nn.NewLayerNorm([]int{width}, nn.LayerNormOptions{}), head: nn.NewLinear(width, symbols, nn.LinearOptions{}), context: int64(context),
+		tokens: nn.NewEmbedding(symbols, width, nn.EmbeddingOptions{}),
+		places: nn.NewEmbedding(context, width, nn.EmbeddingOptions{}),
+		norm:   nn.NewLayerNorm([]int{width}, nn.LayerNormOptions{}),
+		head:   nn.NewLinear(width, symbols, nn.LinearOptions{}), context: int64(context),
 	}
 	for range layers {
 		g.blocks = append(g.blocks, &block{
-			norm1: nn.NewLayerNorm([]int{width}, nn.LayerNormOptions{}), norm2: nn.NewLayerNorm([]int{width}, nn.LayerNormOptions{}),
+			norm1:     nn.NewLayerNorm([]int{width}, nn.LayerNormOptions{}),
+			norm2:     nn.NewLayerNorm([]int{width}, nn.LayerNormOptions{}),
 			attention: nn.NewMultiheadAttention(width, heads, nn.MultiheadAttentionOptions{BatchFirst: true}),
 			mlp: nn.NewSequential(nn.NewLinear(width, 4*width, nn.LinearOptions{}), nn.NewGELU(nn.GELUOptions{}),
 				nn.NewLinear(4*width, width, nn.LinearOptions{})),
@@ -51,7 +54,8 @@ func (g *gpt) Parts() nn.Parts {
 	p := nn.Parts{Modules: []nn.Child{{Name: "tokens", Module: g.tokens}, {Name: "places", Module: g.places}}}
 	for i, b := range g.blocks {
 		name := fmt.Sprintf("blocks.%d.", i)
-		p.Modules = append(p.Modules, nn.Child{Name: name + "norm1", Module: b.norm1}, nn.Child{Name: name + "attention", Module: b.attention},
+		p.Modules = append(p.Modules, nn.Child{Name: name + "norm1", Module: b.norm1},
+			nn.Child{Name: name + "attention", Module: b.attention},
 			nn.Child{Name: name + "norm2", Module: b.norm2}, nn.Child{Name: name + "mlp", Module: b.mlp})
 	}
 	p.Modules = append(p.Modules, nn.Child{Name: "norm", Module: g.norm}, nn.Child{Name: "head", Module: g.head})
@@ -95,7 +99,8 @@ func (g *gpt) step(tokens *torch.Tensor, caches []*nn.KVCache) *torch.Tensor {
 // together must fit into the context.
 func (g *gpt) generate(prompt []int64, count int, temperature float64, device cuda.Device) ([]int64, error) {
 	if len(prompt) == 0 || count < 0 || int64(len(prompt)+count) > g.context {
-		return nil, fmt.Errorf("%d tokens after a prompt of %d: the network has %d positions", count, len(prompt), g.context)
+		return nil, fmt.Errorf("%d tokens after a prompt of %d: the network has %d positions", count,
+			len(prompt), g.context)
 	}
 	scope := torch.NewScope("generate")
 	defer scope.Close()

@@ -43,14 +43,16 @@ func newText(data []byte, context, batch, batches int, seed uint64) (*text, erro
 // Fields returns the two tensors of a sample: its tokens, and the next token for each of them.
 func (t *text) Fields() []torch.Spec {
 	shape := []int64{int64(t.context)}
-	return []torch.Spec{{Name: "tokens", DType: torch.Int64, Shape: shape}, {Name: "next", DType: torch.Int64, Shape: shape}}
+	return []torch.Spec{{Name: "tokens", DType: torch.Int64, Shape: shape},
+		{Name: "next", DType: torch.Int64, Shape: shape}}
 }
 
 func (t *text) BatchSize() int { return t.batch }
 
 // Fill writes batches from random positions in the text. The positions depend only on seed and
 // epoch.
-func (t *text) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (t *text) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	rng := rand.New(rand.NewPCG(t.seed, uint64(epoch)))
 	for range t.batches {
 		memory, err := lend(ctx) // waits for a free slot, and ends with the epoch

@@ -53,7 +53,8 @@ func main() {
 	flag.IntVar(&o.pretrain, "pretrain", 8, "epochs of the first task")
 	flag.IntVar(&o.epochs, "epochs", 6, "epochs of the second task")
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters and batches")
-	lesson.Usage(flag.CommandLine, "08-finetune [options]", "Trains a network on photographs, gives it a new task with the trunk frozen, and compares with a network that begins anew.")
+	lesson.Usage(flag.CommandLine, "08-finetune [options]", "Trains a network on photographs, gives it a "+
+		"new task with the trunk frozen, and compares with a network that begins anew.")
 	flag.Parse()
 	lesson.Run("08-finetune", func(ctx context.Context) error {
 		_, err := run(ctx, o, os.Stdout)
@@ -71,7 +72,8 @@ func newModel(classes, width int) *model {
 			nn.NewBatchNorm2d(out, nn.BatchNorm2dOptions{}), nn.NewReLU())
 	}
 	return &model{
-		trunk: nn.NewSequential(block(3, width, 1), block(width, 2*width, 2), block(2*width, 4*width, 2), block(4*width, 4*width, 2),
+		trunk: nn.NewSequential(block(3, width, 1), block(width, 2*width, 2), block(2*width, 4*width, 2),
+			block(4*width, 4*width, 2),
 			nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten()),
 		head: nn.NewLinear(4*width, classes, nn.LinearOptions{}),
 	}
@@ -103,7 +105,8 @@ type task struct {
 func run(ctx context.Context, o options, out io.Writer) (_ *result, err error) {
 	device, err := study.Device(o.device)
 	if err == nil {
-		err = study.Positive(map[string]int{"size": o.size, "width": o.width, "pretrain": o.pretrain, "epochs": o.epochs})
+		err = study.Positive(map[string]int{"size": o.size, "width": o.width, "pretrain": o.pretrain,
+			"epochs": o.epochs})
 	}
 	if err != nil {
 		return nil, err
@@ -111,13 +114,15 @@ func run(ctx context.Context, o options, out io.Writer) (_ *result, err error) {
 	if err := torch.ManualSeed(o.seed); err != nil {
 		return nil, err
 	}
-	loader, feed, err := open(ctx, o.train, device, imageloader.Options{BatchSize: 32, Transform: imageloader.Train(o.size), Shuffle: true, Seed: o.seed})
+	loader, feed, err := open(ctx, o.train, device,
+		imageloader.Options{BatchSize: 32, Transform: imageloader.Train(o.size), Shuffle: true, Seed: o.seed})
 	if err != nil {
 		return nil, lesson.ExplainMissing(err, "08-finetune", "-archive", o.train)
 	}
 	defer loader.Close()
 	defer feed.Close()
-	tests, test, err := open(ctx, o.test, device, imageloader.Options{BatchSize: 64, Transform: imageloader.Eval(o.size*8/7, o.size), Classes: loader.Classes()})
+	tests, test, err := open(ctx, o.test, device,
+		imageloader.Options{BatchSize: 64, Transform: imageloader.Eval(o.size*8/7, o.size), Classes: loader.Classes()})
 	if err != nil {
 		return nil, lesson.ExplainMissing(err, "08-finetune", "-test", o.test)
 	}
@@ -159,7 +164,8 @@ func run(ctx context.Context, o options, out io.Writer) (_ *result, err error) {
 }
 
 // open opens an archive and a prefetcher for it.
-func open(ctx context.Context, path string, device cuda.Device, o imageloader.Options) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
+func open(ctx context.Context, path string, device cuda.Device, o imageloader.Options) (*imageloader.Loader,
+	*prefetcher.Prefetcher, error) {
 	loader, err := imageloader.OpenContext(ctx, path, o)
 	if err != nil {
 		return nil, nil, err
@@ -180,7 +186,8 @@ func pretrain(ctx context.Context, o options, t task, classes int, out io.Writer
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "first task, %d photographs: %.0f %% right after epoch %d\n", classes, 100*accuracies[len(accuracies)-1], t.epochs)
+	fmt.Fprintf(out, "first task, %d photographs: %.0f %% right after epoch %d\n", classes,
+		100*accuracies[len(accuracies)-1], t.epochs)
 	return nn.Save(o.checkpoint, net, nil)
 }
 
@@ -207,13 +214,15 @@ func second(ctx context.Context, o options, t task, r *result, out io.Writer) (e
 		return err
 	}
 	for i := range r.tuned {
-		fmt.Fprintf(out, "second task, after epoch %d: %.0f %% right with the frozen trunk, %.0f %% from nothing\n", i, 100*r.tuned[i], 100*r.scratch[i])
+		fmt.Fprintf(out, "second task, after epoch %d: %.0f %% right with the frozen trunk, %.0f %% from "+
+			"nothing\n", i, 100*r.tuned[i], 100*r.scratch[i])
 	}
 	if o.picture == "" {
 		return nil
 	}
 	return study.Curves(o.picture, "08-finetune: share of test photographs named right", "epochs of the second task",
-		[]study.Curve{{Name: "frozen trunk", Values: r.tuned}, {Name: "from nothing", Values: r.scratch}}, strings.Split(r.report.String(), "\n"))
+		[]study.Curve{{Name: "frozen trunk", Values: r.tuned}, {Name: "from nothing", Values: r.scratch}},
+		strings.Split(r.report.String(), "\n"))
 }
 
 // learn trains the network and returns its accuracies before the first epoch and after each epoch.

@@ -13,7 +13,8 @@ import (
 )
 
 func small() options {
-	return options{train: "../data/photos-train.tgz", test: "../data/photos-test.tgz", device: "cpu", size: 16, width: 8, pretrain: 3, epochs: 2, seed: 1}
+	return options{train: "../data/photos-train.tgz", test: "../data/photos-test.tgz", device: "cpu",
+		size: 16, width: 8, pretrain: 3, epochs: 2, seed: 1}
 }
 
 func TestTheFrozenTrunkIsAheadOfNothing(t *testing.T) {
@@ -46,8 +47,14 @@ func TestMistakesSayWhatToDo(t *testing.T) {
 	for want, change := range map[string]func(*options){
 		"-epochs 0: want 1": func(o *options) { o.epochs = 0 },
 		"none.tgz":          func(o *options) { o.train = "none.tgz" },
-		"from its root: run 08-finetune there, or name another with -archive FILE": func(o *options) { o.train = lesson.TrainArchive },
-		"from its root: run 08-finetune there, or name another with -test FILE":    func(o *options) { o.test = lesson.TestArchive },
+		"from its root: run 08-finetune there, or name another with -archive FILE": func(
+			o *options) {
+			o.train = lesson.TrainArchive
+		},
+		"from its root: run 08-finetune there, or name another with -test FILE": func(
+			o *options) {
+			o.test = lesson.TestArchive
+		},
 		"none.safetensors": func(o *options) { o.checkpoint = "none.safetensors" },
 	} {
 		o := small()

@@ -41,7 +41,8 @@ func main() {
 	flag.IntVar(&o.batch, "batch", 32, "images in a batch")
 	flag.IntVar(&o.width, "width", 24, "channels of the widest images")
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters, drawings and noise")
-	lesson.Usage(flag.CommandLine, "09-dcgan [options]", "Trains an adversarial network that draws discs, squares and crosses.")
+	lesson.Usage(flag.CommandLine, "09-dcgan [options]",
+		"Trains an adversarial network that draws discs, squares and crosses.")
 	flag.Parse()
 	lesson.Run("09-dcgan", func(ctx context.Context) error {
 		_, err := run(ctx, o, os.Stdout)
@@ -71,7 +72,8 @@ func (d drawings) Finishes() []tensor.Finish {
 }
 
 // Fill draws the epoch's batches.
-func (d drawings) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (d drawings) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	rng := rand.New(rand.NewPCG(d.seed, uint64(epoch)))
 	for range d.batches {
 		memory, err := lend(ctx)
@@ -112,11 +114,13 @@ func draw(rng *rand.Rand, pixels []byte) {
 // newGenerator turns noise [N noise 1 1] into images [N 1 16 16].
 func newGenerator(width int) *nn.Sequential {
 	up := func(in, out int) nn.Module {
-		return nn.NewSequential(nn.NewConvTranspose2d(in, out, 4, nn.ConvTranspose2dOptions{Stride: 2, Padding: 1, NoBias: true}),
+		return nn.NewSequential(nn.NewConvTranspose2d(in, out, 4,
+			nn.ConvTranspose2dOptions{Stride: 2, Padding: 1, NoBias: true}),
 			nn.NewBatchNorm2d(out, nn.BatchNorm2dOptions{}), nn.NewReLU())
 	}
 	return nn.NewSequential(
-		nn.NewConvTranspose2d(noise, 4*width, 4, nn.ConvTranspose2dOptions{NoBias: true}), nn.NewBatchNorm2d(4*width, nn.BatchNorm2dOptions{}), nn.NewReLU(),
+		nn.NewConvTranspose2d(noise, 4*width, 4, nn.ConvTranspose2dOptions{NoBias: true}),
+		nn.NewBatchNorm2d(4*width, nn.BatchNorm2dOptions{}), nn.NewReLU(),
 		up(4*width, 2*width),
 		nn.NewConvTranspose2d(2*width, 1, 4, nn.ConvTranspose2dOptions{Stride: 2, Padding: 1}), nn.NewTanh(),
 	)
@@ -129,7 +133,8 @@ func newCritic(width int) *nn.Sequential {
 	}
 	return nn.NewSequential(
 		down(1, width), nn.NewLeakyReLU(nn.LeakyReLUOptions{NegativeSlope: 0.2}),
-		down(width, 2*width), nn.NewBatchNorm2d(2*width, nn.BatchNorm2dOptions{}), nn.NewLeakyReLU(nn.LeakyReLUOptions{NegativeSlope: 0.2}),
+		down(width, 2*width), nn.NewBatchNorm2d(2*width, nn.BatchNorm2dOptions{}),
+		nn.NewLeakyReLU(nn.LeakyReLUOptions{NegativeSlope: 0.2}),
 		nn.NewConv2d(2*width, 1, 4, nn.Conv2dOptions{NoBias: true}), nn.NewFlatten(),
 	)
 }

@@ -15,7 +15,8 @@ import (
 // After a short training the network's images are brighter in the middle than at the border, like
 // drawings and unlike noise.
 func TestTheImagesBecomeDrawings(t *testing.T) {
-	o := options{device: "cpu", picture: filepath.Join(t.TempDir(), "gan.png"), steps: 240, batch: 24, width: 8, seed: 1}
+	o := options{device: "cpu", picture: filepath.Join(t.TempDir(), "gan.png"), steps: 240, batch: 24,
+		width: 8, seed: 1}
 	before := torch.LiveTensors()
 	var out bytes.Buffer
 	r, err := run(context.Background(), o, &out)
@@ -25,9 +26,11 @@ func TestTheImagesBecomeDrawings(t *testing.T) {
 	border, middle := brightness(r.made)
 	realBorder, realMiddle := brightness(r.real)
 	if middle < 0.15 || border > middle/2 {
-		t.Errorf("brightness %.2f on the border and %.2f in the middle; of drawings %.2f and %.2f", border, middle, realBorder, realMiddle)
+		t.Errorf("brightness %.2f on the border and %.2f in the middle; of drawings %.2f and %.2f", border,
+			middle, realBorder, realMiddle)
 	}
-	if !(r.critic > 0 && r.critic < 4) || !strings.HasPrefix(out.String(), "step 200: ") || !strings.Contains(out.String(), "step 240: ") {
+	if !(r.critic > 0 && r.critic < 4) || !strings.HasPrefix(out.String(), "step 200: ") ||
+		!strings.Contains(out.String(), "step 240: ") {
 		t.Errorf("losses %v and %v\n%s", r.critic, r.generator, &out)
 	}
 	f, err := os.Open(o.picture)
@@ -35,7 +38,8 @@ func TestTheImagesBecomeDrawings(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if img, err := png.Decode(f); err != nil || img.Bounds().Dx() != 12*(4*side+2)-2 || img.Bounds().Dy() != 4*(4*side+2)-2 {
+	if img, err := png.Decode(f); err != nil || img.Bounds().Dx() != 12*(4*side+2)-2 ||
+		img.Bounds().Dy() != 4*(4*side+2)-2 {
 		t.Errorf("the picture: %v, %v, want %v, %v, nil",
 			img.Bounds(), err, 12*(4*side+2)-2, 4*(4*side+2)-2)
 	}

@@ -50,7 +50,8 @@ func main() {
 	flag.IntVar(&o.epochs, "epochs", 20, "epochs of training")
 	flag.IntVar(&o.width, "width", 12, "channels at full size")
 	flag.Uint64Var(&o.seed, "seed", 1, "of images, parameters and batches")
-	lesson.Usage(flag.CommandLine, "10-segment [options]", "Trains a U-Net that finds discs, squares and crosses in noisy pictures, pixel by pixel.")
+	lesson.Usage(flag.CommandLine, "10-segment [options]",
+		"Trains a U-Net that finds discs, squares and crosses in noisy pictures, pixel by pixel.")
 	flag.Parse()
 	lesson.Run("10-segment", func(ctx context.Context) error {
 		_, err := run(ctx, o, os.Stdout)
@@ -73,7 +74,8 @@ func writeArchive(path string, images int, rng *rand.Rand) error {
 			if err := png.Encode(&data, member.image); err != nil {
 				return err
 			}
-			header := &tar.Header{Name: fmt.Sprintf("%s/%04d.png", member.folder, i), Mode: 0o644, Size: int64(data.Len())}
+			header := &tar.Header{Name: fmt.Sprintf("%s/%04d.png", member.folder, i), Mode: 0o644,
+				Size: int64(data.Len())}
 			if err := archive.WriteHeader(header); err != nil {
 				return err
 			}
@@ -97,7 +99,8 @@ func draw(rng *rand.Rand) (image.Image, image.Image) {
 	}
 	var shapes [3]shape
 	for i := range shapes {
-		shapes[i] = shape{1 + rng.IntN(3), 8 + rng.IntN(side-16), 8 + rng.IntN(side-16), 5 + rng.IntN(5), [3]int{rng.IntN(200), rng.IntN(200), rng.IntN(200)}}
+		shapes[i] = shape{1 + rng.IntN(3), 8 + rng.IntN(side-16), 8 + rng.IntN(side-16), 5 + rng.IntN(5),
+			[3]int{rng.IntN(200), rng.IntN(200), rng.IntN(200)}}
 	}
 	for y := range side {
 		for x := range side {
@@ -105,7 +108,8 @@ func draw(rng *rand.Rand) (image.Image, image.Image) {
 			for _, s := range shapes {
 				dx, dy := max(x-s.x, s.x-x), max(y-s.y, s.y-y)
 				box := max(dx, dy) <= s.radius
-				if s.kind == 1 && dx*dx+dy*dy <= s.radius*s.radius || s.kind == 2 && box || s.kind == 3 && box && min(dx, dy) <= 2 {
+				if s.kind == 1 && dx*dx+dy*dy <= s.radius*s.radius || s.kind == 2 && box || s.kind == 3 &&
+					box && min(dx, dy) <= 2 {
 					ink = s.ink
 					mask.SetGray(x, y, color.Gray{Y: uint8(s.kind)})
 				}
@@ -132,7 +136,8 @@ type unet struct {
 
 func newUNet(width int) *unet {
 	block := func(in, out int) nn.Module {
-		return nn.NewSequential(nn.NewConv2d(in, out, 3, nn.Conv2dOptions{Padding: 1, NoBias: true}), nn.NewBatchNorm2d(out, nn.BatchNorm2dOptions{}), nn.NewReLU())
+		return nn.NewSequential(nn.NewConv2d(in, out, 3, nn.Conv2dOptions{Padding: 1, NoBias: true}),
+			nn.NewBatchNorm2d(out, nn.BatchNorm2dOptions{}), nn.NewReLU())
 	}
 	up := func(in, out int) *nn.ConvTranspose2d {
 		return nn.NewConvTranspose2d(in, out, 2, nn.ConvTranspose2dOptions{Stride: 2})
@@ -163,13 +168,15 @@ func (u *unet) Forward(x *torch.Tensor) *torch.Tensor {
 func (u *unet) Parts() nn.Parts {
 	return nn.Parts{Modules: []nn.Child{
 		{Name: "down.0", Module: u.down[0]}, {Name: "down.1", Module: u.down[1]}, {Name: "deep", Module: u.deep},
-		{Name: "up.0", Module: u.up[0]}, {Name: "up.1", Module: u.up[1]}, {Name: "fuse.0", Module: u.fuse[0]}, {Name: "fuse.1", Module: u.fuse[1]},
+		{Name: "up.0", Module: u.up[0]}, {Name: "up.1", Module: u.up[1]},
+		{Name: "fuse.0", Module: u.fuse[0]}, {Name: "fuse.1", Module: u.fuse[1]},
 		{Name: "head", Module: u.head},
 	}}
 }
 
 // trainEpoch takes a step for each batch of the epoch.
-func trainEpoch(ctx context.Context, net *unet, feed *prefetcher.Prefetcher, epoch int, opt optim.Optimizer, rates *optim.Scheduler) error {
+func trainEpoch(ctx context.Context, net *unet, feed *prefetcher.Prefetcher, epoch int, opt optim.Optimizer,
+	rates *optim.Scheduler) error {
 	nn.Train(net, true)
 	for batch, err := range feed.Epoch(ctx, epoch) {
 		if err != nil {
@@ -204,7 +211,8 @@ func run(ctx context.Context, o options, out io.Writer) (overlaps []float64, err
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	open := func(name string, images int, t imageloader.Transform, seed uint64) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
+	open := func(name string, images int, t imageloader.Transform, seed uint64) (*imageloader.Loader,
+		*prefetcher.Prefetcher, error) {
 		path := filepath.Join(dir, name)
 		if err := writeArchive(path, images, rand.New(rand.NewPCG(o.seed, seed))); err != nil {
 			return nil, nil, err
@@ -245,7 +253,8 @@ func run(ctx context.Context, o options, out io.Writer) (overlaps []float64, err
 	}
 	defer opt.Close()
 	if least := 4; o.epochs*loader.Batches() < least {
-		return nil, fmt.Errorf("-epochs %d with -images %d are %d steps: at least %d are needed", o.epochs, o.images, o.epochs*loader.Batches(), least)
+		return nil, fmt.Errorf("-epochs %d with -images %d are %d steps: at least %d are needed", o.epochs,
+			o.images, o.epochs*loader.Batches(), least)
 	}
 	rates, err := optim.NewScheduler(opt, optim.OneCycleLR{Steps: o.epochs * loader.Batches()})
 	if err != nil {
@@ -280,7 +289,8 @@ func masks(batch *prefetcher.Batch) *torch.Tensor { return batch.Tensors()[1] }
 
 // evaluate returns the intersection over union, averaged over the classes. If picture is not "", it
 // draws the first images there.
-func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, device cuda.Device, picture string) (float64, error) {
+func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, device cuda.Device,
+	picture string) (float64, error) {
 	nn.Train(net, false)
 	// Entry label*classes+prediction counts pixels.
 	confusion, err := torch.Zeros(device, torch.Int64, classes*classes)
@@ -294,7 +304,8 @@ func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, d
 		}
 		found, truth := net.Forward(batch.Images.NoGrad()).ArgMax(1, false), masks(batch)
 		pairs := truth.MulInt(classes).Add(found).Flatten(0, -1)
-		if err := confusion.Add_(pairs.BinCount(torch.BinCountOptions{Minlength: classes * classes})).Err(); err != nil {
+		if err := confusion.Add_(
+			pairs.BinCount(torch.BinCountOptions{Minlength: classes * classes})).Err(); err != nil {
 			return 0, err
 		}
 		if picture != "" && batch.Index == 0 {

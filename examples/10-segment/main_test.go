@@ -13,7 +13,8 @@ import (
 )
 
 func TestTheNetworkFindsShapes(t *testing.T) {
-	o := options{device: "cpu", picture: filepath.Join(t.TempDir(), "segment.png"), images: 128, epochs: 5, width: 8, seed: 1}
+	o := options{device: "cpu", picture: filepath.Join(t.TempDir(), "segment.png"), images: 128, epochs: 5,
+		width: 8, seed: 1}
 	before := torch.LiveTensors()
 	var out bytes.Buffer
 	overlaps, err := run(context.Background(), o, &out)
@@ -21,7 +22,8 @@ func TestTheNetworkFindsShapes(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A network that predicts only background gets about 0.2.
-	if len(overlaps) != 5 || overlaps[4] < 0.35 || !strings.HasPrefix(out.String(), "epoch 1: ") || !strings.Contains(out.String(), "\nepoch 5: ") {
+	if len(overlaps) != 5 || overlaps[4] < 0.35 || !strings.HasPrefix(out.String(), "epoch 1: ") ||
+		!strings.Contains(out.String(), "\nepoch 5: ") {
 		t.Errorf("overlaps %v, want 5, the last at least 0.35, and a line an epoch in\n%s", overlaps, &out)
 	}
 	f, err := os.Open(o.picture)

@@ -86,7 +86,8 @@ func reportSteps(ctx context.Context, o options) options {
 		if err != nil {
 			return err
 		}
-		r := report{Rank: s.rank, World: world, Epoch: s.epoch, Batch: s.batch, PID: os.Getpid(), Pixels: crc32.ChecksumIEEE(pixels), Loss: loss[0]}
+		r := report{Rank: s.rank, World: world, Epoch: s.epoch, Batch: s.batch, PID: os.Getpid(),
+			Pixels: crc32.ChecksumIEEE(pixels), Loss: loss[0]}
 		for _, sample := range s.info.Samples {
 			r.Names = append(r.Names, sample.Name)
 		}
@@ -174,8 +175,10 @@ func start(t *testing.T, device string, c part, checkpoint string) []*rank {
 	for n := range ranks {
 		r := &rank{Cmd: exec.CommandContext(ctx, self), lines: make(chan string, 1024)}
 		number := strconv.Itoa(n)
-		r.Env = append(os.Environ(), variable+"="+device, checkpointVariable+"="+checkpoint, "RANK="+number, "LOCAL_RANK="+number,
-			"WORLD_SIZE="+strconv.Itoa(c.world), "LOCAL_WORLD_SIZE="+strconv.Itoa(c.world), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1",
+		r.Env = append(os.Environ(), variable+"="+device, checkpointVariable+"="+checkpoint, "RANK="+number,
+			"LOCAL_RANK="+number,
+			"WORLD_SIZE="+strconv.Itoa(c.world), "LOCAL_WORLD_SIZE="+strconv.Itoa(c.world),
+			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1",
 			fmt.Sprintf("%s=%d:%d", holdVariable, c.victim, c.after))
 		out, err := r.StdoutPipe()
 		if err != nil {
@@ -380,7 +383,8 @@ func elastic(t *testing.T, device string, rounding float64, parts ...part) {
 			if n == c.victim {
 				continue
 			}
-			if r.err == nil || !strings.Contains(text, fmt.Sprintf("rank %d", c.victim)) || !strings.Contains(text, "is lost") {
+			if r.err == nil || !strings.Contains(text, fmt.Sprintf("rank %d", c.victim)) ||
+				!strings.Contains(text, "is lost") {
 				t.Errorf("part %d: rank %d: %v, want an error that rank %d is lost\n%s",
 					part, n, r.err, c.victim, text)
 			}
@@ -405,7 +409,8 @@ func TestTerminated(t *testing.T) {
 			t.Errorf("rank %d: %v\n%s", n, r.err, r.text.String())
 		}
 		if got := r.steps[len(r.steps)-1]; got.Epoch != last.Epoch || got.Batch != last.Batch {
-			t.Errorf("rank %d left after batch %d of epoch %d, rank 0 after batch %d of epoch %d", n, got.Batch, got.Epoch, last.Batch, last.Epoch)
+			t.Errorf("rank %d left after batch %d of epoch %d, rank 0 after batch %d of epoch %d", n,
+				got.Batch, got.Epoch, last.Batch, last.Epoch)
 		}
 	}
 	o := small()
@@ -414,7 +419,8 @@ func TestTerminated(t *testing.T) {
 	if _, err := run(t.Context(), o, &out); err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("goes on in epoch %d after batch %d", last.Epoch+1, last.Batch); !strings.Contains(out.String(), want) {
+	if want := fmt.Sprintf("goes on in epoch %d after batch %d", last.Epoch+1,
+		last.Batch); !strings.Contains(out.String(), want) {
 		t.Errorf("%q is not in\n%s", want, out.String())
 	}
 }
@@ -442,8 +448,10 @@ func TestTorchrunRestarts(t *testing.T) {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
-	c := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts=1", "--no-python", self)
-	c.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+filepath.Join(t.TempDir(), "last.pt"), holdVariable+"=1:8", "OMP_NUM_THREADS=1")
+	c := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--standalone",
+		"--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts=1", "--no-python", self)
+	c.Env = append(os.Environ(), variable+"=cpu",
+		checkpointVariable+"="+filepath.Join(t.TempDir(), "last.pt"), holdVariable+"=1:8", "OMP_NUM_THREADS=1")
 	out, err := c.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -488,16 +496,21 @@ type agent struct {
 // the hosts' rendezvous. TORCH_DISABLE_SHARE_RDZV_TCP_STORE makes rank 0 host the ranks' store and
 // announce it after each start. Without it, torchrun hosts the store and announces it only after
 // the first start.
-func startAgent(ctx context.Context, t *testing.T, python string, port int, checkpoint string, first bool, env ...string) *agent {
+func startAgent(ctx context.Context, t *testing.T, python string, port int, checkpoint string, first bool,
+	env ...string) *agent {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=scales",
-		"--rdzv-backend=c10d", fmt.Sprintf("--rdzv-endpoint=127.0.0.1:%d", port), "--local-addr=127.0.0.1", "--monitor-interval=0.1", "--no-python",
-		fmt.Sprintf("--rdzv-conf=is_host=%t,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3", first), self), make(chan string, 1024)}
-	a.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+checkpoint, aloneVariable+"=5", "OMP_NUM_THREADS=1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+	a := &agent{exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--nnodes=1:2",
+		"--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=scales",
+		"--rdzv-backend=c10d", fmt.Sprintf("--rdzv-endpoint=127.0.0.1:%d", port), "--local-addr=127.0.0.1",
+		"--monitor-interval=0.1", "--no-python",
+		fmt.Sprintf("--rdzv-conf=is_host=%t,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3", first), self),
+		make(chan string, 1024)}
+	a.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+checkpoint, aloneVariable+"=5",
+		"OMP_NUM_THREADS=1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
 	a.Env = append(a.Env, env...)
 	out, err := a.StdoutPipe()
 	if err != nil {

@@ -80,7 +80,8 @@ func main() {
 	flag.StringVar(&o.archive, "archive", lesson.TrainArchive, "images to learn from")
 	flag.StringVar(&o.arch, "arch", "", "one of torchstream's models, such as resnet50 (default: a small network)")
 	flag.StringVar(&o.save, "save", "", "write the weights to this `file`, on rank 0")
-	flag.StringVar(&o.checkpoint, "checkpoint", "", "go on from this `file` if it exists, and write it: after each epoch, -every so many steps, and at SIGTERM")
+	flag.StringVar(&o.checkpoint, "checkpoint", "",
+		"go on from this `file` if it exists, and write it: after each epoch, -every so many steps, and at SIGTERM")
 	flag.StringVar(&o.timeline, "timeline", "", "draw the steps 4 to 8 of all ranks to this .svg, .png or .json `file`")
 	flag.IntVar(&o.every, "every", 0, "steps between checkpoints (default: an epoch)")
 	flag.IntVar(&o.size, "size", 32, "pixels per side of an image")
@@ -92,7 +93,8 @@ func main() {
 	flag.BoolVar(&o.dist.Debug, "debug", false, "compare the collectives of all ranks")
 	flag.DurationVar(&o.dist.Timeout, "timeout", 0, "of a collective (default 5m)")
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters and batches")
-	lesson.Usage(flag.CommandLine, "11-distributed [options]", "Trains a network with several processes, one for each GPU; started alone, with one. torchrun, srun and mpirun start it too.")
+	lesson.Usage(flag.CommandLine, "11-distributed [options]", "Trains a network with several processes, "+
+		"one for each GPU; started alone, with one. torchrun, srun and mpirun start it too.")
 	flag.Parse()
 	if env, err := distributed.ReadEnvironment(os.Getenv); err == nil && env.Warning != "" { // Init returns err
 		fmt.Fprintln(os.Stderr, "11-distributed: warning:", env.Warning)
@@ -123,7 +125,8 @@ func message(err error) string {
 	if e.Rank == speaker || e.Rank == e.Culprit {
 		return err.Error()
 	}
-	return fmt.Sprintf("rank %d ends with the job: rank %d is at fault, and rank %d says why", e.Rank, e.Culprit, speaker)
+	return fmt.Sprintf("rank %d ends with the job: rank %d is at fault, and rank %d says why", e.Rank,
+		e.Culprit, speaker)
 }
 
 // result holds a rank's results.
@@ -185,8 +188,9 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	}
 
 	// Every rank reads the same archive, and gets different samples of the same order.
-	loader, err := imageloader.OpenContext(ctx, o.archive, imageloader.Options{BatchSize: o.batch / world.Size(), Transform: imageloader.Train(o.size),
-		Shuffle: true, Seed: o.seed, Rank: world.Rank(), World: world.Size()})
+	loader, err := imageloader.OpenContext(ctx, o.archive,
+		imageloader.Options{BatchSize: o.batch / world.Size(), Transform: imageloader.Train(o.size),
+			Shuffle: true, Seed: o.seed, Rank: world.Rank(), World: world.Size()})
 	if err != nil {
 		return nil, lesson.ExplainMissing(err, "11-distributed", "-archive", o.archive)
 	}
@@ -337,7 +341,8 @@ func (t *trainer) epochs(ctx context.Context, out io.Writer) (losses []float64, 
 		}
 		if images > 0 { // the checkpoint may be at the end of an epoch
 			losses = append(losses, loss)
-			fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch+1, loss, float64(images)/time.Since(start).Seconds())
+			fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch+1, loss,
+				float64(images)/time.Since(start).Seconds())
 		}
 	}
 	return losses, t.finish(out)
@@ -395,7 +400,8 @@ func (t *trainer) step(epoch int, batch *prefetcher.Batch, sums *torch.Tensor) e
 	t.state.Loader = &info.State
 	// The sums stay on the device, so the host does not wait for each batch.
 	losses, counts := sums.Narrow(0, 0, 1), sums.Narrow(0, 1, 1)
-	err := errors.Join(losses.Add_(loss.Detach().MulScalar(float64(batch.N))).Err(), counts.AddScalar_(float64(batch.N)).Err(),
+	err := errors.Join(losses.Add_(loss.Detach().MulScalar(float64(batch.N))).Err(),
+		counts.AddScalar_(float64(batch.N)).Err(),
 		losses.Close(), counts.Close())
 	if err != nil || t.onStep == nil {
 		return err
@@ -451,7 +457,8 @@ func (t *trainer) lastSteps(out io.Writer) error {
 	case t.timeline == "":
 		return nil
 	case t.steps < firstDrawn:
-		fmt.Fprintf(out, "-timeline %s is not written: it shows the steps %d to %d, and the training has %d\n", t.timeline, firstDrawn, lastDrawn, t.steps)
+		fmt.Fprintf(out, "-timeline %s is not written: it shows the steps %d to %d, and the training has %d\n", t.timeline,
+			firstDrawn, lastDrawn, t.steps)
 		if t.rec == nil {
 			return nil
 		}

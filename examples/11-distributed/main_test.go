@@ -25,7 +25,8 @@ import (
 )
 
 func small() options {
-	return options{archive: "../data/photos-train.tgz", size: 16, batch: 24, epochs: 3, rate: 0.02, seed: 1, dist: distributed.Options{CPU: true, Timeout: time.Minute}}
+	return options{archive: "../data/photos-train.tgz", size: 16, batch: 24, epochs: 3, rate: 0.02, seed: 1,
+		dist: distributed.Options{CPU: true, Timeout: time.Minute}}
 }
 
 // patience is the time limit of a hanging test.
@@ -81,13 +82,16 @@ func TestTimelineOfAShortTraining(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := small()
-			o.batch, o.epochs, o.timeline, o.dist.Environment = c.batch, c.epochs, filepath.Join(t.TempDir(), "ranks.json"), alone()
+			o.batch, o.epochs, o.timeline, o.dist.Environment = c.batch, c.epochs, filepath.Join(
+				t.TempDir(), "ranks.json"), alone()
 			var out bytes.Buffer
 			if _, err := run(t.Context(), o, &out); err != nil {
 				t.Fatal(err)
 			}
 			_, err := os.Stat(o.timeline)
-			if says := strings.Contains(out.String(), "-timeline "+o.timeline+" is not written: it shows the steps 4 to 8"); (err == nil) != c.want || says == c.want {
+			if says := strings.Contains(out.String(),
+				"-timeline "+o.timeline+
+					" is not written: it shows the steps 4 to 8"); (err == nil) != c.want || says == c.want {
 				t.Errorf("%v, want a file: %v\n%s", err, c.want, out.String())
 			}
 		})
@@ -165,10 +169,13 @@ func TestOneRankSaysWhyTheJobEnds(t *testing.T) {
 	for _, c := range []struct {
 		rank, culprit int
 		full          bool
-	}{{0, 2, true}, {1, 2, false}, {2, 2, true}, {3, 2, false}, {1, 0, true}, {2, 0, false}, {0, 0, true}, {3, -1, true}} {
-		err := fmt.Errorf("step: %w", &distributed.Error{Rank: c.rank, Culprit: c.culprit, Err: errors.New("the reason")})
+	}{{0, 2, true}, {1, 2, false}, {2, 2, true}, {3, 2, false}, {1, 0, true}, {2, 0, false}, {0, 0, true},
+		{3, -1, true}} {
+		err := fmt.Errorf("step: %w",
+			&distributed.Error{Rank: c.rank, Culprit: c.culprit, Err: errors.New("the reason")})
 		got := message(err)
-		if strings.Contains(got, "the reason") != c.full || c.culprit >= 0 && !strings.Contains(got, fmt.Sprintf("rank %d", c.culprit)) && !c.full {
+		if strings.Contains(got, "the reason") != c.full || c.culprit >= 0 &&
+			!strings.Contains(got, fmt.Sprintf("rank %d", c.culprit)) && !c.full {
 			t.Errorf("rank %d of a job that rank %d ends says %q", c.rank, c.culprit, got)
 		}
 	}
@@ -222,7 +229,8 @@ func TestShellLoopFails(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			pids := filepath.Join(t.TempDir(), "pids")
-			cmd := exec.CommandContext(t.Context(), launcher, "3", "bash", "-c", `[ $RANK = 1 ] && { `+c.fails+`; }; echo $$ >>"$PIDS"; exec sleep 600`)
+			cmd := exec.CommandContext(t.Context(), launcher, "3", "bash", "-c",
+				`[ $RANK = 1 ] && { `+c.fails+`; }; echo $$ >>"$PIDS"; exec sleep 600`)
 			cmd.Env = append(os.Environ(), "PIDS="+pids)
 			err := cmd.Run()
 			var exit *exec.ExitError
@@ -264,7 +272,9 @@ func TestShellLoopIsTerminated(t *testing.T) {
 			ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer stop()
 			cmd := exec.CommandContext(ctx, launcher, "2", self)
-			cmd.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+filepath.Join(t.TempDir(), "last.pt"), "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
+			cmd.Env = append(os.Environ(), variable+"=cpu",
+				checkpointVariable+"="+filepath.Join(t.TempDir(), "last.pt"),
+				"MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			out, err := cmd.StdoutPipe()
 			if err != nil {
@@ -294,7 +304,8 @@ func TestShellLoopIsTerminated(t *testing.T) {
 			var exit *exec.ExitError
 			says := strings.Count(text.String(), errTerminated.Error())
 			if !errors.As(err, &exit) || exit.ExitCode() != interrupt.Status || terminated != 2 || says != 1 {
-				t.Errorf("got %v, want the status %d; %d of 2 ranks leave, %d say so\n%s", err, interrupt.Status, terminated, says, text.String())
+				t.Errorf("got %v, want the status %d; %d of 2 ranks leave, %d say so\n%s", err,
+					interrupt.Status, terminated, says, text.String())
 			}
 		})
 	}
@@ -320,7 +331,8 @@ func TestMistakesSayWhatToDo(t *testing.T) {
 	o := small()
 	o.archive = "none.tgz"
 	o.dist.Environment = alone()
-	if _, err := run(t.Context(), o, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), o.archive) || !strings.Contains(err.Error(), "-archive FILE") {
+	if _, err := run(t.Context(), o, &bytes.Buffer{}); err == nil ||
+		!strings.Contains(err.Error(), o.archive) || !strings.Contains(err.Error(), "-archive FILE") {
 		t.Errorf("got %v, want an error with %q and the flag", err, o.archive)
 	}
 }

@@ -51,9 +51,11 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: the first GPU, if there is one)")
-	flag.StringVar(&o.weights, "weights", "", "safetensors `file` or index of shards; written if it does not exist (default: one in this folder, named by -layers and -width)")
+	flag.StringVar(&o.weights, "weights", "", "safetensors `file` or index of shards; written if it does "+
+		"not exist (default: one in this folder, named by -layers and -width)")
 	flag.StringVar(&o.timeline, "timeline", "", "draw six blocks of the first pass to this .svg, .png or .json `file`")
-	flag.Float64Var(&o.memory, "memory", 0, "limit the GPU's memory to so many `GiB`, and show that the whole model does not fit")
+	flag.Float64Var(&o.memory, "memory", 0,
+		"limit the GPU's memory to so many `GiB`, and show that the whole model does not fit")
 	flag.IntVar(&o.slots, "slots", 2, "blocks of parameters on the device")
 	flag.IntVar(&o.layers, "layers", 12, "blocks of the model")
 	flag.IntVar(&o.width, "width", 256, "size of a token's vector")
@@ -64,7 +66,8 @@ func main() {
 	flag.IntVar(&o.prompt, "prompt", 64, "tokens of a sequence at the beginning")
 	flag.IntVar(&o.tokens, "tokens", 8, "tokens to generate, each in one pass over the blocks")
 	flag.Uint64Var(&o.seed, "seed", 1, "of weights and prompt")
-	lesson.Usage(flag.CommandLine, "12-weights [options]", "Runs a model whose parameters stay in host memory: a block is copied to the device while the one before it computes.")
+	lesson.Usage(flag.CommandLine, "12-weights [options]", "Runs a model whose parameters stay in host "+
+		"memory: a block is copied to the device while the one before it computes.")
 	flag.Parse()
 	lesson.Run("12-weights", func(ctx context.Context) error {
 		_, err := run(ctx, o, os.Stdout)
@@ -121,11 +124,13 @@ func (o *options) check() (cuda.Device, error) {
 	case err != nil:
 		return 0, err
 	case o.layers < 1 || o.vocabulary < 1 || o.batch < 1 || o.prompt < 1:
-		return 0, fmt.Errorf("-layers %d, -vocabulary %d, -batch %d, -prompt %d: want 1 or more", o.layers, o.vocabulary, o.batch, o.prompt)
+		return 0, fmt.Errorf("-layers %d, -vocabulary %d, -batch %d, -prompt %d: want 1 or more", o.layers,
+			o.vocabulary, o.batch, o.prompt)
 	case o.tokens < 2:
 		return 0, fmt.Errorf("-tokens %d: want 2 or more, because the first pass is not timed", o.tokens)
 	case o.prompt+o.tokens > o.context+1:
-		return 0, fmt.Errorf("-prompt %d and -tokens %d: the model has %d positions: raise -context", o.prompt, o.tokens, o.context)
+		return 0, fmt.Errorf("-prompt %d and -tokens %d: the model has %d positions: raise -context",
+			o.prompt, o.tokens, o.context)
 	case o.memory != 0 && device == cuda.CPU:
 		return 0, errors.New("-memory limits the memory of a GPU, and the device is the CPU")
 	}
@@ -136,7 +141,8 @@ func (o *options) check() (cuda.Device, error) {
 }
 
 func (o *options) model(layers int) models.GPT2Options {
-	return models.GPT2Options{VocabSize: o.vocabulary, Positions: o.context, Layers: layers, Heads: o.heads, Width: o.width}
+	return models.GPT2Options{VocabSize: o.vocabulary, Positions: o.context, Layers: layers, Heads: o.heads,
+		Width: o.width}
 }
 
 // write writes the file of the whole model, unless it exists. Only this step needs host memory for
@@ -294,7 +300,8 @@ func (m *model) bind(fields []*torch.Tensor) error {
 // generate extends the sequences of tokens [N T] by count tokens, always the most probable ones.
 // Each token takes a pass over all blocks. It calls seen with the logits of each pass, which are
 // valid during the call. The caller closes the result.
-func (m *model) generate(ctx context.Context, tokens *torch.Tensor, count int, seen func(pass int, logits *torch.Tensor) error) (*torch.Tensor, error) {
+func (m *model) generate(ctx context.Context, tokens *torch.Tensor, count int,
+	seen func(pass int, logits *torch.Tensor) error) (*torch.Tensor, error) {
 	tokens = tokens.Keep()
 	var x *torch.Tensor // a block's result, which outlives the iteration
 	defer func() { x.Close() }()

@@ -238,10 +238,22 @@ func TestMistakesSayWhatToDo(t *testing.T) {
 	}
 	before := torch.LiveTensors()
 	for want, change := range map[string]func(*options){
-		`small.safetensors.index.json: there is no tensor "h.8.ln_1.weight"`:                     func(o *options) { o.layers = 9 },
-		"small.safetensors.index.json: tensor h.0.ln_1.weight is float32[32], and the model has": func(o *options) { o.width = 64 },
-		"small.safetensors.index.json: tensor wpe.weight is float32[16 32], and the model has":   func(o *options) { o.context = 20 },
-		"damaged.safetensors: not a safetensors file, nor .pt or .pth":                           func(o *options) { o.weights = damaged },
+		`small.safetensors.index.json: there is no tensor "h.8.ln_1.weight"`: func(
+			o *options) {
+			o.layers = 9
+		},
+		"small.safetensors.index.json: tensor h.0.ln_1.weight is float32[32], and the model has": func(
+			o *options) {
+			o.width = 64
+		},
+		"small.safetensors.index.json: tensor wpe.weight is float32[16 32], and the model has": func(
+			o *options) {
+			o.context = 20
+		},
+		"damaged.safetensors: not a safetensors file, nor .pt or .pth": func(
+			o *options) {
+			o.weights = damaged
+		},
 		"-vocabulary 0":     func(o *options) { o.vocabulary = 0 },
 		"-layers 0":         func(o *options) { o.layers = 0 },
 		"the first pass is": func(o *options) { o.tokens = 1 },

@@ -57,7 +57,8 @@ func mapTensor(file *checkpoint.File, name string, spec torch.Spec) (*torch.Tens
 	}
 	if t.DType() != spec.DType || !slices.Equal(t.Shape(), spec.Shape) {
 		defer t.Close()
-		return nil, fmt.Errorf("%s: tensor %s is %v%v, and the model has %v%v: give the sizes of the model in the file, or another file",
+		return nil, fmt.Errorf("%s: tensor %s is %v%v, and the model has %v%v: give the sizes of the "+
+			"model in the file, or another file",
 			file.Path(), name, t.DType(), t.Shape(), spec.DType, spec.Shape)
 	}
 	return t, nil
@@ -73,7 +74,8 @@ const piece = 16 << 20 // bytes copied per goroutine
 
 // Fill delivers the blocks in turn until ctx ends, each with its number. So the first block of a
 // pass is copied while the last block of the previous pass computes.
-func (w *weights) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (w *weights) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error),
+	deliver func(int, any) error) error {
 	for i := 0; ; i = (i + 1) % len(w.bytes) {
 		slot, err := lend(ctx) // waits until the slot's earlier block has been copied
 		if err != nil {

@@ -100,7 +100,8 @@ func split(name string) (bucket *url.URL, key string, err error) {
 		u.Path, key = "", strings.TrimPrefix(u.Path, "/")
 	}
 	if key == "" {
-		return nil, "", lasting{fmt.Errorf("%s names no object: it should be like %s://bucket/key", printable.URL(name), u.Scheme), errors.ErrUnsupported}
+		return nil, "", lasting{fmt.Errorf("%s names no object: it should be like %s://bucket/key",
+			printable.URL(name), u.Scheme), errors.ErrUnsupported}
 	}
 	return u, key, nil
 }
@@ -142,7 +143,8 @@ func open(ctx context.Context, bucket *blob.Bucket, key string) (*source, error)
 	if err != nil {
 		return nil, failed(err)
 	}
-	s := &source{bucket: bucket, key: key, info: imageloader.SourceInfo{Size: a.Size, ModTime: a.ModTime, Version: a.ETag}}
+	s := &source{bucket: bucket, key: key, info: imageloader.SourceInfo{Size: a.Size, ModTime: a.ModTime,
+		Version: a.ETag}}
 	var object storage.ObjectAttrs
 	if a.As(&object) {
 		s.generation = object.Generation
@@ -162,10 +164,11 @@ func (s *source) Close() error {
 
 func (s *source) ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser, error) {
 	matches := false
-	r, err := s.bucket.NewRangeReader(ctx, s.key, offset, n, &blob.ReaderOptions{BeforeRead: func(as func(any) bool) error {
-		matches = s.match(as)
-		return nil
-	}})
+	r, err := s.bucket.NewRangeReader(ctx, s.key, offset, n,
+		&blob.ReaderOptions{BeforeRead: func(as func(any) bool) error {
+			matches = s.match(as)
+			return nil
+		}})
 	if err != nil {
 		return nil, failed(err)
 	}

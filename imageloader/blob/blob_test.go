@@ -45,7 +45,8 @@ func archive(t *testing.T, n int) []byte {
 		if err := png.Encode(&file, m); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.WriteHeader(&tar.Header{Name: fmt.Sprintf("class%d/%03d.png", i%3, i), Size: int64(file.Len()), Mode: 0o644, Typeflag: tar.TypeReg}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: fmt.Sprintf("class%d/%03d.png", i%3, i),
+			Size: int64(file.Len()), Mode: 0o644, Typeflag: tar.TypeReg}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := w.Write(file.Bytes()); err != nil {
@@ -101,7 +102,8 @@ func TestBucketsGiveTheEpochOfAFile(t *testing.T) {
 	bucket := memblob.OpenBucket(nil)
 	defer bucket.Close()
 	half := len(archive(t, 30)) - 1024 // offset of the second half of the members
-	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": zipped(t, data), "s-0.tgz": zipped(t, data[:half]), "s-1.tgz": zipped(t, data[half:])} {
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": zipped(t, data),
+		"s-0.tgz": zipped(t, data[:half]), "s-1.tgz": zipped(t, data[half:])} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +149,8 @@ func TestBucketsGiveTheEpochOfAFile(t *testing.T) {
 			if err != nil || r.Samples != 60 {
 				t.Errorf("inspect %s: %+v, error %v, want no error, r.Samples = 60", url, r, err)
 			}
-			made, err := imageloader.MakeIndex(t.Context(), url, imageloader.Options{OpenSource: open, IndexFile: index}, nil)
+			made, err := imageloader.MakeIndex(t.Context(), url,
+				imageloader.Options{OpenSource: open, IndexFile: index}, nil)
 			if err != nil || made.Samples != 60 || !made.Random {
 				t.Errorf("index %s: %+v, error %v, want no error, made.Samples = 60, made.Random = true",
 					url, made, err)
@@ -216,14 +219,17 @@ func (c *cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(http.StatusServiceUnavailable, "ServerBusy")
 		return
 	case strings.Contains(r.URL.Path, "forbidden"):
-		fail(http.StatusForbidden, map[bool]string{true: "AuthenticationFailed", false: "AccessDenied"}[r.Header.Get("X-Ms-Version") != ""])
+		fail(http.StatusForbidden,
+			map[bool]string{true: "AuthenticationFailed", false: "AccessDenied"}[r.Header.Get("X-Ms-Version") != ""])
 		return
 	case !strings.Contains(r.URL.Path, "train.tgz"):
-		fail(http.StatusNotFound, map[bool]string{true: "BlobNotFound", false: "NoSuchKey"}[r.Header.Get("X-Ms-Version") != ""])
+		fail(http.StatusNotFound,
+			map[bool]string{true: "BlobNotFound", false: "NoSuchKey"}[r.Header.Get("X-Ms-Version") != ""])
 		return
 	case strings.HasPrefix(r.URL.Path, "/storage/v1/"):
 		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprintf(w, `{"kind":"storage#object","name":"sets/train.tgz","bucket":"bucket","generation":"%d","size":"%d","etag":"e","updated":"2024-01-01T00:00:00.123Z"}`, c.n, len(c.data))
+		fmt.Fprintf(w, `{"kind":"storage#object","name":"sets/train.tgz","bucket":"bucket","generation":"%d",`+
+			`"size":"%d","etag":"e","updated":"2024-01-01T00:00:00.123Z"}`, c.n, len(c.data))
 		return
 	}
 	if r.Method == http.MethodGet {
@@ -237,7 +243,9 @@ func (c *cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			c.asks++
 		}
 		if match != "" && match != w.Header().Get("ETag") {
-			fail(http.StatusPreconditionFailed, map[bool]string{true: "ConditionNotMet", false: "PreconditionFailed"}[r.Header.Get("X-Ms-Version") != ""])
+			fail(http.StatusPreconditionFailed,
+				map[bool]string{true: "ConditionNotMet",
+					false: "PreconditionFailed"}[r.Header.Get("X-Ms-Version") != ""])
 			return
 		}
 		if ms := r.Header.Get("X-Ms-Range"); ms != "" {
@@ -291,7 +299,8 @@ func TestCloudClientsReadAnArchive(t *testing.T) {
 			if _, err := epoch(t, at("none.tgz"), o); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("absent: error %v, want the error %v", err, fs.ErrNotExist)
 			}
-			if _, err := epoch(t, at("forbidden.tgz"), o); !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
+			if _, err := epoch(t, at("forbidden.tgz"), o); !errors.Is(err, fs.ErrPermission) &&
+				!errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("forbidden: error %v", err)
 			}
 			s, err := Open(t.Context(), at("train.tgz"))
@@ -303,7 +312,8 @@ func TestCloudClientsReadAnArchive(t *testing.T) {
 			c.n = 2
 			c.mu.Unlock()
 			_, err = s.ReadRange(t.Context(), 0, 10)
-			if !errors.Is(err, imageloader.ErrSourceChanged) || !strings.Contains(err.Error(), "has changed") || gcerrors.Code(err) != gcerrors.FailedPrecondition {
+			if !errors.Is(err, imageloader.ErrSourceChanged) ||
+				!strings.Contains(err.Error(), "has changed") || gcerrors.Code(err) != gcerrors.FailedPrecondition {
 				t.Errorf("replaced: error %v", err) // the error includes the store's own
 			}
 			c.mu.Lock()

@@ -215,7 +215,8 @@ func (d *Decoder) Decode(ctx context.Context, dst []byte, images ...[]byte) erro
 		return together([]error{p.decode(ctx, 0, images[0], dst)})
 	}
 	all := slices.Clone(images) // the caller's slice stays on its stack
-	return p.each(ctx, len(all), func(ctx context.Context, i int) error { return p.decode(ctx, i, all[i], dst[i*p.row:][:p.row]) })
+	return p.each(ctx, len(all),
+		func(ctx context.Context, i int) error { return p.decode(ctx, i, all[i], dst[i*p.row:][:p.row]) })
 }
 
 // room returns an error unless dst is exactly large enough for n images.

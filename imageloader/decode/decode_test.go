@@ -26,7 +26,8 @@ import (
 // corpus returns the other tests' images of all formats, in the order of their names.
 func corpus(t testing.TB) (names []string, images [][]byte) {
 	t.Helper()
-	for _, folder := range []string{"../../cshim/test/data", "../testdata", "../testdata/features", "../testdata/formats", "../testdata/heif"} {
+	for _, folder := range []string{"../../cshim/test/data", "../testdata", "../testdata/features",
+		"../testdata/formats", "../testdata/heif"} {
 		files, err := os.ReadDir(folder)
 		if err != nil {
 			t.Fatal(err)
@@ -91,7 +92,8 @@ func TestPixelsEqualLoader(t *testing.T) {
 	}
 	var members []archivetest.Member
 	for i, name := range names {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("class/%03d-%s", i, name), Data: string(images[i])})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("class/%03d-%s", i, name),
+			Data: string(images[i])})
 	}
 	path := archivetest.WriteFile(t, "images.tar", archivetest.Tar(t, members...))
 	upright := transform.Train(32)
@@ -184,7 +186,8 @@ func TestWholeEqualsPillow(t *testing.T) {
 			t.Errorf("%s: %v, want no error", name, err)
 			continue
 		}
-		if p.Width != int(w[0].(float64)) || p.Height != int(w[1].(float64)) || p.Stride != 3*p.Width || len(p.Pix) != p.Stride*p.Height {
+		if p.Width != int(w[0].(float64)) || p.Height != int(w[1].(float64)) || p.Stride != 3*p.Width ||
+			len(p.Pix) != p.Stride*p.Height {
 			t.Errorf("%s: %d x %d, %d bytes, want %v", name, p.Width, p.Height, len(p.Pix), w)
 		}
 		if sum := fmt.Sprintf("%08x", crc32.ChecksumIEEE(p.Pix)); sum != w[2] {
@@ -226,7 +229,8 @@ func TestWholeIsTurnedUpright(t *testing.T) {
 func TestPlanarExchangesTheLayoutAlone(t *testing.T) {
 	d, planar := newDecoder(t, decode.Options{}), newDecoder(t, decode.Options{Planar: true})
 	pixels, planes := make([]byte, d.Bytes()), make([]byte, d.Bytes())
-	if err := errors.Join(d.Decode(t.Context(), pixels, photo(t)), planar.Decode(t.Context(), planes, photo(t))); err != nil {
+	if err := errors.Join(d.Decode(t.Context(), pixels, photo(t)),
+		planar.Decode(t.Context(), planes, photo(t))); err != nil {
 		t.Fatal(err)
 	}
 	n := d.Bytes() / 3
@@ -256,20 +260,25 @@ func TestKindsOfFaults(t *testing.T) {
 		kind  error
 		words string
 	}{
-		"no bytes":          {nil, decode.Options{}, decode.ErrNotImage, "no bytes"},
-		"text":              {[]byte("<html></html>"), decode.Options{}, decode.ErrNotImage, `it begins with "<html></"`},
+		"no bytes": {nil, decode.Options{}, decode.ErrNotImage, "no bytes"},
+		"text": {[]byte("<html></html>"), decode.Options{}, decode.ErrNotImage,
+			`it begins with "<html></"`},
 		"cut off":           {jpeg[:len(jpeg)/2], decode.Options{}, decode.ErrDamaged, "truncated JPEG"},
 		"cut in its header": {jpeg[:20], decode.Options{}, decode.ErrDamaged, "JPEG"},
 		"lossless":          {lossless, decode.Options{}, decode.ErrUnsupported, "JPEG"},
-		"bytes":             {jpeg, decode.Options{MaxBytes: 100}, decode.ErrTooLarge, "bytes, over Options.MaxBytes (100)"},
-		"pixels":            {jpeg, decode.Options{MaxPixels: 99}, decode.ErrTooLarge, "pixels, over Options.MaxPixels (99)"},
-		"memory":            {jpeg, decode.Options{MaxMemory: 98}, decode.ErrTooLarge, "bytes of memory to decode it, over Options.MaxMemory (98)"},
-		"an error of Func":  {jpeg, decode.Options{Transform: failing}, decode.ErrRejected, ""},
+		"bytes": {jpeg, decode.Options{MaxBytes: 100}, decode.ErrTooLarge,
+			"bytes, over Options.MaxBytes (100)"},
+		"pixels": {jpeg, decode.Options{MaxPixels: 99}, decode.ErrTooLarge,
+			"pixels, over Options.MaxPixels (99)"},
+		"memory": {jpeg, decode.Options{MaxMemory: 98}, decode.ErrTooLarge,
+			"bytes of memory to decode it, over Options.MaxMemory (98)"},
+		"an error of Func": {jpeg, decode.Options{Transform: failing}, decode.ErrRejected, ""},
 	} {
 		d := newDecoder(t, c.o)
 		err := d.Decode(t.Context(), make([]byte, d.Bytes()), c.data)
 		var e *decode.Error
-		if !errors.As(err, &e) || !errors.Is(err, c.kind) || e.Kind != c.kind || e.Image != 0 || !strings.Contains(err.Error(), c.words) ||
+		if !errors.As(err, &e) || !errors.Is(err, c.kind) || e.Kind != c.kind || e.Image != 0 ||
+			!strings.Contains(err.Error(), c.words) ||
 			strings.Contains(err.Error(), "ts_") {
 			t.Errorf("%s: error %v, want %v with %q", name, err, c.kind, c.words)
 		}
@@ -292,7 +301,8 @@ func TestPanickingFuncFailsItsImage(t *testing.T) {
 	o.Transform.Ops = []transform.Op{transform.Func(func(*rand.Rand, *transform.Pixels) error { panic("broken") })}
 	d := newDecoder(t, o)
 	err := d.Decode(t.Context(), make([]byte, 2*d.Bytes()), photo(t), photo(t))
-	if list := faulty(t, err); !slices.Equal(list, []int{0, 1}) || !errors.Is(err, decode.ErrRejected) || !strings.Contains(err.Error(), "broken") {
+	if list := faulty(t, err); !slices.Equal(list, []int{0, 1}) || !errors.Is(err, decode.ErrRejected) ||
+		!strings.Contains(err.Error(), "broken") {
 		t.Error(err)
 	}
 }
@@ -344,7 +354,8 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 		}
 	}
 	d := newDecoder(t, decode.Options{})
-	if err := d.Decode(t.Context(), make([]byte, 10), photo(t)); err == nil || !strings.Contains(err.Error(), "dst has 10 bytes") {
+	if err := d.Decode(t.Context(), make([]byte, 10), photo(t)); err == nil ||
+		!strings.Contains(err.Error(), "dst has 10 bytes") {
 		t.Error(err)
 	}
 	if err := d.Decode(t.Context(), nil); err != nil {
@@ -402,7 +413,8 @@ func TestLimitsHoldOverAllCalls(t *testing.T) {
 			var calls sync.WaitGroup
 			for range 3 {
 				calls.Go(func() {
-					if err := d.Decode(context.Background(), make([]byte, 2*d.Bytes()), progressive, progressive); err != nil {
+					if err := d.Decode(context.Background(), make([]byte, 2*d.Bytes()), progressive,
+						progressive); err != nil {
 						t.Error(err)
 					}
 				})
@@ -432,7 +444,8 @@ func TestEndedContextDecodesNothing(t *testing.T) {
 	cancel()
 	d := newDecoder(t, decode.Options{})
 	for n := range 3 {
-		if err := d.Decode(ctx, make([]byte, n*d.Bytes()), slices.Repeat([][]byte{photo(t)}, n)...); n > 0 && !errors.Is(err, context.Canceled) {
+		if err := d.Decode(ctx, make([]byte, n*d.Bytes()),
+			slices.Repeat([][]byte{photo(t)}, n)...); n > 0 && !errors.Is(err, context.Canceled) {
 			t.Errorf("%d images: %v", n, err)
 		}
 	}
@@ -499,12 +512,14 @@ func FuzzDecode(f *testing.F) {
 		f.Add(data[:len(data)/2])
 	}
 	const maxPixels = 1 << 16
-	d := newDecoder(f, decode.Options{Transform: transform.Train(16), MaxBytes: 1 << 18, MaxPixels: maxPixels, MaxMemory: 4 << 20})
+	d := newDecoder(f, decode.Options{Transform: transform.Train(16), MaxBytes: 1 << 18,
+		MaxPixels: maxPixels, MaxMemory: 4 << 20})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		pixels := make([]byte, 2*d.Bytes())
 		first, second := pixels[:d.Bytes()], pixels[d.Bytes():]
 		err := d.Decode(t.Context(), first, data)
-		if again := d.Decode(t.Context(), second, data); fmt.Sprint(err) != fmt.Sprint(again) || !bytes.Equal(first, second) {
+		if again := d.Decode(t.Context(), second, data); fmt.Sprint(err) != fmt.Sprint(again) ||
+			!bytes.Equal(first, second) {
 			t.Errorf("twice: %v and %v, or other pixels", err, again)
 		}
 		whole, wholeErr := d.Whole(t.Context(), data, nil)
@@ -516,7 +531,9 @@ func FuzzDecode(f *testing.F) {
 				continue
 			}
 			var e *decode.Error
-			if !errors.As(err, &e) || !slices.Contains([]error{decode.ErrNotImage, decode.ErrUnsupported, decode.ErrDamaged, decode.ErrTooLarge}, e.Kind) ||
+			if !errors.As(err, &e) ||
+				!slices.Contains([]error{decode.ErrNotImage, decode.ErrUnsupported, decode.ErrDamaged,
+					decode.ErrTooLarge}, e.Kind) ||
 				e.Offset < -1 || e.Offset > int64(len(data)) {
 				t.Error(err)
 			}

@@ -38,7 +38,8 @@ func damage(t *testing.T, what string, d *decode.Decoder, data []byte) *decode.E
 	}
 	// A GPU leaves an image that it cannot decode to DecodeRows.
 	var rows *decode.Error
-	if err := d.DecodeRows(t.Context(), pixels, []int{0}, [][]byte{data}); !errors.As(err, &rows) || rows.Error() != e.Error() || rows.Offset != e.Offset {
+	if err := d.DecodeRows(t.Context(), pixels, []int{0}, [][]byte{data}); !errors.As(err, &rows) ||
+		rows.Error() != e.Error() || rows.Offset != e.Offset {
 		t.Errorf("%s: DecodeRows has the error %v at %d, want %v at %d", what, err, rows.Offset, e, e.Offset)
 	}
 	return e
@@ -73,7 +74,8 @@ func TestCutImageErrorHasOffset(t *testing.T) {
 				switch format {
 				case ".jpg", ".png":
 					// libjpeg may first refuse bytes before the cut.
-					if e.Offset < 0 || policy == decode.Refuse && e.Offset != int64(cut) && strings.Contains(e.Error(), "truncated") {
+					if e.Offset < 0 || policy == decode.Refuse && e.Offset != int64(cut) &&
+						strings.Contains(e.Error(), "truncated") {
 						t.Errorf("%s: offset %d: %v", what, e.Offset, e)
 					}
 				case ".gif", ".bmp":
@@ -140,7 +142,8 @@ func TestGarbageErrorHasOffset(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	within := func(what string, policy decode.DamagePolicy, data []byte, from int) {
 		t.Helper()
-		if e := damage(t, what, decoders[policy], data); e == nil || e.Kind != decode.ErrDamaged || e.Offset < int64(from) {
+		if e := damage(t, what, decoders[policy], data); e == nil || e.Kind != decode.ErrDamaged ||
+			e.Offset < int64(from) {
 			t.Errorf("%s, %v: %v, want an offset from %d on", what, policy, e, from)
 		}
 	}

@@ -125,7 +125,8 @@ func checkPlans(t *testing.T, plans *decodeplan.Plans) (n int) {
 
 // TestPlanRefusesOtherModules: the only call that another module can make returns an error.
 func TestPlanRefusesOtherModules(t *testing.T) {
-	if err := newDecoder(t, decode.Options{}).Plan(t.Context(), nil, photo(t)); err == nil || !strings.Contains(err.Error(), "use Decode") {
+	if err := newDecoder(t, decode.Options{}).Plan(t.Context(), nil, photo(t)); err == nil ||
+		!strings.Contains(err.Error(), "use Decode") {
 		t.Error(err)
 	}
 }
@@ -136,12 +137,14 @@ func TestRowsAreLeftAlone(t *testing.T) {
 	images := [][]byte{photo(t), photo(t), []byte("text"), photo(t)}
 	dst := bytes.Repeat([]byte{7}, len(images)*d.Bytes())
 	for _, rows := range [][]int{nil, {1}, {1, 2}} {
-		if err := d.DecodeRows(t.Context(), dst, rows, images); !slices.Equal(faulty(t, err), rows[min(1, len(rows)):]) {
+		if err := d.DecodeRows(t.Context(), dst, rows, images); !slices.Equal(faulty(t, err),
+			rows[min(1, len(rows)):]) {
 			t.Errorf("%v: %v", rows, err)
 		}
 	}
 	for _, wrong := range [][]int{{0, 4}, {0, -1}} {
-		if err := d.DecodeRows(t.Context(), dst, wrong, images); err == nil || !strings.Contains(err.Error(), fmt.Sprint("row ", wrong[1])) {
+		if err := d.DecodeRows(t.Context(), dst, wrong, images); err == nil ||
+			!strings.Contains(err.Error(), fmt.Sprint("row ", wrong[1])) {
 			t.Errorf("%v: %v, want an error with %q", wrong, err, fmt.Sprint("row ", wrong[1]))
 		}
 	}

@@ -34,7 +34,8 @@ type metric struct {
 }
 
 // stages are the values of the label "stage" of torchstream_loader_bottleneck.
-var stages = [...]imageloader.Stage{imageloader.Reading, imageloader.Inflating, imageloader.Decoding, imageloader.Consuming}
+var stages = [...]imageloader.Stage{imageloader.Reading, imageloader.Inflating, imageloader.Decoding,
+	imageloader.Consuming}
 
 // NewCollector returns a collector for source. Every metric has the given labels. Collectors of
 // several loaders in one registry need different labels.
@@ -46,7 +47,8 @@ func NewCollector(source Source, labels client.Labels) *Collector {
 		source:  source,
 		bad:     desc("bad_samples_total", "Bad samples met, once for each epoch that met them.", "reason"),
 		decoded: desc("decoded_images_total", "Images by how they were decoded.", "path"),
-		stage:   desc("bottleneck", "1 for the stage that the others have waited for since the loader was opened, 0 for the others.", "stage"),
+		stage: desc("bottleneck",
+			"1 for the stage that the others have waited for since the loader was opened, 0 for the others.", "stage"),
 	}
 	count := func(name, help string, value func(*imageloader.Stats) float64) {
 		c.metrics = append(c.metrics, metric{desc(name, help), client.CounterValue, value})
@@ -56,24 +58,41 @@ func NewCollector(source Source, labels client.Labels) *Collector {
 	}
 	count("samples_total", "Samples delivered.", func(s *imageloader.Stats) float64 { return float64(s.Samples) })
 	count("batches_total", "Batches delivered.", func(s *imageloader.Stats) float64 { return float64(s.Batches) })
-	count("decoded_bytes_total", "Compressed bytes of decoded images.", func(s *imageloader.Stats) float64 { return float64(s.Bytes) })
-	count("warned_samples_total", "Damaged samples that were decoded all the same, once for each epoch that met the damage.", func(s *imageloader.Stats) float64 { return float64(s.Warned) })
-	count("cropped_images_total", "Decoded images of which less than all was wanted.", func(s *imageloader.Stats) float64 { return float64(s.Cropped) })
-	count("huffman_gave_up_total", "JPEGs that the own Huffman decoder handed on to libjpeg-turbo.", func(s *imageloader.Stats) float64 { return float64(s.GaveUp) })
-	count("entry_points_made_total", "JPEGs whose entry points were noted.", func(s *imageloader.Stats) float64 { return float64(s.EntriesMade) })
-	count("entry_points_refused_total", "JPEGs whose entry points were not those of their bytes.", func(s *imageloader.Stats) float64 { return float64(s.EntriesRefused) })
+	count("decoded_bytes_total", "Compressed bytes of decoded images.",
+		func(s *imageloader.Stats) float64 { return float64(s.Bytes) })
+	count("warned_samples_total",
+		"Damaged samples that were decoded all the same, once for each epoch that met the damage.",
+		func(s *imageloader.Stats) float64 { return float64(s.Warned) })
+	count("cropped_images_total", "Decoded images of which less than all was wanted.",
+		func(s *imageloader.Stats) float64 { return float64(s.Cropped) })
+	count("huffman_gave_up_total", "JPEGs that the own Huffman decoder handed on to libjpeg-turbo.",
+		func(s *imageloader.Stats) float64 { return float64(s.GaveUp) })
+	count("entry_points_made_total", "JPEGs whose entry points were noted.",
+		func(s *imageloader.Stats) float64 { return float64(s.EntriesMade) })
+	count("entry_points_refused_total", "JPEGs whose entry points were not those of their bytes.",
+		func(s *imageloader.Stats) float64 { return float64(s.EntriesRefused) })
 	count("elapsed_seconds_total", "Time in epochs.", func(s *imageloader.Stats) float64 { return s.Elapsed.Seconds() })
-	count("read_seconds_total", "Time spent on waiting for the disk or the network.", func(s *imageloader.Stats) float64 { return s.Read.Seconds() })
-	count("inflate_seconds_total", "Time spent on inflating.", func(s *imageloader.Stats) float64 { return s.Inflate.Seconds() })
-	count("decode_seconds_total", "Time that all workers spent on decoding and transforms.", func(s *imageloader.Stats) float64 { return s.Decode.Seconds() })
-	count("wait_data_seconds_total", "Time that all workers waited for samples.", func(s *imageloader.Stats) float64 { return s.WaitData.Seconds() })
-	count("wait_slot_seconds_total", "Time that samples waited for a free slot.", func(s *imageloader.Stats) float64 { return s.WaitSlot.Seconds() })
-	count("consumer_wait_seconds_total", "Time that the loop over Epoch waited for a batch.", func(s *imageloader.Stats) float64 { return s.ConsumerWait.Seconds() })
-	gauge("transcoded_bytes", "Memory of baseline copies of progressive JPEGs.", func(s *imageloader.Stats) float64 { return float64(s.TranscodedBytes) })
-	gauge("orphan_images", "Images that are no samples, because they have no class or label.", func(s *imageloader.Stats) float64 { return float64(s.Orphans) })
+	count("read_seconds_total", "Time spent on waiting for the disk or the network.",
+		func(s *imageloader.Stats) float64 { return s.Read.Seconds() })
+	count("inflate_seconds_total", "Time spent on inflating.",
+		func(s *imageloader.Stats) float64 { return s.Inflate.Seconds() })
+	count("decode_seconds_total", "Time that all workers spent on decoding and transforms.",
+		func(s *imageloader.Stats) float64 { return s.Decode.Seconds() })
+	count("wait_data_seconds_total", "Time that all workers waited for samples.",
+		func(s *imageloader.Stats) float64 { return s.WaitData.Seconds() })
+	count("wait_slot_seconds_total", "Time that samples waited for a free slot.",
+		func(s *imageloader.Stats) float64 { return s.WaitSlot.Seconds() })
+	count("consumer_wait_seconds_total", "Time that the loop over Epoch waited for a batch.",
+		func(s *imageloader.Stats) float64 { return s.ConsumerWait.Seconds() })
+	gauge("transcoded_bytes", "Memory of baseline copies of progressive JPEGs.",
+		func(s *imageloader.Stats) float64 { return float64(s.TranscodedBytes) })
+	gauge("orphan_images", "Images that are no samples, because they have no class or label.",
+		func(s *imageloader.Stats) float64 { return float64(s.Orphans) })
 	gauge("workers", "Workers that decode.", func(s *imageloader.Stats) float64 { return float64(s.Workers) })
-	gauge("queue_samples", "Samples read and not yet taken by a worker.", func(s *imageloader.Stats) float64 { return float64(s.Queue) })
-	gauge("queue_bytes", "Compressed bytes read and not yet decoded.", func(s *imageloader.Stats) float64 { return float64(s.QueueBytes) })
+	gauge("queue_samples", "Samples read and not yet taken by a worker.",
+		func(s *imageloader.Stats) float64 { return float64(s.Queue) })
+	gauge("queue_bytes", "Compressed bytes read and not yet decoded.",
+		func(s *imageloader.Stats) float64 { return float64(s.QueueBytes) })
 	return c
 }
 

@@ -19,8 +19,11 @@ func (f fixed) Stats() imageloader.Stats { return imageloader.Stats(f) }
 // A scrape has the values of Stats, and passes client_golang's own checks of names and help.
 func TestScrapeHasTheValuesOfStats(t *testing.T) {
 	s := fixed{
-		Samples: 640, Batches: 10, Bytes: 12345, Bad: 3, Warned: 4, BadBy: map[imageloader.Reason]int64{imageloader.Damaged: 2, imageloader.Empty: 1}, Workers: 4, Queue: 5, QueueBytes: 678,
-		Orphans: 9, Decoded: map[imageloader.DecodePath]int64{imageloader.ByPNG: 7, imageloader.ByEntryPoints: 600}, Inflate: 3 * time.Second,
+		Samples: 640, Batches: 10, Bytes: 12345, Bad: 3, Warned: 4,
+		BadBy: map[imageloader.Reason]int64{imageloader.Damaged: 2, imageloader.Empty: 1}, Workers: 4,
+		Queue: 5, QueueBytes: 678,
+		Orphans: 9, Decoded: map[imageloader.DecodePath]int64{imageloader.ByPNG: 7,
+			imageloader.ByEntryPoints: 600}, Inflate: 3 * time.Second,
 		Elapsed: 2 * time.Second, Read: time.Second, Decode: 7 * time.Second, WaitSlot: time.Second / 2,
 	}
 	c := NewCollector(s, client.Labels{"loader": "train"})
@@ -66,8 +69,11 @@ torchstream_loader_queue_bytes{loader="train"} 678
 # TYPE torchstream_loader_samples_total counter
 torchstream_loader_samples_total{loader="train"} 640
 `
-	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "torchstream_loader_bad_samples_total", "torchstream_loader_bottleneck",
-		"torchstream_loader_decode_seconds_total", "torchstream_loader_decoded_images_total", "torchstream_loader_inflate_seconds_total", "torchstream_loader_orphan_images", "torchstream_loader_queue_bytes", "torchstream_loader_samples_total"); err != nil {
+	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "torchstream_loader_bad_samples_total",
+		"torchstream_loader_bottleneck",
+		"torchstream_loader_decode_seconds_total", "torchstream_loader_decoded_images_total",
+		"torchstream_loader_inflate_seconds_total", "torchstream_loader_orphan_images",
+		"torchstream_loader_queue_bytes", "torchstream_loader_samples_total"); err != nil {
 		t.Error(err)
 	}
 }
@@ -76,7 +82,8 @@ torchstream_loader_samples_total{loader="train"} 640
 func TestEveryNumberHasAMetric(t *testing.T) {
 	// Fields without a plain metric: Bad and BadBy are counted by reason, and Decoded by path;
 	// BadNamed and WarnedNamed are for the log; Ignored does not change with time.
-	elsewhere := map[string]bool{"Bad": true, "BadBy": true, "BadNamed": true, "WarnedNamed": true, "Ignored": true, "Decoded": true}
+	elsewhere := map[string]bool{"Bad": true, "BadBy": true, "BadNamed": true, "WarnedNamed": true,
+		"Ignored": true, "Decoded": true}
 	numbers := 0
 	s := reflect.TypeFor[imageloader.Stats]()
 	for i := range s.NumField() {
@@ -90,7 +97,8 @@ func TestEveryNumberHasAMetric(t *testing.T) {
 }
 
 func TestLoaderIsASource(t *testing.T) {
-	loader, err := imageloader.Open("../../examples/data/photos-test.tgz", imageloader.Options{BatchSize: 32, Transform: imageloader.Eval(32, 32)})
+	loader, err := imageloader.Open("../../examples/data/photos-test.tgz",
+		imageloader.Options{BatchSize: 32, Transform: imageloader.Eval(32, 32)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,8 @@ func TestRotations(t *testing.T) {
 		t.Run(fmt.Sprint(r[:5]), func(t *testing.T) {
 			fill := r[4].([]any)
 			c := Color{uint8(fill[0].(float64)), uint8(fill[1].(float64)), uint8(fill[2].(float64))}
-			got := checksum(t, 8, int(r[1].(float64)), int(r[2].(float64)), func(p *program) { p.rotate(r[0].(float64), nil, false, Interpolation(r[3].(float64)), &c) })
+			got := checksum(t, 8, int(r[1].(float64)), int(r[2].(float64)),
+				func(p *program) { p.rotate(r[0].(float64), nil, false, Interpolation(r[3].(float64)), &c) })
 			if got != r[5] {
 				t.Errorf("%v: %s, want %v", r, got, r[5])
 			}
@@ -28,7 +29,8 @@ func TestRotationAboutCenterEqualsTorchvision(t *testing.T) {
 			if got := checksum(t, 8, w, h, func(p *program) { p.rotate(angle, centre, false, i, &c) }); got != r[6] {
 				t.Errorf("rotate %v: %s, want %v", r, got, r[6])
 			}
-			a := affine{angle: angle, translate: [2]float64{3, -2}, scale: 0.8, shear: [2]float64{5, -7}, centre: centre}
+			a := affine{angle: angle, translate: [2]float64{3, -2}, scale: 0.8, shear: [2]float64{5, -7},
+				centre: centre}
 			if got := checksum(t, 8, w, h, func(p *program) { p.affine(a, i, &c) }); got != r[7] {
 				t.Errorf("affine %v: %s, want %v", r, got, r[7])
 			}

@@ -64,13 +64,15 @@ func (o AugMix) check(w, h int) (int, int, error) {
 func (AugMix) mixes() bool { return true }
 
 // augMixOps are the operations in torchvision's order. The operations of PartialOps are the first.
-var augMixOps = []policyOp{opShearX, opShearY, opTranslateX, opTranslateY, opRotate, opPosterize, opSolarize, opAutoContrast, opEqualize,
+var augMixOps = []policyOp{opShearX, opShearY, opTranslateX, opTranslateY, opRotate, opPosterize,
+	opSolarize, opAutoContrast, opEqualize,
 	opBrightness, opColor, opContrast, opSharpness}
 
 const augMixPartial = 9
 
 // augMixSpace has the maximum strengths of all operations except Posterize.
-var augMixSpace = space{shear: 0.3, translate: func(side int) float64 { return float64(side) / 3 }, rotate: 30, color: 0.9}
+var augMixSpace = space{shear: 0.3, translate: func(side int) float64 { return float64(side) / 3 },
+	rotate: 30, color: 0.9}
 
 // augMixMagnitude returns strength number bin of ten.
 func augMixMagnitude(op policyOp, bin, w, h int) float64 {

@@ -30,7 +30,8 @@ func TestAugMixEqualsTorchvision(t *testing.T) {
 				}
 				chains = append(chains, steps)
 			}
-			got := checksum(t, uint64(g.Seed), g.Width, g.Height, func(p *program) { AugMix{}.withDefaults().add(p, weights, chains) })
+			got := checksum(t, uint64(g.Seed), g.Width, g.Height,
+				func(p *program) { AugMix{}.withDefaults().add(p, weights, chains) })
 			if got != m[2] {
 				t.Errorf("%v: %s, want %v", m, got, m[2])
 			}

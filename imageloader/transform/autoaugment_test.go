@@ -6,7 +6,8 @@ import "testing"
 func TestAutoAugmentRules(t *testing.T) {
 	for name, rules := range readGolden(t).Policies {
 		t.Run(name, func(t *testing.T) {
-			policy, known := map[string]AutoAugmentPolicy{"imagenet": ImageNetPolicy, "cifar10": CIFAR10Policy, "svhn": SVHNPolicy}[name]
+			policy, known := map[string]AutoAugmentPolicy{"imagenet": ImageNetPolicy,
+				"cifar10": CIFAR10Policy, "svhn": SVHNPolicy}[name]
 			if !known || len(rules) != 25 {
 				t.Fatalf("policy %q has %d rules, want known = true, len(rules) = 25", name, len(rules))
 			}

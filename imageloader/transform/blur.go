@@ -28,7 +28,8 @@ func (o GaussianBlur) sides() [2]int {
 func (o GaussianBlur) check(w, h int) (int, int, error) {
 	for i, k := range o.sides() {
 		if side := [2]int{w, h}[i]; k < 1 || k%2 == 0 || k/2 >= side || k > 1001 {
-			return 0, 0, fmt.Errorf("field KernelSize is %v: %d is not odd, positive, and less than twice the image's side (%d)",
+			return 0, 0, fmt.Errorf(
+				"field KernelSize is %v: %d is not odd, positive, and less than twice the image's side (%d)",
 				o.KernelSize, k, side)
 		}
 	}

@@ -60,7 +60,8 @@ func (o RandomCrop) check(w, h int) (int, int, error) {
 		return 0, 0, err
 	}
 	if o.Size < 0 || cw > w+o.Padding[0]+o.Padding[2] || ch > h+o.Padding[1]+o.Padding[3] {
-		return 0, 0, fmt.Errorf("field Size is %d, not in 1 to the side of the padded image of %d x %d pixels", o.Size, w, h)
+		return 0, 0, fmt.Errorf(
+			"field Size is %d, not in 1 to the side of the padded image of %d x %d pixels", o.Size, w, h)
 	}
 	return cw, ch, nil
 }

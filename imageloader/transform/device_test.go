@@ -32,36 +32,43 @@ func deviceClaims() map[string][]deviceClaim {
 	host := func(op Op) []deviceClaim { return []deviceClaim{{op, false}} }
 	tilt := [2]float64{-40, 40}
 	return map[string][]deviceClaim{
-		"AugMix":                   append(gpu(AugMix{}), gpu(AugMix{MixtureWidth: 5, ChainDepth: 4})...),
-		"AutoAugment":              append(gpu(AutoAugment{}), gpu(AutoAugment{Policy: SVHNPolicy, Interpolation: Bilinear})...),
-		"CenterCrop":               append(gpu(CenterCrop{Size: 32}), host(CenterCrop{Size: 20})...),
-		"ColorJitter":              gpu(ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1}),
-		"Func":                     host(nothing),
-		"GaussianBlur":             append(gpu(GaussianBlur{}), gpu(GaussianBlur{KernelSize: [2]int{5, 63}})...),
-		"GaussianNoise":            host(GaussianNoise{}),
-		"Grayscale":                gpu(Grayscale{}),
-		"Pad":                      host(Pad{Padding: [4]int{1, 2, 3, 4}}),
-		"RandAugment":              append(gpu(RandAugment{}), gpu(RandAugment{NumOps: 4, Interpolation: Bilinear})...),
-		"RandomAdjustSharpness":    gpu(RandomAdjustSharpness{SharpnessFactor: 2}),
-		"RandomAffine":             gpu(RandomAffine{Degrees: tilt, Scale: [2]float64{0.5, 2}, Interpolation: Bilinear}),
-		"RandomApply":              append(gpu(RandomApply{Ops: []Op{Grayscale{}}}), host(RandomApply{Ops: []Op{Grayscale{}, GaussianNoise{}}})...),
+		"AugMix": append(gpu(AugMix{}), gpu(AugMix{MixtureWidth: 5, ChainDepth: 4})...),
+		"AutoAugment": append(gpu(AutoAugment{}),
+			gpu(AutoAugment{Policy: SVHNPolicy, Interpolation: Bilinear})...),
+		"CenterCrop":            append(gpu(CenterCrop{Size: 32}), host(CenterCrop{Size: 20})...),
+		"ColorJitter":           gpu(ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1}),
+		"Func":                  host(nothing),
+		"GaussianBlur":          append(gpu(GaussianBlur{}), gpu(GaussianBlur{KernelSize: [2]int{5, 63}})...),
+		"GaussianNoise":         host(GaussianNoise{}),
+		"Grayscale":             gpu(Grayscale{}),
+		"Pad":                   host(Pad{Padding: [4]int{1, 2, 3, 4}}),
+		"RandAugment":           append(gpu(RandAugment{}), gpu(RandAugment{NumOps: 4, Interpolation: Bilinear})...),
+		"RandomAdjustSharpness": gpu(RandomAdjustSharpness{SharpnessFactor: 2}),
+		"RandomAffine": gpu(RandomAffine{Degrees: tilt, Scale: [2]float64{0.5, 2},
+			Interpolation: Bilinear}),
+		"RandomApply": append(gpu(RandomApply{Ops: []Op{Grayscale{}}}),
+			host(RandomApply{Ops: []Op{Grayscale{}, GaussianNoise{}}})...),
 		"RandomAutocontrast":       gpu(RandomAutocontrast{}),
 		"RandomChannelPermutation": gpu(RandomChannelPermutation{}),
-		"RandomChoice":             append(gpu(RandomChoice{Ops: []Op{Grayscale{}}}), host(RandomChoice{Ops: []Op{GaussianNoise{}, nothing}})...),
-		"RandomCrop":               append(gpu(RandomCrop{Padding: [4]int{4, 4, 4, 4}, Mode: PadReflect}), host(RandomCrop{Size: 20})...),
-		"RandomEqualize":           gpu(RandomEqualize{}),
-		"RandomErasing":            append(gpu(RandomErasing{}), host(RandomErasing{Random: true})...),
-		"RandomGrayscale":          gpu(RandomGrayscale{P: 0.5}),
-		"RandomHorizontalFlip":     gpu(RandomHorizontalFlip{}),
-		"RandomInvert":             gpu(RandomInvert{}),
-		"RandomOrder":              append(gpu(RandomOrder{Ops: []Op{Grayscale{}}}), host(RandomOrder{Ops: []Op{Grayscale{}, nothing}})...),
+		"RandomChoice": append(gpu(RandomChoice{Ops: []Op{Grayscale{}}}),
+			host(RandomChoice{Ops: []Op{GaussianNoise{}, nothing}})...),
+		"RandomCrop": append(gpu(RandomCrop{Padding: [4]int{4, 4, 4, 4}, Mode: PadReflect}),
+			host(RandomCrop{Size: 20})...),
+		"RandomEqualize":       gpu(RandomEqualize{}),
+		"RandomErasing":        append(gpu(RandomErasing{}), host(RandomErasing{Random: true})...),
+		"RandomGrayscale":      gpu(RandomGrayscale{P: 0.5}),
+		"RandomHorizontalFlip": gpu(RandomHorizontalFlip{}),
+		"RandomInvert":         gpu(RandomInvert{}),
+		"RandomOrder": append(gpu(RandomOrder{Ops: []Op{Grayscale{}}}),
+			host(RandomOrder{Ops: []Op{Grayscale{}, nothing}})...),
 		"RandomPerspective":        gpu(RandomPerspective{}),
 		"RandomPhotometricDistort": gpu(RandomPhotometricDistort{}),
 		"RandomPosterize":          gpu(RandomPosterize{Bits: 3}),
-		"RandomRotation":           append(gpu(RandomRotation{Degrees: tilt}), host(RandomRotation{Degrees: [2]float64{30, 40}, Expand: true})...),
-		"RandomSolarize":           gpu(RandomSolarize{Threshold: 100}),
-		"RandomVerticalFlip":       gpu(RandomVerticalFlip{}),
-		"TrivialAugmentWide":       gpu(TrivialAugmentWide{}),
+		"RandomRotation": append(gpu(RandomRotation{Degrees: tilt}),
+			host(RandomRotation{Degrees: [2]float64{30, 40}, Expand: true})...),
+		"RandomSolarize":     gpu(RandomSolarize{Threshold: 100}),
+		"RandomVerticalFlip": gpu(RandomVerticalFlip{}),
+		"TrivialAugmentWide": gpu(TrivialAugmentWide{}),
 	}
 }
 
@@ -86,7 +93,8 @@ func barePlan(t *testing.T) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &imagecapi.Geometry{CropWidth: 100, CropHeight: 80, ResizeWidth: 32, ResizeHeight: 32, WindowWidth: 32, WindowHeight: 32}
+	g := &imagecapi.Geometry{CropWidth: 100, CropHeight: 80, ResizeWidth: 32, ResizeHeight: 32,
+		WindowWidth: 32, WindowHeight: 32}
 	memory := make([]uint64, 1<<14)
 	plan := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(memory))), 8*len(memory))
 	plan = plan[uintptr(unsafe.Pointer(&plan[0]))%16:] // memory of Go is aligned to 8 bytes
@@ -106,7 +114,8 @@ func TestGPURunsWhatDocsClaim(t *testing.T) {
 			slices.Sorted(maps.Keys(claims)), slices.Sorted(maps.Keys(steps)), len(steps))
 	} else {
 		for name, comment := range steps {
-			checkClaim(t, name+"'s comment", comment, claims[name], "A GPU that decodes runs it too", "keeps its samples on the host")
+			checkClaim(t, name+"'s comment", comment, claims[name], "A GPU that decodes runs it too",
+				"keeps its samples on the host")
 		}
 	}
 	for name, row := range docRows(t) {

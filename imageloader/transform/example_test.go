@@ -39,7 +39,8 @@ func Example() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(batch.N, "images of", len(batch.Images)/batch.N, "bytes,", len(batch.Soft)/batch.N, "soft labels each")
+		fmt.Println(batch.N, "images of", len(batch.Images)/batch.N, "bytes,", len(batch.Soft)/batch.N,
+			"soft labels each")
 		break
 	}
 	// Output: 4 images of 12288 bytes, 12 soft labels each

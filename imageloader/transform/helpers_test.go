@@ -22,7 +22,9 @@ type golden struct {
 	Policies            map[string][][2][3]any
 	Centres             [][8]any // angle, width, height, interpolation, fill, centre, CRC-32 of rotate and of affine
 	Augmixes            [][3]any // weights, chains of operation, bin and sign, CRC-32
-	Expansions          [][8]any // angle, width, height, interpolation, fill, width and height of the result, CRC-32 of its upper left corner
+	// angle, width, height, interpolation, fill, width and height of the result, CRC-32 of its
+	// upper left corner
+	Expansions [][8]any
 }
 
 func readGolden(t *testing.T) *golden {

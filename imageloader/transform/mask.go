@@ -16,7 +16,8 @@ func (p *Compiled) ForMasks() error {
 	}
 	for i, op := range p.t.Ops {
 		if has(op, mixes) {
-			return fmt.Errorf("field Ops[%d] (%T) adds up images whose pixels were moved in different ways: no mask belongs to the sum", i, op)
+			return fmt.Errorf("field Ops[%d] (%T) adds up images whose pixels were moved in different "+
+				"ways: no mask belongs to the sum", i, op)
 		}
 	}
 	return nil
@@ -34,7 +35,8 @@ var moves = []int32{imagecapi.AugmentFlipHorizontal, imagecapi.AugmentFlipVertic
 
 // Moves reports whether the operations from the last Draw move pixels. A [Func] does not count.
 func (a *Augmenter) Moves() bool {
-	return slices.ContainsFunc(a.program.ops, func(op imagecapi.AugmentOp) bool { return slices.Contains(moves, op.Kind) })
+	return slices.ContainsFunc(a.program.ops,
+		func(op imagecapi.AugmentOp) bool { return slices.Contains(moves, op.Kind) })
 }
 
 // ApplyMoves applies the moves from the last Draw, which was for an image, to the image's mask of

@@ -83,7 +83,8 @@ func TestMixDistributions(t *testing.T) {
 		}
 	}
 	limit := ksLimit * math.Sqrt(manyDraws/float64(len(halves)))
-	if d := kolmogorov(halves, func(k float64) float64 { k = min(max(math.Floor(k), -1), 8); return (k + 1) * (k + 1) / 81 }); d > limit {
+	if d := kolmogorov(halves,
+		func(k float64) float64 { k = min(max(math.Floor(k), -1), 8); return (k + 1) * (k + 1) / 81 }); d > limit {
 		t.Errorf("CutMix's sides are off by %.4f of %d, want at most %v", d, len(halves), limit)
 	}
 	if d := kolmogorov(centres, stepsCDF(16, 47)); d > limit {
@@ -93,7 +94,8 @@ func TestMixDistributions(t *testing.T) {
 
 func TestMixChecks(t *testing.T) {
 	for says, mix := range map[string]BatchOp{
-		"Mix[0] is nil": nil, "field Mix[0] is nil": (*CutMix)(nil), "Alpha is -1": MixUp{Alpha: -1}, "Alpha is 1e-09": CutMix{Alpha: 1e-9},
+		"Mix[0] is nil": nil, "field Mix[0] is nil": (*CutMix)(nil), "Alpha is -1": MixUp{Alpha: -1},
+		"Alpha is 1e-09": CutMix{Alpha: 1e-9},
 	} {
 		t.Run(says, func(t *testing.T) {
 			if _, err := Compile(Transform{Mix: []BatchOp{mix}}); err == nil || !strings.Contains(err.Error(), says) {

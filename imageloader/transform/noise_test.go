@@ -60,7 +60,8 @@ func TestNoise(t *testing.T) {
 	n := float64(len(noisy))
 	mean := sum / n
 	// Cutting towards zero takes up to half a level off.
-	if deviation := math.Sqrt(squares/n - mean*mean); math.Abs(mean-(120+0.02*255)) > 0.5 || deviation > 0.05*255 || deviation < 0.05*255-0.5 {
+	if deviation := math.Sqrt(squares/n - mean*mean); math.Abs(mean-(120+0.02*255)) > 0.5 ||
+		deviation > 0.05*255 || deviation < 0.05*255-0.5 {
 		t.Errorf("mean %v, deviation %v", mean, deviation)
 	}
 }

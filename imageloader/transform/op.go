@@ -106,7 +106,8 @@ func checkOps(ops []Op, width, height int) error {
 			return fmt.Errorf("field Ops[%d] is nil", i)
 		}
 		if has(op, onPixels) && (w != width || h != height) {
-			return fmt.Errorf("field Ops[%d] (%T) is on %d x %d pixels: it must come before or after steps that change the size, "+
+			return fmt.Errorf("field Ops[%d] (%T) is on %d x %d pixels: it must come before or after "+
+				"steps that change the size, "+
 				"not between", i, op, w, h)
 		}
 		if expands(op) {
@@ -125,7 +126,8 @@ func checkOps(ops []Op, width, height int) error {
 		w, h = nw, nh
 	}
 	if w != width || h != height {
-		return fmt.Errorf("field Ops makes %d x %d pixels of %d x %d: a crop to the old size is missing", w, h, width, height)
+		return fmt.Errorf("field Ops makes %d x %d pixels of %d x %d: a crop to the old size is missing", w,
+			h, width, height)
 	}
 	return nil
 }

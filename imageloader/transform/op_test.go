@@ -55,35 +55,48 @@ func TestAugmentDistributions(t *testing.T) {
 			}
 			return []float64{float64(rank)}
 		}, 1, stepsCDF(0, 23)},
-		{"jitter range", ColorJitter{SaturationRange: [2]float64{1.1, 1.7}}, first(imagecapi.AugmentSaturation, value), 1, uniformCDF(1.1, 1.7)},
-		{"jitter hue range", ColorJitter{HueRange: [2]float64{0, 0.3}}, first(imagecapi.AugmentHue, value), 1, uniformCDF(0, 0.3)},
-		{"distort brightness", RandomPhotometricDistort{}, first(imagecapi.AugmentBrightness, value), 0.5, uniformCDF(0.875, 1.125)},
-		{"distort contrast", RandomPhotometricDistort{P: 0.7}, first(imagecapi.AugmentContrast, value), 0.7, uniformCDF(0.5, 1.5)},
-		{"distort hue", RandomPhotometricDistort{P: 0.7}, first(imagecapi.AugmentHue, value), 0.7, uniformCDF(-0.05, 0.05)},
-		{"distort order", RandomPhotometricDistort{P: 1}, func(p *program) []float64 { // 1: contrast comes before saturation
+		{"jitter range", ColorJitter{SaturationRange: [2]float64{1.1, 1.7}},
+			first(imagecapi.AugmentSaturation, value), 1, uniformCDF(1.1, 1.7)},
+		{"jitter hue range", ColorJitter{HueRange: [2]float64{0, 0.3}}, first(imagecapi.AugmentHue, value),
+			1, uniformCDF(0, 0.3)},
+		{"distort brightness", RandomPhotometricDistort{}, first(imagecapi.AugmentBrightness, value), 0.5,
+			uniformCDF(0.875, 1.125)},
+		{"distort contrast", RandomPhotometricDistort{P: 0.7}, first(imagecapi.AugmentContrast, value), 0.7,
+			uniformCDF(0.5, 1.5)},
+		{"distort hue", RandomPhotometricDistort{P: 0.7}, first(imagecapi.AugmentHue, value), 0.7,
+			uniformCDF(-0.05, 0.05)},
+		// 1: contrast comes before saturation
+		{"distort order", RandomPhotometricDistort{P: 1}, func(p *program) []float64 {
 			if p.ops[1].Kind == imagecapi.AugmentContrast {
 				return []float64{1}
 			}
 			return nil
 		}, 0.5, nil},
 		{"distort channels", RandomPhotometricDistort{P: 0.2}, first(imagecapi.AugmentPermute, value), 0.2, nil},
-		{"channels", RandomChannelPermutation{}, first(imagecapi.AugmentPermute, func(op *imagecapi.AugmentOp) float64 { // which of the six
+		// which of the six
+		{"channels", RandomChannelPermutation{}, first(imagecapi.AugmentPermute, func(op *imagecapi.AugmentOp) float64 {
 			second := op.Integers[1]
 			if second > op.Integers[0] {
 				second--
 			}
 			return float64(2*op.Integers[0] + second)
 		}), 1, stepsCDF(0, 5)},
-		{"choice with probabilities", RandomChoice{Ops: []Op{Grayscale{}, RandomInvert{P: 1}, CenterCrop{64}}, P: []float64{1, 3, 0}}, first(imagecapi.AugmentInvert, value), 0.75, nil},
+		{"choice with probabilities",
+			RandomChoice{Ops: []Op{Grayscale{}, RandomInvert{P: 1}, CenterCrop{64}}, P: []float64{1, 3, 0}},
+			first(imagecapi.AugmentInvert, value), 0.75, nil},
 		{"order", RandomOrder{Ops: []Op{Grayscale{}, RandomInvert{P: 1}}}, func(p *program) []float64 {
-			if len(p.ops) == 2 && p.ops[0].Kind == imagecapi.AugmentInvert && p.ops[1].Kind == imagecapi.AugmentGrayscale {
+			if len(p.ops) == 2 && p.ops[0].Kind == imagecapi.AugmentInvert &&
+				p.ops[1].Kind == imagecapi.AugmentGrayscale {
 				return []float64{1}
 			}
 			return nil
 		}, 0.5, nil},
-		{"blur sigma", GaussianBlur{KernelSize: [2]int{5, 9}, Sigma: [2]float64{0.5, 5}}, first(imagecapi.AugmentBlur, value), 1, uniformCDF(0.5, 5)},
-		{"crop x", RandomCrop{Padding: [4]int{4, 2, 3, 1}}, first(imagecapi.AugmentCrop, integer(0)), 1, stepsCDF(-4, 3)},
-		{"crop y", RandomCrop{Padding: [4]int{4, 2, 3, 1}}, first(imagecapi.AugmentCrop, integer(1)), 1, stepsCDF(-2, 1)},
+		{"blur sigma", GaussianBlur{KernelSize: [2]int{5, 9}, Sigma: [2]float64{0.5, 5}},
+			first(imagecapi.AugmentBlur, value), 1, uniformCDF(0.5, 5)},
+		{"crop x", RandomCrop{Padding: [4]int{4, 2, 3, 1}}, first(imagecapi.AugmentCrop, integer(0)), 1,
+			stepsCDF(-4, 3)},
+		{"crop y", RandomCrop{Padding: [4]int{4, 2, 3, 1}}, first(imagecapi.AugmentCrop, integer(1)), 1,
+			stepsCDF(-2, 1)},
 		{"vertical flip", RandomVerticalFlip{P: 0.3}, first(imagecapi.AugmentFlipVertical, value), 0.3, nil},
 		{"horizontal flip", RandomHorizontalFlip{}, first(imagecapi.AugmentFlipHorizontal, value), 0.5, nil},
 		{"grayscale", RandomGrayscale{}, first(imagecapi.AugmentGrayscale, value), 0.1, nil},
@@ -94,36 +107,60 @@ func TestAugmentDistributions(t *testing.T) {
 		{"autocontrast", RandomAutocontrast{}, first(imagecapi.AugmentAutocontrast, value), 0.5, nil},
 		{"equalize", RandomEqualize{}, first(imagecapi.AugmentEqualize, value), 0.5, nil},
 		{"apply", RandomApply{Ops: []Op{Grayscale{}}, P: 0.8}, first(imagecapi.AugmentGrayscale, value), 0.8, nil},
-		{"choice", RandomChoice{Ops: []Op{Grayscale{}, RandomInvert{P: 1}, RandomInvert{P: 1}}}, first(imagecapi.AugmentInvert, value), 2. / 3, nil},
-		{"rotation", RandomRotation{Degrees: [2]float64{-20, 70}}, first(imagecapi.AugmentAffine, angle), 1, uniformCDF(-20, 70)},
-		{"affine x", RandomAffine{Translate: [2]float64{0.1, 0.3}}, first(imagecapi.AugmentAffine, func(op *imagecapi.AugmentOp) float64 { return -op.Values[2] }), 1, roundedCDF(6.4)},
-		{"affine y", RandomAffine{Translate: [2]float64{0.1, 0.3}}, first(imagecapi.AugmentAffine, func(op *imagecapi.AugmentOp) float64 { return -op.Values[5] }), 1, roundedCDF(14.4)},
-		{"affine scale", RandomAffine{Scale: [2]float64{0.5, 1.5}}, first(imagecapi.AugmentAffine, func(op *imagecapi.AugmentOp) float64 { return 1 / op.Values[0] }), 1, uniformCDF(0.5, 1.5)},
-		{"affine shear x", RandomAffine{Shear: [4]float64{-10, 30}}, first(imagecapi.AugmentAffine, func(op *imagecapi.AugmentOp) float64 { return math.Atan(op.Values[1]) * 180 / math.Pi }), 1, uniformCDF(-10, 30)},
+		{"choice", RandomChoice{Ops: []Op{Grayscale{}, RandomInvert{P: 1}, RandomInvert{P: 1}}},
+			first(imagecapi.AugmentInvert, value), 2. / 3, nil},
+		{"rotation", RandomRotation{Degrees: [2]float64{-20, 70}}, first(imagecapi.AugmentAffine, angle), 1,
+			uniformCDF(-20, 70)},
+		{"affine x", RandomAffine{Translate: [2]float64{0.1, 0.3}},
+			first(imagecapi.AugmentAffine, func(op *imagecapi.AugmentOp) float64 { return -op.Values[2] }),
+			1, roundedCDF(6.4)},
+		{"affine y", RandomAffine{Translate: [2]float64{0.1, 0.3}},
+			first(imagecapi.AugmentAffine, func(op *imagecapi.AugmentOp) float64 { return -op.Values[5] }),
+			1, roundedCDF(14.4)},
+		{"affine scale", RandomAffine{Scale: [2]float64{0.5, 1.5}},
+			first(imagecapi.AugmentAffine,
+				func(op *imagecapi.AugmentOp) float64 { return 1 / op.Values[0] }), 1, uniformCDF(0.5, 1.5)},
+		{"affine shear x", RandomAffine{Shear: [4]float64{-10, 30}},
+			first(imagecapi.AugmentAffine,
+				func(op *imagecapi.AugmentOp) float64 { return math.Atan(op.Values[1]) * 180 / math.Pi }),
+			1, uniformCDF(-10, 30)},
 		{"perspective", RandomPerspective{P: 0.25}, first(imagecapi.AugmentPerspective, value), 0.25, nil},
 		{"erasing", RandomErasing{P: 0.4}, first(imagecapi.AugmentErase, value), 0.4, nil},
-		{"trivial rotate", TrivialAugmentWide{}, first(imagecapi.AugmentQuarterTurns, value), 0, nil}, // 90 degrees is bin 20: 135 * 20/30 is 90.000003 in float32
-		{"trivial brightness", TrivialAugmentWide{}, first(imagecapi.AugmentBrightness, value), 1. / 14, func(x float64) float64 { return stepsCDF(0, 60)(math.Round((x-1)/0.99*30) + 30) }},
-		{"trivial posterize", TrivialAugmentWide{}, first(imagecapi.AugmentPosterize, integer(0)), 1. / 14, func(x float64) float64 { // 8 - i/5, rounded
-			return [...]float64{0, 0, 3. / 31, 8. / 31, 13. / 31, 18. / 31, 23. / 31, 28. / 31, 1}[int(math.Floor(x))]
-		}},
+		// 90 degrees is bin 20: 135 * 20/30 is 90.000003 in float32
+		{"trivial rotate", TrivialAugmentWide{}, first(imagecapi.AugmentQuarterTurns, value), 0, nil},
+		{"trivial brightness", TrivialAugmentWide{}, first(imagecapi.AugmentBrightness, value), 1. / 14,
+			func(x float64) float64 { return stepsCDF(0, 60)(math.Round((x-1)/0.99*30) + 30) }},
+		// 8 - i/5, rounded
+		{"trivial posterize", TrivialAugmentWide{}, first(imagecapi.AugmentPosterize, integer(0)), 1. / 14,
+			func(x float64) float64 {
+				return [...]float64{0, 0, 3. / 31, 8. / 31, 13. / 31, 18. / 31, 23. / 31, 28. / 31,
+					1}[int(math.Floor(x))]
+			}},
 		{"rand equalize", RandAugment{NumOps: 1}, first(imagecapi.AugmentEqualize, value), 1. / 14, nil},
-		{"augmix own weight", AugMix{MixtureWidth: 1}, func(p *program) []float64 { return []float64{p.ops[0].Values[0]} }, 1, uniformCDF(0, 1)},
-		{"augmix last weight", AugMix{}, func(p *program) []float64 { return []float64{p.ops[len(p.ops)-1].Values[0]} }, 1,
-			func(x float64) float64 { return x*x - 2*x*math.Log(max(x, 1e-300)) }}, // a uniform number times one of Dirichlet's three
-		{"augmix weights of 0.5", AugMix{MixtureWidth: 1, Alpha: 0.5}, func(p *program) []float64 { return []float64{p.ops[0].Values[0]} }, 1,
+		{"augmix own weight", AugMix{MixtureWidth: 1},
+			func(p *program) []float64 { return []float64{p.ops[0].Values[0]} }, 1, uniformCDF(0, 1)},
+		{"augmix last weight", AugMix{},
+			func(p *program) []float64 { return []float64{p.ops[len(p.ops)-1].Values[0]} }, 1,
+			// a uniform number times one of Dirichlet's three
+			func(x float64) float64 { return x*x - 2*x*math.Log(max(x, 1e-300)) }},
+		{"augmix weights of 0.5", AugMix{MixtureWidth: 1, Alpha: 0.5},
+			func(p *program) []float64 { return []float64{p.ops[0].Values[0]} }, 1,
 			func(x float64) float64 { return 2 / math.Pi * math.Asin(math.Sqrt(x)) }},
 		{"augmix chains", AugMix{MixtureWidth: 4, ChainDepth: 2}, func(p *program) []float64 {
 			return make([]float64, len(first(imagecapi.AugmentMix, value)(p))-1)
 		}, 4, nil},
 		{"augmix depth", AugMix{MixtureWidth: 1}, first(imagecapi.AugmentEqualize, value), 2. / 13, nil},
-		{"augmix fixed depth", AugMix{MixtureWidth: 1, ChainDepth: 1}, first(imagecapi.AugmentEqualize, value), 1. / 13, nil},
-		{"augmix partial", AugMix{MixtureWidth: 1, ChainDepth: 1, PartialOps: true}, first(imagecapi.AugmentEqualize, value), 1. / 9, nil},
+		{"augmix fixed depth", AugMix{MixtureWidth: 1, ChainDepth: 1},
+			first(imagecapi.AugmentEqualize, value), 1. / 13, nil},
+		{"augmix partial", AugMix{MixtureWidth: 1, ChainDepth: 1, PartialOps: true},
+			first(imagecapi.AugmentEqualize, value), 1. / 9, nil},
 		{"augmix no color", AugMix{PartialOps: true}, first(imagecapi.AugmentSaturation, value), 0, nil},
-		{"augmix posterize", AugMix{MixtureWidth: 1, ChainDepth: 1, Severity: 10}, first(imagecapi.AugmentPosterize, integer(0)), 1. / 13, stepsCDF(0, 4)},
-		{"augmix brightness", AugMix{MixtureWidth: 1, ChainDepth: 1, Severity: 4}, first(imagecapi.AugmentBrightness, func(op *imagecapi.AugmentOp) float64 {
-			return math.Round((op.Values[0] - 1) * 10)
-		}), 1. / 13,
+		{"augmix posterize", AugMix{MixtureWidth: 1, ChainDepth: 1, Severity: 10},
+			first(imagecapi.AugmentPosterize, integer(0)), 1. / 13, stepsCDF(0, 4)},
+		{"augmix brightness", AugMix{MixtureWidth: 1, ChainDepth: 1, Severity: 4},
+			first(imagecapi.AugmentBrightness, func(op *imagecapi.AugmentOp) float64 {
+				return math.Round((op.Values[0] - 1) * 10)
+			}), 1. / 13,
 			func(x float64) float64 { // 0 to 3, of either sign
 				k := math.Floor(x)
 				if k >= 0 {
@@ -155,7 +192,8 @@ func TestAugmentDistributions(t *testing.T) {
 }
 
 func jitterRank(kind int32) int {
-	return slices.Index([]int32{imagecapi.AugmentBrightness, imagecapi.AugmentContrast, imagecapi.AugmentSaturation, imagecapi.AugmentHue}, kind)
+	return slices.Index([]int32{imagecapi.AugmentBrightness, imagecapi.AugmentContrast,
+		imagecapi.AugmentSaturation, imagecapi.AugmentHue}, kind)
 }
 
 // TestAugmentQuantiles covers parameters whose distribution has no simple formula. It compares the
@@ -176,15 +214,22 @@ func TestAugmentQuantiles(t *testing.T) {
 		kind  int32
 		value func(op *imagecapi.AugmentOp) float64
 	}{
-		"erase area": {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase, func(op *imagecapi.AugmentOp) float64 { return float64(op.Integers[2] * op.Integers[3]) }},
-		"erase log ratio": {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase, func(op *imagecapi.AugmentOp) float64 {
-			return math.Log(float64(op.Integers[3]) / float64(op.Integers[2]))
-		}},
-		"erase x":       {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase, func(op *imagecapi.AugmentOp) float64 { return float64(op.Integers[0]) }},
-		"erase y":       {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase, func(op *imagecapi.AugmentOp) float64 { return float64(op.Integers[1]) }},
-		"perspective 0": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective, func(op *imagecapi.AugmentOp) float64 { return op.Values[0] }},
-		"perspective 5": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective, func(op *imagecapi.AugmentOp) float64 { return op.Values[5] }},
-		"perspective 7": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective, func(op *imagecapi.AugmentOp) float64 { return op.Values[7] }},
+		"erase area": {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase,
+			func(op *imagecapi.AugmentOp) float64 { return float64(op.Integers[2] * op.Integers[3]) }},
+		"erase log ratio": {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase,
+			func(op *imagecapi.AugmentOp) float64 {
+				return math.Log(float64(op.Integers[3]) / float64(op.Integers[2]))
+			}},
+		"erase x": {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase,
+			func(op *imagecapi.AugmentOp) float64 { return float64(op.Integers[0]) }},
+		"erase y": {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase,
+			func(op *imagecapi.AugmentOp) float64 { return float64(op.Integers[1]) }},
+		"perspective 0": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective,
+			func(op *imagecapi.AugmentOp) float64 { return op.Values[0] }},
+		"perspective 5": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective,
+			func(op *imagecapi.AugmentOp) float64 { return op.Values[5] }},
+		"perspective 7": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective,
+			func(op *imagecapi.AugmentOp) float64 { return op.Values[7] }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			q := quantiles[name]
@@ -230,12 +275,14 @@ func TestOpsChecks(t *testing.T) {
 		"Ops[1] is nil": {Grayscale{}, (*GaussianNoise)(nil)},
 		"(*transform.RandomInvert): field P is 2":     {&RandomInvert{P: 2}},
 		"Ops[0] (*transform.RandomOrder): field Ops[": {&RandomOrder{Ops: []Op{(*Func)(nil)}}},
-		"a Func is nil":                               {Func(nil)},
-		"Ops[1] (transform.RandomInvert): fiel":       {Grayscale{}, RandomInvert{P: 1.1}},
-		"field P is NaN":                              {RandomVerticalFlip{P: nan}},
-		"a crop to the old size is missing":           {Pad{Padding: [4]int{1, 1, 1, 1}}},
-		"between":                                     {Pad{Padding: [4]int{1, 1, 1, 1}}, Func(func(*rand.Rand, *Pixels) error { return nil }), CenterCrop{Size: 32}},
-		"field Padding":                               {Pad{Padding: [4]int{32, 0, 0, 0}, Mode: PadReflect}, CenterCrop{Size: 32}},
+		"a Func is nil":                         {Func(nil)},
+		"Ops[1] (transform.RandomInvert): fiel": {Grayscale{}, RandomInvert{P: 1.1}},
+		"field P is NaN":                        {RandomVerticalFlip{P: nan}},
+		"a crop to the old size is missing":     {Pad{Padding: [4]int{1, 1, 1, 1}}},
+		"between": {Pad{Padding: [4]int{1, 1, 1, 1}},
+			Func(func(*rand.Rand, *Pixels) error { return nil }), CenterCrop{Size: 32}},
+		"field Padding": {Pad{Padding: [4]int{32, 0, 0, 0}, Mode: PadReflect},
+			CenterCrop{Size: 32}},
 		"padding mode":                                {RandomCrop{Mode: 4}},
 		"field Size is 33":                            {RandomCrop{Size: 33}},
 		"field Size is 0":                             {CenterCrop{}},

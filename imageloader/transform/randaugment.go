@@ -39,7 +39,8 @@ func (o RandAugment) check(w, h int) (int, int, error) {
 	case o.NumMagnitudeBins < 2 || o.NumMagnitudeBins > maxBins:
 		return 0, 0, fmt.Errorf("field NumMagnitudeBins is %d, not in 2 to %d", o.NumMagnitudeBins, maxBins)
 	case o.Magnitude < 0 || o.Magnitude >= o.NumMagnitudeBins:
-		return 0, 0, fmt.Errorf("field Magnitude is %d, not in 1 to NumMagnitudeBins-1 (%d)", o.Magnitude, o.NumMagnitudeBins-1)
+		return 0, 0, fmt.Errorf("field Magnitude is %d, not in 1 to NumMagnitudeBins-1 (%d)", o.Magnitude,
+			o.NumMagnitudeBins-1)
 	}
 	return w, h, o.Interpolation.check()
 }

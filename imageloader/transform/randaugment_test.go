@@ -6,8 +6,10 @@ import (
 )
 
 var policyNames = map[string]policyOp{
-	"Identity": opIdentity, "ShearX": opShearX, "ShearY": opShearY, "TranslateX": opTranslateX, "TranslateY": opTranslateY, "Rotate": opRotate, "Brightness": opBrightness,
-	"Color": opColor, "Contrast": opContrast, "Sharpness": opSharpness, "Posterize": opPosterize, "Solarize": opSolarize, "AutoContrast": opAutoContrast,
+	"Identity": opIdentity, "ShearX": opShearX, "ShearY": opShearY, "TranslateX": opTranslateX,
+	"TranslateY": opTranslateY, "Rotate": opRotate, "Brightness": opBrightness,
+	"Color": opColor, "Contrast": opContrast, "Sharpness": opSharpness, "Posterize": opPosterize,
+	"Solarize": opSolarize, "AutoContrast": opAutoContrast,
 	"Equalize": opEqualize, "Invert": opInvert,
 }
 
@@ -35,7 +37,8 @@ func TestPolicySteps(t *testing.T) {
 				t.Errorf("%v: magnitude %v, want %v", s, m, want)
 			}
 			m *= s[3].(float64)
-			got := checksum(t, uint64(g.Seed), g.Width, g.Height, func(p *program) { p.policy(op, m, DefaultInterpolation, nil) })
+			got := checksum(t, uint64(g.Seed), g.Width, g.Height,
+				func(p *program) { p.policy(op, m, DefaultInterpolation, nil) })
 			if got != s[5] {
 				t.Errorf("%v: %s, want %v", s, got, s[5])
 			}

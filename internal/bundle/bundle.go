@@ -140,7 +140,8 @@ func usesOf(program string, object *object) (uses, error) {
 	u.shim = bytes.Contains(text, []byte(module+"capi."))
 	u.image = u.shim || bytes.Contains(text, []byte(module+"imagecapi."))
 	if !u.image {
-		return u, fmt.Errorf("%s does not use torchstream: it is linked to no %s, and has no package of github.com/torchstream/torchstream that uses it", program, imageName)
+		return u, fmt.Errorf("%s does not use torchstream: it is linked to no %s, and has no package of "+
+			"github.com/torchstream/torchstream that uses it", program, imageName)
 	}
 	return u, nil
 }
@@ -161,7 +162,8 @@ func newPlan(o Options) (*plan, error) {
 		return nil, err
 	}
 	if !program.interpreter {
-		return nil, fmt.Errorf("%s is no program with a dynamic loader: build it with CGO_ENABLED=1, for Linux on x86-64", o.Program)
+		return nil, fmt.Errorf("%s is no program with a dynamic loader: build it with CGO_ENABLED=1, for "+
+			"Linux on x86-64", o.Program)
 	}
 	u, err := usesOf(o.Program, program)
 	if err != nil {
@@ -215,7 +217,8 @@ func (p *plan) add(name, path, dir, why string) error {
 		dir = filepath.Join("lib", "libtorch", filepath.Dir(inside))
 	}
 	p.objects[name] = object
-	p.files = append(p.files, File{Path: filepath.Join(dir, name), For: why, Bytes: object.size, source: object.path, dir: dir})
+	p.files = append(p.files, File{Path: filepath.Join(dir, name), For: why, Bytes: object.size,
+		source: object.path, dir: dir})
 	return p.walk(object, dir, "needed by ")
 }
 
@@ -247,7 +250,8 @@ func (p *plan) walk(of *object, dir, why string) error {
 		}
 		path := find(name, of)
 		if path == "" {
-			return fmt.Errorf("%s needs %s, which is not in %s, in LD_LIBRARY_PATH or in the system's folders: build the shim with `make shim`, or install what has it",
+			return fmt.Errorf("%s needs %s, which is not in %s, in LD_LIBRARY_PATH or in the system's "+
+				"folders: build the shim with `make shim`, or install what has it",
 				of.path, name, strings.Join(of.folders(), ", "))
 		}
 		if err := p.add(name, path, dir, why+filepath.Base(of.path)); err != nil {
@@ -332,7 +336,8 @@ func (p *plan) write(ctx context.Context, out string) error {
 func (p *plan) licences(ctx context.Context, out string) error {
 	if image := p.objects[imageName]; image != nil {
 		own := filepath.Join(filepath.Dir(image.dir), "share", "licenses", "torchstream")
-		if err := copyFiles(ctx, filepath.Join(out, "share", "licenses", "torchstream"), own, func(string) bool { return true }); err != nil {
+		if err := copyFiles(ctx, filepath.Join(out, "share", "licenses", "torchstream"), own,
+			func(string) bool { return true }); err != nil {
 			return err
 		}
 	}
@@ -377,7 +382,8 @@ func (p *plan) has(record string) bool {
 
 // report measures the bundle and lists LibTorch's libraries that are not in it.
 func (p *plan) report(out string) (*Report, error) {
-	r := &Report{Out: out, Files: append([]File{{Path: filepath.Join("bin", filepath.Base(p.program.path)), Bytes: p.program.size, For: "the program"}}, p.files...)}
+	r := &Report{Out: out, Files: append([]File{{Path: filepath.Join("bin", filepath.Base(p.program.path)),
+		Bytes: p.program.size, For: "the program"}}, p.files...)}
 	err := filepath.WalkDir(out, func(_ string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return err
@@ -391,7 +397,8 @@ func (p *plan) report(out string) (*Report, error) {
 	if err != nil || p.torch == "" {
 		return r, err
 	}
-	for _, pattern := range []string{filepath.Join("torch", "lib", "*.so*"), filepath.Join("nvidia", "*", "lib", "*.so*")} {
+	for _, pattern := range []string{filepath.Join("torch", "lib", "*.so*"),
+		filepath.Join("nvidia", "*", "lib", "*.so*")} {
 		found, err := filepath.Glob(filepath.Join(quote(p.torch), pattern))
 		if err != nil {
 			return r, err

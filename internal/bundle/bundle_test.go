@@ -31,7 +31,8 @@ func (w world) path(name string) string { return filepath.Join(w.root, name) }
 // library builds a library whose function calls the functions of the libraries that it needs.
 func (w world) library(name, runPath string, needs ...string) {
 	w.Helper()
-	w.link(name, runPath, []string{"-shared", "-fPIC", "-Wl,-soname," + filepath.Base(name)}, "int "+function(name)+"(void)", needs)
+	w.link(name, runPath, []string{"-shared", "-fPIC", "-Wl,-soname," + filepath.Base(name)},
+		"int "+function(name)+"(void)", needs)
 }
 
 // program builds a program that exits with the number of libraries that its calls reach.
@@ -48,7 +49,8 @@ func (w world) link(name, runPath string, options []string, head string, needs [
 		source.WriteString("int " + function(n) + "(void);\n")
 		calls += " + " + function(n) + "()"
 	}
-	source.WriteString(head + " { return " + map[bool]string{true: "0", false: "1"}[strings.Contains(head, "main")] + calls + "; }\n")
+	source.WriteString(head + " { return " + map[bool]string{true: "0",
+		false: "1"}[strings.Contains(head, "main")] + calls + "; }\n")
 	file := w.path(name)
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		w.Fatal(err)
@@ -79,7 +81,8 @@ func (w world) shim(runPath string) {
 	const torch, cuda = "site/torch/lib/", "site/nvidia/cu13/lib/"
 	w.library(cuda+"libcublas.so.13", "")
 	w.library(torch+"libtorch_cpu.so", "$ORIGIN")
-	w.library(torch+"libtorch_cuda.so", "$ORIGIN/../../nvidia/cu13/lib:$ORIGIN", cuda+"libcublas.so.13", torch+"libtorch_cpu.so")
+	w.library(torch+"libtorch_cuda.so", "$ORIGIN/../../nvidia/cu13/lib:$ORIGIN", cuda+"libcublas.so.13",
+		torch+"libtorch_cpu.so")
 	w.library(torch+"libtorch_cuda_linalg.so", "$ORIGIN", torch+"libtorch_cuda.so")
 	w.library(torch+"libtorch_python.so", "$ORIGIN", torch+"libtorch_cpu.so")
 	w.library("clone/lib/"+imageName, "$ORIGIN")
@@ -101,7 +104,8 @@ func (w world) shim(runPath string) {
 
 // runPath returns the run path of a shim built in a clone.
 func (w world) runPath() string {
-	return "$ORIGIN:$ORIGIN/libtorch/torch/lib:$ORIGIN/libtorch/nvidia/cu13/lib:" + w.path("site/torch/lib") + ":" + w.path("site/nvidia/cu13/lib")
+	return "$ORIGIN:$ORIGIN/libtorch/torch/lib:$ORIGIN/libtorch/nvidia/cu13/lib:" +
+		w.path("site/torch/lib") + ":" + w.path("site/nvidia/cu13/lib")
 }
 
 // status runs a program without LD_LIBRARY_PATH and returns its exit status and output.
@@ -144,7 +148,8 @@ func TestBundleRunsElsewhere(t *testing.T) {
 		t.Errorf("left out: %v, want torch/lib/libtorch_python.so alone", r.LeftOut)
 	}
 	for name, want := range map[string]string{
-		"torch-2.11.0/licenses/LICENSE": "theirs", "torch-2.11.0/licenses/third_party/gloo/LICENSE": "gloo's", "torchstream/png/copyright": "png's",
+		"torch-2.11.0/licenses/LICENSE":                  "theirs",
+		"torch-2.11.0/licenses/third_party/gloo/LICENSE": "gloo's", "torchstream/png/copyright": "png's",
 	} {
 		if got, err := os.ReadFile(w.path("out/share/licenses/" + name)); err != nil || string(got) != want {
 			t.Errorf("licence %s: %q, %v, want %v, nil", name, got, err, want)
@@ -167,7 +172,8 @@ func TestBundleRunsElsewhere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if name := filepath.Base(f.Path); (name == shimName || name == "program") && strings.Contains(string(content), w.root) {
+		if name := filepath.Base(f.Path); (name == shimName || name == "program") &&
+			strings.Contains(string(content), w.root) {
 			t.Errorf("%s contains a path of the machine that it was made on", f.Path)
 		}
 	}
@@ -187,13 +193,17 @@ func TestProgramThatOpensTheShim(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			file := w.path("clone/" + c.name)
-			if err := os.WriteFile(file+".c", []byte(`const char* functions = "`+c.text+`"; int main(void) { return functions[0] == 0; }`), 0o600); err != nil {
+			if err := os.WriteFile(file+".c",
+				[]byte(`const char* functions = "`+c.text+
+					`"; int main(void) { return functions[0] == 0; }`), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			if out, err := exec.Command("cc", "-o", file, file+".c").CombinedOutput(); err != nil {
 				t.Fatalf("%v, want no error\n%s", err, out)
 			}
-			r, err := Make(t.Context(), Options{Program: file, Out: w.path("out-" + c.name), Find: func(name string) string { return w.path("clone/lib/" + name) }})
+			r, err := Make(t.Context(),
+				Options{Program: file, Out: w.path("out-" + c.name),
+					Find: func(name string) string { return w.path("clone/lib/" + name) }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -206,7 +216,9 @@ func TestProgramThatOpensTheShim(t *testing.T) {
 			if !slices.Equal(got, c.want) {
 				t.Errorf("libraries %q, want %q", got, c.want)
 			}
-			if _, err := Make(t.Context(), Options{Program: file, Out: w.path("none-" + c.name)}); err == nil || !strings.Contains(err.Error(), "-shim") {
+			if _, err := Make(t.Context(),
+				Options{Program: file, Out: w.path("none-" + c.name)}); err == nil ||
+				!strings.Contains(err.Error(), "-shim") {
 				t.Errorf("without a shim: %v, want an error with \"-shim\"", err)
 			}
 		})
@@ -272,7 +284,8 @@ func TestInterruptedBundle(t *testing.T) {
 	w.program("clone/program", w.path("clone/lib"), "clone/lib/"+shimName)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Make(ctx, Options{Program: w.path("clone/program"), Out: w.path("out")}); !errors.Is(err, context.Canceled) {
+	if _, err := Make(ctx, Options{Program: w.path("clone/program"), Out: w.path("out")}); !errors.Is(err,
+		context.Canceled) {
 		t.Error(err)
 	}
 	if left, _ := filepath.Glob(w.path("out*")); len(left) > 0 {

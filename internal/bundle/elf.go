@@ -96,7 +96,8 @@ func find(name string, of *object) string {
 func system(name string) bool {
 	base, _, _ := strings.Cut(name, ".so")
 	switch base {
-	case "ld-linux-x86-64", "libc", "libm", "libmvec", "libdl", "libpthread", "librt", "libutil", "libresolv", "libanl", "libnsl",
+	case "ld-linux-x86-64", "libc", "libm", "libmvec", "libdl", "libpthread", "librt", "libutil",
+		"libresolv", "libanl", "libnsl",
 		"libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler":
 		return true
 	}
@@ -146,7 +147,8 @@ func check(out string, roots []string) error {
 				}
 				if path == "" {
 					where, _ := under(out, next.path)
-					return fmt.Errorf("the bundle would not work: %s needs %s, and looks for it in %s", where, name, strings.Join(o.runPath, ":"))
+					return fmt.Errorf("the bundle would not work: %s needs %s, and looks for it in %s",
+						where, name, strings.Join(o.runPath, ":"))
 				}
 				loaded[name] = true
 				queue = append(queue, entry{path, passed})
@@ -169,7 +171,8 @@ func relativeRunPath(path string) error {
 		}
 	}
 	if len(relative) == 0 {
-		return fmt.Errorf("%s was built by an older version of torchstream, whose libraries cannot be moved: build it again with `make shim`", filepath.Base(path))
+		return fmt.Errorf("%s was built by an older version of torchstream, whose libraries cannot be "+
+			"moved: build it again with `make shim`", filepath.Base(path))
 	}
 	if len(relative) == len(o.runPath) {
 		return nil
@@ -192,7 +195,8 @@ func setRunPath(path, value string) error {
 		return nil
 	}
 	if len(old) < len(value) {
-		return fmt.Errorf("the run path of %s (%q) is too short to become %q: link the program with -ldflags '-extldflags \"-Wl,-rpath,%s\"'",
+		return fmt.Errorf("the run path of %s (%q) is too short to become %q: link the program with "+
+			"-ldflags '-extldflags \"-Wl,-rpath,%s\"'",
 			filepath.Base(path), old, value, value)
 	}
 	names, err := dynamicNames(f)
@@ -219,7 +223,8 @@ func setRunPath(path, value string) error {
 		return err
 	}
 	if text, _, err := runPathText(changed); err != nil || text != value || !slices.Equal(names, now) {
-		return fmt.Errorf("%s: its run path cannot be changed, because it shares its text with a symbol: link the program with -ldflags '-extldflags \"-Wl,-rpath,%s\"'",
+		return fmt.Errorf("%s: its run path cannot be changed, because it shares its text with a symbol: "+
+			"link the program with -ldflags '-extldflags \"-Wl,-rpath,%s\"'",
 			filepath.Base(path), value)
 	}
 	return nil

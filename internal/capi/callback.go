@@ -61,7 +61,8 @@ func call(context int64, flags int32, tensors, results []*Tensor) *C.ts_error {
 		}
 		s.calledBack(gradients)
 	}
-	err := cgo.Handle(context).Value().(lent).fn(tensors, results, flags&C.TS_CALLBACK_FLAG_CREATE_GRAPH != 0, flags&CallNumerics)
+	err := cgo.Handle(context).Value().(lent).fn(tensors, results,
+		flags&C.TS_CALLBACK_FLAG_CREATE_GRAPH != 0, flags&CallNumerics)
 	if err == nil {
 		return nil
 	}

@@ -11,5 +11,6 @@ import "unsafe"
 //export torchstreamAutogradCallback
 func torchstreamAutogradCallback(context C.int64_t, flags C.int32_t, tensors **C.ts_tensor, count C.int64_t,
 	results **C.ts_tensor, resultCount C.int64_t) *C.ts_error {
-	return call(int64(context), int32(flags), unsafe.Slice(tensors, int(count)), unsafe.Slice(results, int(resultCount)))
+	return call(int64(context), int32(flags), unsafe.Slice(tensors, int(count)),
+		unsafe.Slice(results, int(resultCount)))
 }

@@ -29,18 +29,21 @@ func NewGPUDecoder(device int32, maxImages, stagingBytes, scratchBytes int) (d *
 	}
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_gpu_decoder_new(C.int32_t(device), C.int64_t(maxImages), C.size_t(stagingBytes), C.size_t(scratchBytes), &d))
+	err = failure(C.ts_gpu_decoder_new(C.int32_t(device), C.int64_t(maxImages), C.size_t(stagingBytes),
+		C.size_t(scratchBytes), &d))
 	return d, err
 }
 
 // NewInflatingGPUDecoder makes a decoder for RunInflatingGPUDecoder.
-func NewInflatingGPUDecoder(device int32, maxImages, stagingBytes, scratchBytes, roomsBytes int) (d *GPUDecoder, err error) {
+func NewInflatingGPUDecoder(device int32, maxImages, stagingBytes, scratchBytes,
+	roomsBytes int) (d *GPUDecoder, err error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_gpu_decoder_new_inflating(C.int32_t(device), C.int64_t(maxImages), C.size_t(stagingBytes), C.size_t(scratchBytes),
+	err = failure(C.ts_gpu_decoder_new_inflating(C.int32_t(device), C.int64_t(maxImages),
+		C.size_t(stagingBytes), C.size_t(scratchBytes),
 		C.size_t(roomsBytes), &d))
 	return d, err
 }
@@ -89,7 +92,8 @@ var _ = [1]struct{}{}[unsafe.Sizeof(GPUDecodeImage{})-C.sizeof_ts_gpu_decode_ima
 // RunGPUDecoder calls ts_gpu_decoder_run. staging and failed are pinned C memory, which the device
 // uses after the call; failed has one number per image. A decoder of DeviceCPU finishes using them
 // before the call returns.
-func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, results *Tensor, failed []int32, on Stream) error {
+func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, results *Tensor, failed []int32,
+	on Stream) error {
 	if len(failed) < len(images) {
 		return imagecapi.NewFailure(CodeInvalidArgument, "failed has fewer numbers than there are images")
 	}
@@ -110,10 +114,12 @@ func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, resul
 
 // RunInflatingGPUDecoder calls ts_gpu_decoder_run_inflating. inflated is the same kind of memory as
 // failed, with one result per member.
-func RunInflatingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, members []GPUDecodeMember, results *Tensor, failed []int32,
+func RunInflatingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage,
+	members []GPUDecodeMember, results *Tensor, failed []int32,
 	inflated []GPUInflateResult, on Stream) error {
 	if len(failed) < len(images) || len(inflated) < len(members) {
-		return imagecapi.NewFailure(CodeInvalidArgument, "failed or inflated has fewer numbers than there are images or members")
+		return imagecapi.NewFailure(CodeInvalidArgument,
+			"failed or inflated has fewer numbers than there are images or members")
 	}
 	computing.enter()
 	defer computing.leave()
@@ -123,10 +129,12 @@ func RunInflatingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeIma
 	err := failure(C.ts_gpu_decoder_run_inflating(d, (*C.uint8_t)(unsafe.SliceData(staging)), C.size_t(len(staging)),
 		(*C.ts_gpu_decode_image)(unsafe.Pointer(unsafe.SliceData(images))), C.int64_t(len(images)),
 		(*C.ts_gpu_decode_member)(unsafe.Pointer(unsafe.SliceData(members))), C.int64_t(len(members)), results,
-		(*C.int32_t)(unsafe.SliceData(failed)), (*C.ts_gpu_inflate_result)(unsafe.Pointer(unsafe.SliceData(inflated))), on.c()))
+		(*C.int32_t)(unsafe.SliceData(failed)),
+		(*C.ts_gpu_inflate_result)(unsafe.Pointer(unsafe.SliceData(inflated))), on.c()))
 	if s != nil && err == nil && len(images) > 0 && on.Device != DeviceCPU {
 		flags := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(failed))), 4*len(images))
-		outcomes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(inflated))), len(members)*int(unsafe.Sizeof(GPUInflateResult{})))
+		outcomes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(inflated))),
+			len(members)*int(unsafe.Sizeof(GPUInflateResult{})))
 		s.filled("RunInflatingGPUDecoder", on, results, staging, flags, outcomes)
 	}
 	return err
@@ -168,7 +176,8 @@ func (s *Sanitizer) filled(what string, on Stream, results *Tensor, staging []by
 	host := func(bytes []byte, write bool) racecheck.Access {
 		b, n := uintptr(unsafe.Pointer(unsafe.SliceData(bytes))), uintptr(len(bytes))
 		return racecheck.Access{Queue: q, Write: write, Memory: racecheck.Memory{
-			Device: DeviceCPU, Storage: b, StorageBytes: n, Region: racecheck.Region{Begin: b, Row: n, Rows: 1, Pitch: n}, Track: true}}
+			Device: DeviceCPU, Storage: b, StorageBytes: n,
+			Region: racecheck.Region{Begin: b, Row: n, Rows: 1, Pitch: n}, Track: true}}
 	}
 	var accesses []racecheck.Access
 	if len(staging) > 0 {

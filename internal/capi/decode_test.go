@@ -12,14 +12,16 @@ import (
 )
 
 func TestGPUDecoderNeedsAFlagForEachImage(t *testing.T) {
-	if err := RunGPUDecoder(nil, nil, make([]GPUDecodeImage, 2), nil, make([]int32, 1), Stream{}); !errors.Is(err, CodeInvalidArgument) {
+	if err := RunGPUDecoder(nil, nil, make([]GPUDecodeImage, 2), nil, make([]int32, 1),
+		Stream{}); !errors.Is(err, CodeInvalidArgument) {
 		t.Errorf("got %v, want an invalid argument", err)
 	}
 }
 
 // onDevices runs a test on a GPU and on the CPU. memory allocates host memory for calls on the
 // device; queue is a stream of the device.
-func onDevices(t *testing.T, test func(t *testing.T, device int32, memory func(bytes int) []byte, queue func() Stream)) {
+func onDevices(t *testing.T, test func(t *testing.T, device int32, memory func(bytes int) []byte,
+	queue func() Stream)) {
 	t.Run("GPU", func(t *testing.T) {
 		if DeviceCount() == 0 {
 			t.Skip("needs 1 GPU(s), this machine has 0")
@@ -94,7 +96,8 @@ func decoderDecodes(t *testing.T, device int32, memory func(bytes int) []byte, q
 	want := make([]byte, count*pixels)
 	var images []GPUDecodeImage
 	for i := range count {
-		g := &imagecapi.Geometry{CropX: int32(10 * i), CropY: int32(7 * i), CropWidth: int32(250 - 20*i), CropHeight: int32(90 + i), ResizeWidth: side,
+		g := &imagecapi.Geometry{CropX: int32(10 * i), CropY: int32(7 * i), CropWidth: int32(250 - 20*i),
+			CropHeight: int32(90 + i), ResizeWidth: side,
 			ResizeHeight: side, WindowWidth: side, WindowHeight: side, Flip: i%2 == 1}
 		if err := imagecapi.DecodeEntries(host, file.Bytes(), g, want[i*pixels:], side*3, blob, &proof); err != nil {
 			t.Fatal(err)

@@ -134,7 +134,8 @@ func GetStore(s *Store, key string) ([]byte, error) {
 }
 
 // NewGroup blocks until all ranks have called it.
-func NewGroup(s *Store, name string, rank, size int, ranks []int32, device int32, timeout time.Duration) (g *Group, err error) {
+func NewGroup(s *Store, name string, rank, size int, ranks []int32, device int32,
+	timeout time.Duration) (g *Group, err error) {
 	collective.enter()
 	defer collective.leave()
 	if len(ranks) != size {
@@ -171,7 +172,8 @@ func GroupFault(g *Group) (int, error) {
 
 // launch makes the call of a collective, which writes and reads tensors on the stream. what names
 // the call for the sanitizer. In a CPU group the work holds the tensors until it is done.
-func launch(what string, on Stream, gpu bool, writes, reads []*Tensor, call func(work **C.ts_work) *C.ts_error) (*Work, error) {
+func launch(what string, on Stream, gpu bool, writes, reads []*Tensor,
+	call func(work **C.ts_work) *C.ts_error) (*Work, error) {
 	collective.enter()
 	defer collective.leave()
 	s := sanitizer.Load()
@@ -258,7 +260,8 @@ type Reducer = C.ts_reducer
 func NewReducer(g *Group, on Stream, parameters []*Tensor, dtype int32) (r *Reducer, err error) {
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_reducer_new(g, on.c(), unsafe.SliceData(parameters), C.int64_t(len(parameters)), C.int32_t(dtype), &r))
+	err = failure(C.ts_reducer_new(g, on.c(), unsafe.SliceData(parameters), C.int64_t(len(parameters)),
+		C.int32_t(dtype), &r))
 	return r, err
 }
 

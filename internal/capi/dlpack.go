@@ -44,7 +44,8 @@ func ExportDLPack(t *Tensor, stream Stream, flags int32, versioned bool) (manage
 		return managed, err
 	}
 	err = s.call(export, func() { s.freed("Tensor.ToDLPack") })
-	if info, unknown := DescribeTensor(t); err == nil && unknown == nil && info.Device >= 0 && flags&DLPackNoOrder == 0 {
+	if info, unknown := DescribeTensor(t); err == nil && unknown == nil && info.Device >= 0 &&
+		flags&DLPackNoOrder == 0 {
 		if stream.ID == 0 {
 			stream.Device = info.Device // a default stream means the one of the tensor's device
 		}
@@ -60,14 +61,16 @@ func ImportDLPack(managed unsafe.Pointer, stream Stream, flags int32, versioned 
 		return nil, err
 	}
 	if mustNotKeep((*C.uint8_t)(managed)) {
-		return nil, imagecapi.NewFailure(CodeInvalidArgument, "the struct is Go memory, which the garbage collector may reuse: DLPack structs are C memory")
+		return nil, imagecapi.NewFailure(CodeInvalidArgument,
+			"the struct is Go memory, which the garbage collector may reuse: DLPack structs are C memory")
 	}
 	computing.enter()
 	defer computing.leave()
 	var made *Tensor
 	imported := func() error {
 		if versioned {
-			return failure(C.ts_dlpack_import_versioned((*C.struct_DLManagedTensorVersioned)(managed), stream.c(), C.int32_t(flags), &made))
+			return failure(C.ts_dlpack_import_versioned((*C.struct_DLManagedTensorVersioned)(managed),
+				stream.c(), C.int32_t(flags), &made))
 		}
 		return failure(C.ts_dlpack_import((*C.struct_DLManagedTensor)(managed), stream.c(), C.int32_t(flags), &made))
 	}

@@ -262,7 +262,8 @@ func TestCaptureBesideManyWaiters(t *testing.T) {
 	}()
 	_, nested := BeginCapture(s, nil)
 	for name, err := range map[string]error{
-		"SynchronizeDevice": SynchronizeDevice(0), "EmptyCache": EmptyCache(), "waitForCapture": waitForCapture(), "BeginCapture": nested, "Synchronize": s.Synchronize(),
+		"SynchronizeDevice": SynchronizeDevice(0), "EmptyCache": EmptyCache(),
+		"waitForCapture": waitForCapture(), "BeginCapture": nested, "Synchronize": s.Synchronize(),
 	} {
 		if !errors.Is(err, CodeCapture) {
 			t.Errorf("%s in the capture: got %v, want CodeCapture", name, err)

@@ -82,7 +82,8 @@ func GraphNodeKinds(g *Graph) (NodeKinds, error) {
 
 // DumpGraph returns the graph in the language of Graphviz.
 func DumpGraph(g *Graph, verbose bool) ([]byte, error) {
-	return written("torchstream-*.dot", func(path *C.char) error { return failure(C.ts_graph_dump(g, path, C.bool(verbose))) })
+	return written("torchstream-*.dot",
+		func(path *C.char) error { return failure(C.ts_graph_dump(g, path, C.bool(verbose))) })
 }
 
 // written returns the content of a file that write creates.

@@ -68,7 +68,8 @@ var (
 // RunGPUInflater calls ts_gpu_inflater_run. staging and results are pinned C memory, which the
 // device uses after the call; results has one element per range. An inflater of DeviceCPU finishes
 // using them before the call returns.
-func RunGPUInflater(i *GPUInflater, staging []byte, ranges []GPUInflateRange, rooms *Tensor, results []GPUInflateResult, on Stream) error {
+func RunGPUInflater(i *GPUInflater, staging []byte, ranges []GPUInflateRange, rooms *Tensor,
+	results []GPUInflateResult, on Stream) error {
 	if len(results) < len(ranges) {
 		return imagecapi.NewFailure(CodeInvalidArgument, "there are fewer results than ranges")
 	}
@@ -81,7 +82,8 @@ func RunGPUInflater(i *GPUInflater, staging []byte, ranges []GPUInflateRange, ro
 		(*C.ts_gpu_inflate_range)(unsafe.Pointer(unsafe.SliceData(ranges))), C.int64_t(len(ranges)), rooms,
 		(*C.ts_gpu_inflate_result)(unsafe.Pointer(unsafe.SliceData(results))), on.c()))
 	if s != nil && err == nil && len(ranges) > 0 && on.Device != DeviceCPU {
-		written := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(results))), len(ranges)*int(unsafe.Sizeof(results[0])))
+		written := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(results))),
+			len(ranges)*int(unsafe.Sizeof(results[0])))
 		s.filled("RunGPUInflater", on, rooms, staging, written)
 	}
 	return err

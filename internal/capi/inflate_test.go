@@ -10,7 +10,8 @@ import (
 )
 
 func TestGPUInflaterNeedsAResultForEachRange(t *testing.T) {
-	if err := RunGPUInflater(nil, nil, make([]GPUInflateRange, 2), nil, make([]GPUInflateResult, 1), Stream{}); !errors.Is(err, CodeInvalidArgument) {
+	if err := RunGPUInflater(nil, nil, make([]GPUInflateRange, 2), nil, make([]GPUInflateResult, 1),
+		Stream{}); !errors.Is(err, CodeInvalidArgument) {
 		t.Errorf("got %v, want an invalid argument", err)
 	}
 }
@@ -42,7 +43,8 @@ func inflaterInflates(t *testing.T, device int32, memory func(bytes int) []byte,
 	results := unsafe.Slice((*GPUInflateResult)(unsafe.Pointer(unsafe.SliceData(memory(8*count)))), count)
 	var ranges []GPUInflateRange
 	for i := range uintptr(count) {
-		ranges = append(ranges, GPUInflateRange{Input: uintptr(head), InputBytes: uintptr(stream.Len()), Skip: 1000 * i, Bytes: size - 3000*i, Room: room * i})
+		ranges = append(ranges, GPUInflateRange{Input: uintptr(head), InputBytes: uintptr(stream.Len()),
+			Skip: 1000 * i, Bytes: size - 3000*i, Room: room * i})
 	}
 	ranges[3].InputBytes /= 4 // cut off
 

@@ -64,7 +64,8 @@ func TestCallsWithoutTheShim(t *testing.T) {
 	folder := t.TempDir()
 	lines := firstCalls(t, folder)
 	for _, line := range lines[:len(lines)-1] {
-		for _, want := range []string{"library not loaded", "there is no " + imagecapi.LibraryName + " in " + folder, "TORCHSTREAM_LIBRARY", "unset the variable"} {
+		for _, want := range []string{"library not loaded",
+			"there is no " + imagecapi.LibraryName + " in " + folder, "TORCHSTREAM_LIBRARY", "unset the variable"} {
 			if !strings.Contains(line, want) {
 				t.Errorf("%q does not say %q", line, want)
 			}
@@ -81,7 +82,8 @@ func TestCallsWithTheImageLibraryAlone(t *testing.T) {
 	imageLibrary(t, folder)
 	lines := firstCalls(t, folder)
 	for i, line := range lines[:len(lines)-1] {
-		if image := i == 4; image != (line == "<nil>") || !image && !strings.Contains(line, "there is no "+LibraryName+" in "+folder) {
+		if image := i == 4; image != (line == "<nil>") || !image &&
+			!strings.Contains(line, "there is no "+LibraryName+" in "+folder) {
 			t.Errorf("call %d: %s", i, line)
 		}
 	}
@@ -93,7 +95,8 @@ func imageLibrary(t *testing.T, folder string) {
 	if err := Check(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(library.Mapped()[imagecapi.LibraryName], filepath.Join(folder, imagecapi.LibraryName)); err != nil {
+	if err := os.Symlink(library.Mapped()[imagecapi.LibraryName],
+		filepath.Join(folder, imagecapi.LibraryName)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -118,7 +121,8 @@ func TestOtherLibTorchIsRefused(t *testing.T) {
 	delete(names, "ts_abi_version")
 	delete(names, "ts_libtorch_version")
 	delete(names, "ts_range_listeners")
-	source := fmt.Sprintf("int ts_abi_version(void) { return %d; }\n", abiVersion) + "const char* ts_libtorch_version(void) { return \"2.11.0\"; }\n" +
+	source := fmt.Sprintf("int ts_abi_version(void) { return %d; }\n", abiVersion) +
+		"const char* ts_libtorch_version(void) { return \"2.11.0\"; }\n" +
 		"static int listeners;\nint* ts_range_listeners(void) { return &listeners; }\n"
 	for name := range names {
 		source += "void* " + name + "(void) { return 0; }\n"
@@ -131,11 +135,13 @@ func TestOtherLibTorchIsRefused(t *testing.T) {
 			if err := os.MkdirAll(torch, 0o777); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(folder, "torch", "version.py"), []byte("__version__ = '"+version+"+cu130'\n"), 0o666); err != nil {
+			if err := os.WriteFile(filepath.Join(folder, "torch", "version.py"),
+				[]byte("__version__ = '"+version+"+cu130'\n"), 0o666); err != nil {
 				t.Fatal(err)
 			}
 			compile(t, cc, filepath.Join(torch, "libtorch_cpu.so"), "int other(void) { return 0; }")
-			compile(t, cc, filepath.Join(folder, LibraryName), source, "-Wl,--no-as-needed", "-L"+torch, "-ltorch_cpu", "-Wl,-rpath,$ORIGIN/torch/lib")
+			compile(t, cc, filepath.Join(folder, LibraryName), source, "-Wl,--no-as-needed", "-L"+torch,
+				"-ltorch_cpu", "-Wl,-rpath,$ORIGIN/torch/lib")
 			says := firstCalls(t, folder)[5]
 			if !refused {
 				if says != "<nil>" {
@@ -143,7 +149,8 @@ func TestOtherLibTorchIsRefused(t *testing.T) {
 				}
 				return
 			}
-			for _, want := range []string{folder, "was built for LibTorch 2.11.0", torch, "is LibTorch 2.12.0", "run `"} {
+			for _, want := range []string{folder, "was built for LibTorch 2.11.0", torch,
+				"is LibTorch 2.12.0", "run `"} {
 				if !strings.Contains(says, want) {
 					t.Errorf("%q does not say %q", says, want)
 				}
@@ -225,7 +232,8 @@ func declared(t *testing.T, folder string) (all []*ast.FuncDecl) {
 
 // cannotFail lists functions without a meaningful result, which do not check, and NewError, which
 // is called by C code.
-var cannotFail = map[string]bool{"Noop": true, "FreeTensors": true, "TakeBorrowed": true, "TakeError": true, "NewError": true, "ReleaseCallbacks": true}
+var cannotFail = map[string]bool{"Noop": true, "FreeTensors": true, "TakeBorrowed": true, "TakeError": true,
+	"NewError": true, "ReleaseCallbacks": true}
 
 // takesObject reports whether a function has a parameter or receiver that requires a loaded
 // library.

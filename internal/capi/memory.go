@@ -87,7 +87,8 @@ func HostAllocator() (HostStats, error) {
 	}
 	return HostStats{
 		ActiveBytes: int64(s.active_bytes), ReservedBytes: int64(s.reserved_bytes), PeakBytes: int64(s.peak_bytes),
-		Allocations: int64(s.allocations), DriverAllocations: int64(s.driver_allocations), DriverFrees: int64(s.driver_frees),
+		Allocations: int64(s.allocations), DriverAllocations: int64(s.driver_allocations),
+		DriverFrees:       int64(s.driver_frees),
 		DriverNanoseconds: int64(s.driver_nanoseconds),
 	}, nil
 }
@@ -202,7 +203,8 @@ func RegisterPinned(memory []byte) (p *Pinned, err error) {
 		return nil, err
 	}
 	if mustNotKeep((*C.uint8_t)(unsafe.SliceData(memory))) {
-		return nil, imagecapi.NewFailure(CodeInvalidArgument, "Go memory cannot be pinned, since the garbage collector may reuse it: use NewPinned, or memory from mmap or C")
+		return nil, imagecapi.NewFailure(CodeInvalidArgument, "Go memory cannot be pinned, since the "+
+			"garbage collector may reuse it: use NewPinned, or memory from mmap or C")
 	}
 	waiting.enter()
 	defer waiting.leave()
@@ -259,7 +261,8 @@ func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) 
 	s := sanitizer.Load()
 	s.begin()
 	defer s.end()
-	err := failure(C.ts_tensor_copy_peer(dstStream.c(), unsafe.SliceData(dst), srcStream.c(), unsafe.SliceData(src), C.int64_t(len(dst))))
+	err := failure(C.ts_tensor_copy_peer(dstStream.c(), unsafe.SliceData(dst), srcStream.c(),
+		unsafe.SliceData(src), C.int64_t(len(dst))))
 	if s != nil && err == nil {
 		s.copyPeer(dstStream, dst, srcStream, src)
 	}

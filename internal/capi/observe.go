@@ -64,8 +64,10 @@ func TakeOutOfMemory(o *MemoryObserver) (all []OutOfMemory) {
 		for i := range some[:n] {
 			e := &some[i]
 			all = append(all, OutOfMemory{
-				Number: int64(e.number), Device: int32(e.device), Snapshot: bool(e.snapshot), Wanted: int64(e.wanted_bytes),
-				Free: int64(e.free_bytes), Limit: int64(e.limit_bytes), Allocated: int64(e.allocated_bytes), Reserved: int64(e.reserved_bytes),
+				Number: int64(e.number), Device: int32(e.device), Snapshot: bool(e.snapshot),
+				Wanted: int64(e.wanted_bytes),
+				Free:   int64(e.free_bytes), Limit: int64(e.limit_bytes), Allocated: int64(e.allocated_bytes),
+				Reserved: int64(e.reserved_bytes),
 			})
 		}
 	}
@@ -89,7 +91,8 @@ type PoolStats struct {
 
 func poolStats(s *C.ts_pool_stats) PoolStats {
 	return PoolStats{
-		ID: int64(s.id), Kind: int32(s.kind), Device: int32(s.device), Reserved: int64(s.reserved_bytes), Allocated: int64(s.allocated_bytes),
+		ID: int64(s.id), Kind: int32(s.kind), Device: int32(s.device), Reserved: int64(s.reserved_bytes),
+		Allocated: int64(s.allocated_bytes),
 		Requested: int64(s.requested_bytes), Active: int64(s.active_bytes), MaxFree: int64(s.max_free_bytes),
 		Allocations: int64(s.allocations), Segments: int64(s.segments),
 	}
@@ -140,7 +143,8 @@ func AllocatorSettings() (string, error) {
 	defer computing.leave()
 	for text := make([]byte, 256); ; {
 		var length C.size_t
-		if err := failure(C.ts_allocator_get_settings((*C.char)(unsafe.Pointer(&text[0])), C.size_t(len(text)), &length)); err != nil {
+		if err := failure(C.ts_allocator_get_settings((*C.char)(unsafe.Pointer(&text[0])),
+			C.size_t(len(text)), &length)); err != nil {
 			return "", err
 		}
 		if int(length) < len(text) {

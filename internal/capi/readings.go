@@ -56,6 +56,7 @@ func ReadDevice(pciBusID string) (Readings, error) {
 		EnergyMillijoules: int64(r.energy_millijoules), Temperature: int32(r.temperature),
 		SMClock: int32(r.sm_clock), MemoryClock: int32(r.memory_clock),
 		MaxSMClock: int32(r.max_sm_clock), MaxMemoryClock: int32(r.max_memory_clock),
-		Busy: int32(r.busy_percent), MemoryBusy: int32(r.memory_busy_percent), ThrottleReasons: int64(r.throttle_reasons),
+		Busy: int32(r.busy_percent), MemoryBusy: int32(r.memory_busy_percent),
+		ThrottleReasons: int64(r.throttle_reasons),
 	}, nil
 }

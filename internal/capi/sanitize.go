@@ -75,7 +75,8 @@ type queueKey struct {
 }
 
 // ErrSanitizing is returned by StartSanitizer while a sanitizer runs.
-var ErrSanitizing = &Error{Code: CodeInvalidArgument, Origin: "StartSanitizer", Message: "the process has a stream sanitizer already"}
+var ErrSanitizing = &Error{Code: CodeInvalidArgument, Origin: "StartSanitizer",
+	Message: "the process has a stream sanitizer already"}
 
 // StartSanitizer reports all calls to a new Checker from now on, until Stop.
 func StartSanitizer(o racecheck.Options) (*Sanitizer, *racecheck.Checker, error) {
@@ -264,7 +265,8 @@ func extents(room []C.ts_tensor_extent, tensors []*Tensor) []C.ts_tensor_extent 
 		room = make([]C.ts_tensor_extent, len(tensors))
 	}
 	room = room[:len(tensors)]
-	if err := failure(C.ts_tensor_get_extents(unsafe.SliceData(tensors), C.int64_t(len(tensors)), unsafe.SliceData(room))); err != nil {
+	if err := failure(C.ts_tensor_get_extents(unsafe.SliceData(tensors), C.int64_t(len(tensors)),
+		unsafe.SliceData(room))); err != nil {
 		return nil
 	}
 	return room
@@ -282,8 +284,9 @@ func onGPU(all []C.ts_tensor_extent) bool {
 func memoryOf(e *C.ts_tensor_extent) racecheck.Memory {
 	m := racecheck.Memory{
 		Device: int32(e.device), Storage: uintptr(e.storage), StorageBytes: uintptr(e.storage_bytes),
-		Region: racecheck.Region{Begin: uintptr(e.begin), Row: uintptr(e.row_bytes), Rows: int64(e.rows), Pitch: uintptr(e.pitch)},
-		Shape:  racecheck.Shape{DType: int32(e.dtype), NDim: int32(e.ndim)},
+		Region: racecheck.Region{Begin: uintptr(e.begin), Row: uintptr(e.row_bytes), Rows: int64(e.rows),
+			Pitch: uintptr(e.pitch)},
+		Shape: racecheck.Shape{DType: int32(e.dtype), NDim: int32(e.ndim)},
 	}
 	for i := range m.Shape.Sizes {
 		m.Shape.Sizes[i] = int64(e.sizes[i])
@@ -398,7 +401,8 @@ func (s *Sanitizer) operator(op *Operator, args []Arg, tensors, results []*Tenso
 		if does[i] == racecheck.Views && shares(made, o) || does[i] == racecheck.Metadata || o.storage == 0 {
 			continue
 		}
-		accesses = append(accesses, racecheck.Access{Memory: memoryOf(o), Queue: s.queueOf(o), Write: does[i] == racecheck.Writes})
+		accesses = append(accesses,
+			racecheck.Access{Memory: memoryOf(o), Queue: s.queueOf(o), Write: does[i] == racecheck.Writes})
 	}
 	for i := range made {
 		if m := &made[i]; m.storage != 0 && !shares(operands, m) {
@@ -428,7 +432,8 @@ func shares(tensors []C.ts_tensor_extent, t *C.ts_tensor_extent) bool {
 }
 
 // copied reports copy_ and to, which may copy between devices, to the checker.
-func (s *Sanitizer) copied(at *racecheck.Place, base string, operands, made []C.ts_tensor_extent, args []Arg, tensors []*Tensor) {
+func (s *Sanitizer) copied(at *racecheck.Place, base string, operands, made []C.ts_tensor_extent,
+	args []Arg, tensors []*Tensor) {
 	switch {
 	case base == "copy_" && len(operands) == 2:
 		nonBlocking := len(args) > 2 && args[2].Kind == ArgBool && args[2].Value == 1
@@ -524,7 +529,8 @@ func (s *Sanitizer) used(what string, made, writes, reads []*Tensor) {
 		case i < len(made):
 			accesses = append(accesses, s.fresh(&all[i], q))
 		case all[i].storage != 0:
-			accesses = append(accesses, racecheck.Access{Memory: memoryOf(&all[i]), Queue: q, Write: i < len(made)+len(writes)})
+			accesses = append(accesses,
+				racecheck.Access{Memory: memoryOf(&all[i]), Queue: q, Write: i < len(made)+len(writes)})
 		}
 	}
 	s.check.Do(racecheck.Launch{At: at, Accesses: accesses})
@@ -596,7 +602,8 @@ func (s *Sanitizer) unpinned(begin, bytes uintptr) {
 
 func (s *Sanitizer) pinned(p *Pinned) {
 	if b := PinnedBytes(p); len(b) > 0 {
-		s.check.Allocate(DeviceCPU, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), racecheck.Host, s.check.Here("cuda.NewPinned", 1))
+		s.check.Allocate(DeviceCPU, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+			racecheck.Host, s.check.Here("cuda.NewPinned", 1))
 	}
 }
 

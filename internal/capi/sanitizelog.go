@@ -44,7 +44,8 @@ const (
 
 // takeLog moves the oldest log entries into room, and returns their number.
 func takeLog(room []entry) int {
-	return int(C.ts_sanitizer_take((*C.ts_sanitizer_entry)(unsafe.Pointer(unsafe.SliceData(room))), C.int64_t(len(room))))
+	return int(C.ts_sanitizer_take((*C.ts_sanitizer_entry)(unsafe.Pointer(unsafe.SliceData(room))),
+		C.int64_t(len(room))))
 }
 
 // take applies LibTorch's internal actions since the last call: first the memory actions of all
@@ -147,8 +148,9 @@ func (e *entry) key() uintptr { return e.address | 1<<63 }
 // accessLocked applies a read or write by the library itself.
 func (s *Sanitizer) accessLocked(e *entry, at *racecheck.Place) {
 	s.check.Do(racecheck.Launch{At: at, Accesses: []racecheck.Access{{
-		Memory: racecheck.Memory{Device: e.device, Storage: e.address, StorageBytes: e.nbytes, Region: racecheck.Bytes(e.address, e.nbytes)},
-		Queue:  s.handleLocked(e.device, e.handle), Write: e.kind == logWritten,
+		Memory: racecheck.Memory{Device: e.device, Storage: e.address, StorageBytes: e.nbytes,
+			Region: racecheck.Bytes(e.address, e.nbytes)},
+		Queue: s.handleLocked(e.device, e.handle), Write: e.kind == logWritten,
 	}}})
 }
 

@@ -41,7 +41,8 @@ func (l *logged) operator(stream uintptr, write bool) {
 	q := l.s.handleLocked(0, stream)
 	l.s.mu.Unlock()
 	l.check.Do(racecheck.Launch{At: l.check.Here("an operator", 0), Accesses: []racecheck.Access{{
-		Memory: racecheck.Memory{Device: 0, Storage: memory, StorageBytes: 64, Region: racecheck.Bytes(memory, 64)}, Queue: q, Write: write,
+		Memory: racecheck.Memory{Device: 0, Storage: memory, StorageBytes: 64,
+			Region: racecheck.Bytes(memory, 64)}, Queue: q, Write: write,
 	}}})
 }
 
@@ -71,7 +72,8 @@ func wrote(stream uintptr) entry {
 // A backward pass's work before a hook is ordered before the hook's operators, in the order of the
 // pass. No other work is.
 func TestOrderOfBackwardAppliesInTurn(t *testing.T) {
-	gradient, record, wait, end := allocated(caller), recorded(caller), awaited(forward), entry{kind: logEventDeleted, address: event}
+	gradient, record, wait, end := allocated(caller), recorded(caller), awaited(
+		forward), entry{kind: logEventDeleted, address: event}
 	for name, c := range map[string]struct {
 		entries []entry
 		races   int
@@ -83,9 +85,10 @@ func TestOrderOfBackwardAppliesInTurn(t *testing.T) {
 		"a record before the gradient is made":    {[]entry{record, wait, gradient, end}, 1},
 		"a wait before the record":                {[]entry{gradient, wait, record, end}, 1},
 		"an event that has ended before the wait": {[]entry{gradient, record, end, wait}, 1},
-		"the host has waited":                     {[]entry{gradient, {kind: logStreamSynchronized, handle: caller}}, 0},
-		"the host has waited for another stream":  {[]entry{gradient, {kind: logStreamSynchronized, handle: side}}, 1},
-		"the host has waited for the device":      {[]entry{gradient, {kind: logDeviceSynchronized}}, 0},
+		"the host has waited": {[]entry{gradient,
+			{kind: logStreamSynchronized, handle: caller}}, 0},
+		"the host has waited for another stream": {[]entry{gradient, {kind: logStreamSynchronized, handle: side}}, 1},
+		"the host has waited for the device":     {[]entry{gradient, {kind: logDeviceSynchronized}}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLogged(t)
@@ -198,13 +201,16 @@ func TestCallsTakeWhatEarlierOnesLeft(t *testing.T) {
 	defer sanitizer.Store(nil)
 	one := func(r *Tensor, _ error) []*Tensor { return []*Tensor{r} }
 	for name, call := range map[string]func() []*Tensor{
-		"EmptyTensor":     func() []*Tensor { return one(EmptyTensor([]int64{1}, Float32, DeviceCPU, Contiguous)) },
-		"PinnedTensor":    func() []*Tensor { return one(PinnedTensor([]int64{1}, Float32, Contiguous)) },
-		"TensorFromData":  func() []*Tensor { return one(TensorFromData([]byte{1}, []int64{1}, Uint8)) },
-		"TensorTo":        func() []*Tensor { return one(TensorTo(x, DeviceCPU, Float32, false)) },
-		"CopyTensor":      func() []*Tensor { CopyTensor(x, x, false); return nil },
-		"MapTensor":       func() []*Tensor { return one(MapTensor(-1, 0, []int64{1}, Uint8)) },
-		"OpenIPC":         func() []*Tensor { return one(OpenIPC(1000, IPCHandle{}, 0, []int64{1}, []int64{1}, Uint8, -1)) },
+		"EmptyTensor":    func() []*Tensor { return one(EmptyTensor([]int64{1}, Float32, DeviceCPU, Contiguous)) },
+		"PinnedTensor":   func() []*Tensor { return one(PinnedTensor([]int64{1}, Float32, Contiguous)) },
+		"TensorFromData": func() []*Tensor { return one(TensorFromData([]byte{1}, []int64{1}, Uint8)) },
+		"TensorTo":       func() []*Tensor { return one(TensorTo(x, DeviceCPU, Float32, false)) },
+		"CopyTensor":     func() []*Tensor { CopyTensor(x, x, false); return nil },
+		"MapTensor":      func() []*Tensor { return one(MapTensor(-1, 0, []int64{1}, Uint8)) },
+		"OpenIPC": func() []*Tensor {
+			return one(OpenIPC(1000, IPCHandle{}, 0, []int64{1},
+				[]int64{1}, Uint8, -1))
+		},
 		"NormalizeImages": func() []*Tensor { NormalizeImages(x, x, nil, nil); return nil },
 		"BatchNormReLU":   func() []*Tensor { return one(BatchNormReLU(&[6]*Tensor{x}, 0.1, 1e-5, 0)) },
 		"CopyBatch":       func() []*Tensor { CopyBatch(Stream{Device: 1000}, nil, on, on, nil); return nil },

@@ -27,7 +27,8 @@ func ExportIPC(t *Tensor) (h IPCHandle, offset int64, err error) {
 
 // OpenIPC returns a tensor in another process's memory. It takes ownership of the descriptor lock
 // if it succeeds.
-func OpenIPC(device int32, h IPCHandle, offset int64, size, stride []int64, dtype int32, lock int) (t *Tensor, err error) {
+func OpenIPC(device int32, h IPCHandle, offset int64, size, stride []int64, dtype int32,
+	lock int) (t *Tensor, err error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
@@ -36,7 +37,8 @@ func OpenIPC(device int32, h IPCHandle, offset int64, size, stride []int64, dtyp
 	s := sanitizer.Load()
 	s.begin()
 	defer s.end()
-	err = failure(C.ts_ipc_open(C.int32_t(device), (*C.uint8_t)(unsafe.Pointer(&h[0])), C.size_t(offset), sizes(size), sizes(stride),
+	err = failure(C.ts_ipc_open(C.int32_t(device), (*C.uint8_t)(unsafe.Pointer(&h[0])), C.size_t(offset),
+		sizes(size), sizes(stride),
 		C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(lock), &t))
 	if s != nil && err == nil {
 		s.used("torch.OpenShared", []*Tensor{t}, nil, nil)
@@ -55,7 +57,8 @@ func MapTensor(file int, offset int64, size []int64, dtype int32) (t *Tensor, er
 	s := sanitizer.Load()
 	s.begin()
 	defer s.end()
-	err = failure(C.ts_tensor_map(C.int32_t(file), C.size_t(offset), sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
+	err = failure(C.ts_tensor_map(C.int32_t(file), C.size_t(offset), sizes(size), C.int64_t(len(size)),
+		C.int32_t(dtype), &t))
 	if s != nil && err == nil {
 		s.used("torch.OpenShared", []*Tensor{t}, nil, nil)
 	}

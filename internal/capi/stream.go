@@ -83,7 +83,8 @@ func DescribeDevice(device int32) (DeviceProperties, error) {
 	if err := failure(C.ts_device_get_info(C.int32_t(device), &p)); err != nil {
 		return DeviceProperties{}, err
 	}
-	return DeviceProperties{C.GoString(&p.name[0]), int(p.major), int(p.minor), int(p.multiprocessors), int(p.async_engines), int64(p.total_bytes)}, nil
+	return DeviceProperties{C.GoString(&p.name[0]), int(p.major), int(p.minor), int(p.multiprocessors),
+		int(p.async_engines), int64(p.total_bytes)}, nil
 }
 
 // MemoryStats has the fields of ts_device_memory, all in bytes.
@@ -198,7 +199,8 @@ func NewBoundedStream(device, priority, maxMultiprocessors int32) (s Stream, mul
 	computing.enter()
 	defer computing.leave()
 	var count C.int32_t
-	err = failure(C.ts_stream_acquire_bounded(C.int32_t(device), C.int32_t(priority), C.int32_t(maxMultiprocessors), cstream(&s), &count))
+	err = failure(C.ts_stream_acquire_bounded(C.int32_t(device), C.int32_t(priority),
+		C.int32_t(maxMultiprocessors), cstream(&s), &count))
 	if on := sanitizer.Load(); on != nil && err == nil {
 		on.madeStream(s, "cuda.NewOwnedStream", false)
 	}
@@ -322,7 +324,8 @@ func (g StreamGuard) Exit() error {
 	if err := Check(); err != nil {
 		return err
 	}
-	return failure(C.ts_stream_guard_exit(C.ts_stream_guard{thread: C.uint64_t(g.Thread), serial: C.uint64_t(g.Serial)}))
+	return failure(C.ts_stream_guard_exit(C.ts_stream_guard{thread: C.uint64_t(g.Thread),
+		serial: C.uint64_t(g.Serial)}))
 }
 
 // Event is a ts_event.

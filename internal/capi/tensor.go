@@ -170,7 +170,8 @@ func EmptyTensor(size []int64, dtype, device, memoryFormat int32) (t *Tensor, er
 	s := sanitizer.Load()
 	s.begin()
 	defer s.end()
-	err = failure(C.ts_tensor_new(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(device), C.int32_t(memoryFormat), &t))
+	err = failure(C.ts_tensor_new(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(device),
+		C.int32_t(memoryFormat), &t))
 	if s != nil && err == nil {
 		s.used("the allocation of torch.Empty", []*Tensor{t}, nil, nil)
 	}
@@ -187,7 +188,8 @@ func PinnedTensor(size []int64, dtype, memoryFormat int32) (t *Tensor, err error
 	s := sanitizer.Load()
 	s.begin()
 	defer s.end()
-	err = failure(C.ts_tensor_new_pinned(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(memoryFormat), &t))
+	err = failure(C.ts_tensor_new_pinned(sizes(size), C.int64_t(len(size)), C.int32_t(dtype),
+		C.int32_t(memoryFormat), &t))
 	if s != nil && err == nil {
 		s.used("the allocation of torch.Empty", []*Tensor{t}, nil, nil)
 	}
@@ -212,7 +214,8 @@ func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err erro
 	s := sanitizer.Load()
 	s.begin()
 	defer s.end()
-	err = failure(C.ts_tensor_from_data((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
+	err = failure(C.ts_tensor_from_data((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)),
+		sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
 	if s != nil && err == nil {
 		s.used("torch.FromBytes", []*Tensor{t}, nil, nil)
 	}
@@ -227,7 +230,8 @@ func TensorFromMemory(memory []byte, size []int64, dtype int32) (t *Tensor, err 
 	}
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_tensor_from_memory((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
+	err = failure(C.ts_tensor_from_memory((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)),
+		sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
 	return t, err
 }
 
@@ -239,7 +243,8 @@ func BorrowTensor(memory []byte, size, stride []int64, dtype int32, token int64)
 	}
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_tensor_borrow((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), sizes(size), sizes(stride),
+	err = failure(C.ts_tensor_borrow((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)),
+		sizes(size), sizes(stride),
 		C.int64_t(len(size)), C.int32_t(dtype), C.int64_t(token), &t))
 	return t, err
 }
@@ -293,7 +298,8 @@ func DescribeTensor(t *Tensor) (TensorInfo, error) {
 	if err := failure(C.ts_tensor_get_info(t, &i)); err != nil {
 		return TensorInfo{}, err
 	}
-	return TensorInfo{int64(i.numel), int64(i.bytes), int32(i.ndim), int32(i.dtype), int32(i.device), int32(i.element_size), bool(i.contiguous),
+	return TensorInfo{int64(i.numel), int64(i.bytes), int32(i.ndim), int32(i.dtype), int32(i.device),
+		int32(i.element_size), bool(i.contiguous),
 		bool(i.channels_last), bool(i.requires_grad), bool(i.pinned)}, nil
 }
 
@@ -302,7 +308,8 @@ func TensorKinds(ts []*Tensor, devices, dtypes []int32) error {
 	if err := Check(); err != nil {
 		return err
 	}
-	return failure(C.get_kinds(numbers(ts), C.int64_t(len(ts)), (*C.int32_t)(unsafe.SliceData(devices)), (*C.int32_t)(unsafe.SliceData(dtypes))))
+	return failure(C.get_kinds(numbers(ts), C.int64_t(len(ts)), (*C.int32_t)(unsafe.SliceData(devices)),
+		(*C.int32_t)(unsafe.SliceData(dtypes))))
 }
 
 // TensorShape fills size and stride, which have one element per dimension. Either may be nil.
@@ -324,7 +331,8 @@ func TensorData(t *Tensor, device int32) (uintptr, error) {
 		return uintptr(p), err
 	}
 	var at C.uintptr_t
-	err := s.call(func() error { return failure(C.ts_tensor_get_address(t, &at)) }, func() { s.freed("Tensor.Pointer") })
+	err := s.call(func() error { return failure(C.ts_tensor_get_address(t, &at)) },
+		func() { s.freed("Tensor.Pointer") })
 	return uintptr(at), err
 }
 
@@ -336,7 +344,8 @@ func TensorBytes(t *Tensor) ([]byte, error) {
 		return nil, err
 	}
 	if i.Device != DeviceCPU || !i.Contiguous && !i.ChannelsLast {
-		return nil, imagecapi.NewFailure(CodeInvalidArgument, "only a contiguous CPU tensor's memory can be seen from Go")
+		return nil, imagecapi.NewFailure(CodeInvalidArgument,
+			"only a contiguous CPU tensor's memory can be seen from Go")
 	}
 	p, err := TensorData(t, i.Device)
 	if err != nil {
@@ -396,7 +405,8 @@ func CastTensors(tensors []*Tensor, dtype int32) ([]*Tensor, error) {
 	defer computing.leave()
 	casts := make([]*Tensor, len(tensors))
 	cast := func() error {
-		return failure(C.ts_tensor_cast_all(unsafe.SliceData(tensors), C.int64_t(len(tensors)), C.int32_t(dtype), unsafe.SliceData(casts)))
+		return failure(C.ts_tensor_cast_all(unsafe.SliceData(tensors), C.int64_t(len(tensors)),
+			C.int32_t(dtype), unsafe.SliceData(casts)))
 	}
 	s := sanitizer.Load()
 	if s == nil {
@@ -489,7 +499,8 @@ func CopyBatch(s Stream, after *Event, dst, src []*Tensor, done *Event) error {
 	on := sanitizer.Load()
 	on.begin()
 	defer on.end()
-	err := failure(C.ts_tensor_copy_batch(s.c(), after, unsafe.SliceData(dst), unsafe.SliceData(src), C.int64_t(len(dst)), done))
+	err := failure(C.ts_tensor_copy_batch(s.c(), after, unsafe.SliceData(dst), unsafe.SliceData(src),
+		C.int64_t(len(dst)), done))
 	if on != nil && err == nil {
 		on.copyBatch(s, after, dst, src, done)
 	}
@@ -505,7 +516,8 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 	s := sanitizer.Load()
 	s.begin()
 	defer s.end()
-	err := failure(C.ts_tensor_normalize_images(dst, src, (*C.float)(unsafe.SliceData(mean)), (*C.float)(unsafe.SliceData(std)), C.int64_t(len(mean))))
+	err := failure(C.ts_tensor_normalize_images(dst, src, (*C.float)(unsafe.SliceData(mean)),
+		(*C.float)(unsafe.SliceData(std)), C.int64_t(len(mean))))
 	if s != nil && err == nil {
 		s.used("torch.NormalizeImages", nil, []*Tensor{dst}, []*Tensor{src})
 	}
@@ -522,9 +534,11 @@ func BatchNormReLU(tensors *[6]*Tensor, momentum, eps float64, flags int32) (*Te
 	s.begin()
 	defer s.end()
 	var y *Tensor
-	err := failure(C.batch_norm_relu(numbers(tensors[:]), C.double(momentum), C.double(eps), C.int32_t(flags), (*C.uintptr_t)(unsafe.Pointer(&y))))
+	err := failure(C.batch_norm_relu(numbers(tensors[:]), C.double(momentum), C.double(eps),
+		C.int32_t(flags), (*C.uintptr_t)(unsafe.Pointer(&y))))
 	if s != nil && y != nil {
-		s.used("a batch normalisation with ReLU", []*Tensor{y}, []*Tensor{tensors[3], tensors[4]}, []*Tensor{tensors[0], tensors[1], tensors[2], tensors[5]})
+		s.used("a batch normalisation with ReLU", []*Tensor{y}, []*Tensor{tensors[3], tensors[4]},
+			[]*Tensor{tensors[0], tensors[1], tensors[2], tensors[5]})
 	}
 	return y, err
 }
@@ -642,7 +656,8 @@ func CallOperatorOne(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, 
 		result = nil
 	}
 	computing.enter()
-	C.call_operator_one(C.uintptr_t(uintptr(unsafe.Pointer(op))), (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), numbers(tensors), ints,
+	C.call_operator_one(C.uintptr_t(uintptr(unsafe.Pointer(op))),
+		(*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), numbers(tensors), ints,
 		counts, result, (*C.uintptr_t)(unsafe.Pointer(&e)))
 	computing.leave()
 	if e == nil {
@@ -687,7 +702,8 @@ func CallOperator(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, fla
 
 func passToC(op *Operator, args []Arg, tensors []*Tensor, lists *Lists, flags int32, out []*Tensor) *C.ts_error {
 	a := arguments(args, lists)
-	return C.call_operator(C.uintptr_t(uintptr(unsafe.Pointer(op))), a.args, a.arg_count, a.ints, a.int_count, a.text, a.text_bytes,
+	return C.call_operator(C.uintptr_t(uintptr(unsafe.Pointer(op))), a.args, a.arg_count, a.ints,
+		a.int_count, a.text, a.text_bytes,
 		numbers(tensors), C.int64_t(len(tensors)), C.int32_t(flags), numbers(out), C.int64_t(len(out)))
 }
 
@@ -781,7 +797,8 @@ func CallOperatorResults(op *Operator, args []Arg, tensors []*Tensor, lists *Lis
 		gate.leave()
 		if e == nil {
 			r := Results{make([]Arg, size.args), make([]*Tensor, size.tensors), make([]int64, size.ints)}
-			C.ts_results_take(results, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(r.Args))), unsafe.SliceData(r.Tensors),
+			C.ts_results_take(results, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(r.Args))),
+				unsafe.SliceData(r.Tensors),
 				sizes(r.Ints))
 			if s != nil {
 				s.operated(op, args, tensors, r.Tensors)
@@ -812,7 +829,8 @@ func busy(err error) error {
 // Backward computes gradients. gradient may be nil if t is a scalar. flags: 0 or GradRetainGraph,
 // and CallNumerics.
 func Backward(t, gradient *Tensor, flags int32) error {
-	return differentiate("Tensor.Backward", func() *C.ts_error { return C.ts_tensor_backward(t, gradient, C.int32_t(flags)) })
+	return differentiate("Tensor.Backward",
+		func() *C.ts_error { return C.ts_tensor_backward(t, gradient, C.int32_t(flags)) })
 }
 
 // Grad returns nil, nil if there is no gradient.

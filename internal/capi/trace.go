@@ -90,8 +90,10 @@ func StopTrace() (r Recorded, err error) {
 		return r, err
 	}
 	defer C.ts_trace_free(t)
-	r.Events = append(r.Events, unsafe.Slice((*TraceEvent)(unsafe.Pointer(C.ts_trace_events(t))), int(C.ts_trace_event_count(t)))...)
-	r.Launches = append(r.Launches, unsafe.Slice((*TraceLaunch)(unsafe.Pointer(C.ts_trace_launches(t))), int(C.ts_trace_launch_count(t)))...)
+	r.Events = append(r.Events, unsafe.Slice((*TraceEvent)(unsafe.Pointer(C.ts_trace_events(t))),
+		int(C.ts_trace_event_count(t)))...)
+	r.Launches = append(r.Launches, unsafe.Slice((*TraceLaunch)(unsafe.Pointer(C.ts_trace_launches(t))),
+		int(C.ts_trace_launch_count(t)))...)
 	for _, name := range unsafe.Slice(C.ts_trace_names(t), int(C.ts_trace_name_count(t))) {
 		r.Names = append(r.Names, C.GoString(name))
 	}

@@ -139,7 +139,8 @@ func (p *Program) dispatch(ctx context.Context, args []string, stdout, stderr io
 // help prints the options of the command that the arguments name.
 func (p *Program) help(ctx context.Context, args []string, stdout io.Writer) error {
 	if _, _, rest := p.find(args); len(rest) > 1 {
-		return UsageError{Message: "help takes the name of one command, and has: " + strings.Join(printable.Names(args), " ")}
+		return UsageError{Message: "help takes the name of one command, and has: " +
+			strings.Join(printable.Names(args), " ")}
 	}
 	return p.dispatch(ctx, append(slices.Clone(args), "-h"), stdout, stdout)
 }

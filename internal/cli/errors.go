@@ -51,7 +51,8 @@ func Advised(err error, command string) string {
 	text := err.Error()
 	var damage *imageloader.ArchiveError
 	if command != "inspect" && errors.As(err, &damage) && errors.Is(damage, io.ErrUnexpectedEOF) {
-		text = strings.Replace(text, damage.Error(), fmt.Sprintf("%v (`torchstream inspect %s` lists what is readable)", damage, printable.Name(damage.File)), 1)
+		text = strings.Replace(text, damage.Error(),
+			fmt.Sprintf("%v (`torchstream inspect %s` lists what is readable)", damage, printable.Name(damage.File)), 1)
 	}
 	var bad *imageloader.SampleError
 	if !errors.As(err, &bad) {
@@ -69,5 +70,6 @@ func Advised(err error, command string) string {
 	if errors.As(err, &SkippableError{}) {
 		skip = ", -bad-samples skip leaves them out"
 	}
-	return fmt.Sprintf("%s%v (`torchstream inspect -fix OUT %s` writes an archive without the bad members%s)%s", before, bad, printable.Name(bad.File), skip, more)
+	return fmt.Sprintf("%s%v (`torchstream inspect -fix OUT %s` writes an archive without the bad "+
+		"members%s)%s", before, bad, printable.Name(bad.File), skip, more)
 }

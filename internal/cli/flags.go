@@ -118,7 +118,8 @@ func misplaced(set *flag.FlagSet, want int) string {
 	quoted := printable.Names(set.Args())
 	_, argument, _ := strings.Cut(set.Name(), " ")
 	if archive := set.Lookup("archive"); want == 0 && archive != nil && archive.Value.String() == "" {
-		return fmt.Sprintf("%s takes its archive as an option: did you mean -archive %s?", set.Name(), strings.Join(quoted, " "))
+		return fmt.Sprintf("%s takes its archive as an option: did you mean -archive %s?", set.Name(),
+			strings.Join(quoted, " "))
 	}
 	if want == 1 && set.NArg() > 1 && strings.HasPrefix(set.Arg(1), "-") && argument != "" {
 		return fmt.Sprintf("options come before %s: %s %s", argument, strings.Join(quoted[1:], " "), quoted[0])

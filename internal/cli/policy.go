@@ -20,10 +20,12 @@ func ParsePolicy(name string) ([]transform.Op, error) {
 		return []transform.Op{transform.AutoAugment{}}, nil
 	case "simclr": // Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", for 224 pixels
 		return []transform.Op{
-			transform.RandomApply{Ops: []transform.Op{transform.ColorJitter{Brightness: 0.8, Contrast: 0.8, Saturation: 0.8, Hue: 0.2}}, P: 0.8},
+			transform.RandomApply{Ops: []transform.Op{transform.ColorJitter{Brightness: 0.8, Contrast: 0.8,
+				Saturation: 0.8, Hue: 0.2}}, P: 0.8},
 			transform.RandomGrayscale{P: 0.2},
 			transform.RandomApply{Ops: []transform.Op{transform.GaussianBlur{KernelSize: [2]int{23, 23}}}, P: 0.5},
 		}, nil
 	}
-	return nil, Usagef("there is no policy %q: none, randaugment, trivialaugment, autoaugment and simclr are known", name)
+	return nil, Usagef("there is no policy %q: none, randaugment, trivialaugment, autoaugment and simclr "+
+		"are known", name)
 }

@@ -59,8 +59,10 @@ func All() []Collective {
 		{"reduce-scatter", partsOfOthers, func(g *distributed.Group, t tensors) error {
 			return g.ReduceScatter(t.part, t.whole, distributed.Sum)
 		}},
-		{"all-gather", partsOfOthers, func(g *distributed.Group, t tensors) error { return g.AllGather(t.whole, t.part) }},
-		{"broadcast", func(float64) float64 { return 1 }, func(g *distributed.Group, t tensors) error { return g.Broadcast(t.whole, 0) }},
+		{"all-gather", partsOfOthers,
+			func(g *distributed.Group, t tensors) error { return g.AllGather(t.whole, t.part) }},
+		{"broadcast", func(float64) float64 { return 1 },
+			func(g *distributed.Group, t tensors) error { return g.Broadcast(t.whole, 0) }},
 		{"all-to-all", partsOfOthers, func(g *distributed.Group, t tensors) error {
 			return g.AllToAll(t.other, t.whole, distributed.AllToAllRows{})
 		}},
@@ -231,7 +233,8 @@ func (b *Bench) BestIssued(calls int, call func() error) (took, issue float64, e
 		if err := b.Wait(); err != nil {
 			return 0, 0, err
 		}
-		all, err := distributed.AllGatherObject(b.World, [2]float64{time.Since(begun).Seconds() / float64(calls), issued.Seconds() / float64(calls)})
+		all, err := distributed.AllGatherObject(b.World,
+			[2]float64{time.Since(begun).Seconds() / float64(calls), issued.Seconds() / float64(calls)})
 		if err != nil {
 			return 0, 0, err
 		}

@@ -27,7 +27,8 @@ func TestCollectivesAreThoseOfTheirNames(t *testing.T) {
 	}
 	for _, c := range all {
 		err := c.call(world, tensors{x, x, x})
-		if err == nil || !strings.Contains(strings.ToLower(err.Error()), "distributed: "+strings.ReplaceAll(c.Name, "-", "")) {
+		if err == nil || !strings.Contains(strings.ToLower(err.Error()),
+			"distributed: "+strings.ReplaceAll(c.Name, "-", "")) {
 			t.Errorf("%s: %v, want an error with %q",
 				c.Name, err, "distributed: "+strings.ReplaceAll(c.Name, "-", ""))
 		}

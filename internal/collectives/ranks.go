@@ -23,7 +23,8 @@ func StartRanks(ctx context.Context, n int, command func(context.Context) *exec.
 	errs := make(chan error, n)
 	for rank := range n {
 		c := command(ctx)
-		c.Env = append(os.Environ(), fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("LOCAL_RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", n),
+		c.Env = append(os.Environ(), fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("LOCAL_RANK=%d", rank),
+			fmt.Sprintf("WORLD_SIZE=%d", n),
 			fmt.Sprintf("LOCAL_WORLD_SIZE=%d", n), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port))
 		c.Stderr = stderr
 		if rank == 0 {

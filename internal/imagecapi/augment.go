@@ -81,7 +81,8 @@ func Augment(a *Augmenter, pixels []byte, width, height, stride int, ops []Augme
 	if err := room(width, height, len(pixels), stride); err != nil {
 		return err
 	}
-	return failure(C.ts_augmenter_run(a, (*C.uint8_t)(unsafe.SliceData(pixels)), C.int32_t(width), C.int32_t(height), C.size_t(stride),
+	return failure(C.ts_augmenter_run(a, (*C.uint8_t)(unsafe.SliceData(pixels)), C.int32_t(width),
+		C.int32_t(height), C.size_t(stride),
 		(*C.ts_augment_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int64_t(len(ops))))
 }
 

@@ -56,7 +56,8 @@ func DecodeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride int,
 // len(buffer) if they did not fit; then it writes none. spacing is the number of MCUs between two
 // entry points; 0 makes the entry points about 1 % as large as data. proof is the token for
 // DecodeEntries.
-func DecodeMakeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride, spacing int, buffer []byte) (n int, proof uint64, err error) {
+func DecodeMakeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride, spacing int,
+	buffer []byte) (n int, proof uint64, err error) {
 	if err := room(int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return 0, 0, err
 	}
@@ -70,7 +71,8 @@ func DecodeMakeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride,
 // MakeEntries makes the same entry points as DecodeMakeEntries, without decoding pixels.
 func MakeEntries(d *Decoder, data []byte, spacing int, buffer []byte) (n int, proof uint64, err error) {
 	var made C.ts_image_entries_made
-	err = failure(C.ts_image_make_entries(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), entriesBuffer(buffer, spacing), &made))
+	err = failure(C.ts_image_make_entries(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)),
+		entriesBuffer(buffer, spacing), &made))
 	return int(made.bytes), uint64(made.proof), err
 }
 
@@ -93,11 +95,13 @@ func Transcode(d *Decoder, data, buffer []byte) (n int, err error) {
 // comparison: n is 0 while the token is 0. With entries and proof nil, the GPU finds the entry
 // points in the whole scan; an image that is cut off, or has wrong segments, is then an error with
 // CodeDecode.
-func PlanSegments(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, buffer []byte) (n int, err error) {
+func PlanSegments(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64,
+	buffer []byte) (n int, err error) {
 	c := geometry(g)
 	var planned C.size_t
 	err = failure(C.ts_image_plan_segments(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
-		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))}, (*C.uint64_t)(proof),
+		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))},
+		(*C.uint64_t)(proof),
 		(*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(len(buffer)), &planned))
 	return int(planned), err
 }
@@ -107,12 +111,15 @@ func PlanSegments(d *Decoder, data []byte, g *Geometry, entries []byte, proof *u
 // the memory, a multiple of 16. PlanAppend reserves the plan's bytes with one atomic addition, and
 // the plan starts at offset at. If there is no room, n is 0 as well. If there is no room or an
 // error, PlanAppend reserves nothing.
-func PlanAppend(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error) {
+func PlanAppend(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, memory []byte,
+	used *atomic.Uint64) (at, n int, err error) {
 	c := geometry(g)
 	var place, planned C.size_t
 	err = failure(C.ts_image_plan_append(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
-		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))}, (*C.uint64_t)(proof),
-		C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))},
+		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))},
+		(*C.uint64_t)(proof),
+		C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)),
+			used: (*C.uint64_t)(unsafe.Pointer(used))},
 		&place, &planned))
 	return int(place), int(planned), err
 }
@@ -129,9 +136,11 @@ func PlanHead(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries
 	if data != nil {
 		pin.Pin(data)
 	}
-	from := C.ts_image_head{data: (*C.uint8_t)(data), bytes: C.size_t(len(head)), file_bytes: C.size_t(fileBytes), scan: C.size_t(scan)}
+	from := C.ts_image_head{data: (*C.uint8_t)(data), bytes: C.size_t(len(head)),
+		file_bytes: C.size_t(fileBytes), scan: C.size_t(scan)}
 	var planned C.size_t
-	err = failure(C.ts_image_plan_head(d, &from, &c, C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))},
+	err = failure(C.ts_image_plan_head(d, &from, &c,
+		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))},
 		(*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(len(buffer)), &planned))
 	return int(planned), err
 }
@@ -158,11 +167,13 @@ func (s *Search) FoundBytes() int { return searchEntryBytes * int(s.Entries) }
 // the entry points. If used is nil, the plan is at the start of memory, and n is greater than
 // len(memory) if it did not fit. If damage is tolerated (SetDamage), n is also 0 for an image that
 // might be bad whatever the GPU reports. search, if not nil, is set for PackEntries.
-func PlanScan(d *Decoder, data []byte, g *Geometry, memory []byte, used *atomic.Uint64, search *Search) (at, n int, err error) {
+func PlanScan(d *Decoder, data []byte, g *Geometry, memory []byte, used *atomic.Uint64, search *Search) (at,
+	n int, err error) {
 	c := geometry(g)
 	var place, planned C.size_t
 	err = failure(C.ts_image_plan_scan(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
-		C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))},
+		C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)),
+			used: (*C.uint64_t)(unsafe.Pointer(used))},
 		(*C.ts_image_search)(unsafe.Pointer(search)), &place, &planned))
 	return int(place), int(planned), err
 }
@@ -172,13 +183,15 @@ func PlanScan(d *Decoder, data []byte, g *Geometry, memory []byte, used *atomic.
 // and did not flag. n is also 0 if found is impossible.
 func PackEntries(search *Search, found, buffer []byte) (n int, proof uint64, err error) {
 	var made C.ts_image_entries_made
-	err = failure(C.ts_image_pack_entries((*C.ts_image_search)(unsafe.Pointer(search)), (*C.uint8_t)(unsafe.SliceData(found)), C.size_t(len(found)),
+	err = failure(C.ts_image_pack_entries((*C.ts_image_search)(unsafe.Pointer(search)),
+		(*C.uint8_t)(unsafe.SliceData(found)), C.size_t(len(found)),
 		entriesBuffer(buffer, 0), &made))
 	return int(made.bytes), uint64(made.proof), err
 }
 
 func entriesBuffer(buffer []byte, spacing int) C.ts_image_entries_buffer {
-	return C.ts_image_entries_buffer{data: (*C.uint8_t)(unsafe.SliceData(buffer)), capacity: C.size_t(len(buffer)), spacing: C.int64_t(spacing)}
+	return C.ts_image_entries_buffer{data: (*C.uint8_t)(unsafe.SliceData(buffer)),
+		capacity: C.size_t(len(buffer)), spacing: C.int64_t(spacing)}
 }
 
 // Stats has the fields of ts_image_decoder_stats.
@@ -192,7 +205,8 @@ func DecoderStats(d *Decoder) (Stats, error) {
 	if err := failure(C.ts_image_decoder_get_stats(d, &s)); err != nil {
 		return Stats{}, err
 	}
-	return Stats{int64(s.jpeg_own), int64(s.jpeg_libjpeg), int64(s.jpeg_gave_up), int64(s.entries_used), int64(s.entries_verified), int64(s.entries_refused),
+	return Stats{int64(s.jpeg_own), int64(s.jpeg_libjpeg), int64(s.jpeg_gave_up), int64(s.entries_used),
+		int64(s.entries_verified), int64(s.entries_refused),
 		int64(s.entries_made)}, nil
 }
 
@@ -210,7 +224,8 @@ type Part struct {
 // the geometry needs. The part consists of whole pieces of the given number of bytes; only the
 // file's last piece may be shorter. The caller writes the part's bytes to that room, and guarantees
 // that the entry points belong to the file.
-func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries []byte, piece int, memory []byte, used *atomic.Uint64) (Part, error) {
+func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries []byte, piece int,
+	memory []byte, used *atomic.Uint64) (Part, error) {
 	c := geometry(g)
 	var pin runtime.Pinner
 	defer pin.Unpin()
@@ -218,10 +233,13 @@ func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries
 	if data != nil {
 		pin.Pin(data)
 	}
-	from := C.ts_image_head{data: (*C.uint8_t)(data), bytes: C.size_t(len(head)), file_bytes: C.size_t(fileBytes), scan: C.size_t(scan)}
+	from := C.ts_image_head{data: (*C.uint8_t)(data), bytes: C.size_t(len(head)),
+		file_bytes: C.size_t(fileBytes), scan: C.size_t(scan)}
 	var p C.ts_image_part
-	err := failure(C.ts_image_plan_part(d, &from, &c, C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))},
-		C.size_t(piece), C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))}, &p))
+	err := failure(C.ts_image_plan_part(d, &from, &c,
+		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))},
+		C.size_t(piece), C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)),
+			bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))}, &p))
 	return Part{int(p.at), int(p.planned), int(p.file), int(p.to), int(p.to + p.bytes)}, err
 }
 
@@ -234,5 +252,6 @@ func DigestPieces(data []byte, piece int, digests []uint64) error {
 	if len(digests) != (len(data)+piece-1)/piece {
 		return fmt.Errorf("imagecapi: %d digests of %d bytes in pieces of %d", len(digests), len(data), piece)
 	}
-	return failure(C.ts_image_digest_pieces((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), C.size_t(piece), (*C.uint64_t)(unsafe.SliceData(digests))))
+	return failure(C.ts_image_digest_pieces((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)),
+		C.size_t(piece), (*C.uint64_t)(unsafe.SliceData(digests))))
 }

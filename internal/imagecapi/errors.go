@@ -111,7 +111,8 @@ func NewFailure(code Code, message string) *Error {
 // of loading the library. If err is nil, it is an error about the missing call of Check.
 func NotLoaded(err error) error {
 	if err == nil {
-		err = NewFailure(CodeInternal, "a function was called before its library was loaded: this is a defect of torchstream")
+		err = NewFailure(CodeInternal,
+			"a function was called before its library was loaded: this is a defect of torchstream")
 	}
 	return err
 }

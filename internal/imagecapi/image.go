@@ -44,7 +44,8 @@ func Header(data []byte) (Info, error) {
 	if err := failure(C.ts_image_get_info((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &i)); err != nil {
 		return Info{}, err
 	}
-	return Info{int32(i.format), int32(i.width), int32(i.height), int32(i.components), int32(i.bit_depth), bool(i.progressive), int32(i.orientation)}, nil
+	return Info{int32(i.format), int32(i.width), int32(i.height), int32(i.components), int32(i.bit_depth),
+		bool(i.progressive), int32(i.orientation)}, nil
 }
 
 // Decoder is a ts_image_decoder. One goroutine at a time may use it.
@@ -85,18 +86,22 @@ type Geometry struct {
 	ResizeWidth, ResizeHeight                   int32
 	WindowX, WindowY, WindowWidth, WindowHeight int32
 	Flip                                        bool
-	Orientation                                 int32 // 0, or EXIF's 1 to 8; then the other fields describe the upright image
-	Interpolation                               int32 // TS_INTERPOLATION_
-	DCTScaling                                  bool
+	// 0, or EXIF's 1 to 8; then the other fields describe the upright image
+	Orientation   int32
+	Interpolation int32 // TS_INTERPOLATION_
+	DCTScaling    bool
 }
 
 func geometry(g *Geometry) C.ts_image_geometry {
 	return C.ts_image_geometry{
 		size:   C.sizeof_ts_image_geometry,
-		crop_x: C.int32_t(g.CropX), crop_y: C.int32_t(g.CropY), crop_width: C.int32_t(g.CropWidth), crop_height: C.int32_t(g.CropHeight),
+		crop_x: C.int32_t(g.CropX), crop_y: C.int32_t(g.CropY), crop_width: C.int32_t(g.CropWidth),
+		crop_height:  C.int32_t(g.CropHeight),
 		resize_width: C.int32_t(g.ResizeWidth), resize_height: C.int32_t(g.ResizeHeight),
-		window_x: C.int32_t(g.WindowX), window_y: C.int32_t(g.WindowY), window_width: C.int32_t(g.WindowWidth), window_height: C.int32_t(g.WindowHeight),
-		orientation: C.int32_t(g.Orientation), flip: C.bool(g.Flip), interpolation: C.int32_t(g.Interpolation), dct_scaling: C.bool(g.DCTScaling),
+		window_x: C.int32_t(g.WindowX), window_y: C.int32_t(g.WindowY),
+		window_width: C.int32_t(g.WindowWidth), window_height: C.int32_t(g.WindowHeight),
+		orientation: C.int32_t(g.Orientation), flip: C.bool(g.Flip),
+		interpolation: C.int32_t(g.Interpolation), dct_scaling: C.bool(g.DCTScaling),
 	}
 }
 
@@ -107,7 +112,8 @@ func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error 
 		return err
 	}
 	c := geometry(g)
-	return failure(C.ts_image_decode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c, (*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride)))
+	return failure(C.ts_image_decode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
+		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride)))
 }
 
 // Resize is Decode for an image that is already decoded: height rows of width RGB pixels, srcStride
@@ -120,13 +126,15 @@ func Resize(d *Decoder, src []byte, width, height, srcStride int, g *Geometry, d
 		return err
 	}
 	c := geometry(g)
-	return failure(C.ts_image_resize(d, (*C.uint8_t)(unsafe.SliceData(src)), C.int32_t(width), C.int32_t(height), C.size_t(srcStride), &c,
+	return failure(C.ts_image_resize(d, (*C.uint8_t)(unsafe.SliceData(src)), C.int32_t(width),
+		C.int32_t(height), C.size_t(srcStride), &c,
 		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(dstStride)))
 }
 
 func room(width, height, have, stride int) error {
 	row := 3 * width
-	if width < 1 || height < 1 || width > math.MaxInt32 || height > math.MaxInt32 || stride < row || have < row || height > 1 && stride > (have-row)/(height-1) {
+	if width < 1 || height < 1 || width > math.MaxInt32 || height > math.MaxInt32 || stride < row ||
+		have < row || height > 1 && stride > (have-row)/(height-1) {
 		return NewFailure(CodeInvalidArgument, "the pixel buffer is too small for its width, height and stride")
 	}
 	return nil

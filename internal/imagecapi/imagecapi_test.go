@@ -17,12 +17,17 @@ func TestImageLibraryHasTheExpectedABIVersion(t *testing.T) {
 
 func TestLengthsAreCheckedBeforeC(t *testing.T) {
 	for name, err := range map[string]error{
-		"Decode":                     Decode(nil, nil, &Geometry{WindowWidth: 10, WindowHeight: 10}, make([]byte, 299), 30),
-		"Decode, stride under a row": Decode(nil, nil, &Geometry{WindowWidth: 10, WindowHeight: 10}, make([]byte, 300), 29),
-		"Decode, no window":          Decode(nil, nil, &Geometry{}, nil, 0),
-		"Decode, overflow":           Decode(nil, nil, &Geometry{WindowWidth: math.MaxInt32, WindowHeight: 2}, make([]byte, 100), math.MaxInt),
-		"Resize, source":             Resize(nil, make([]byte, 11), 2, 2, 6, &Geometry{WindowWidth: 1, WindowHeight: 1}, make([]byte, 3), 3),
-		"Resize, width over int32":   Resize(nil, make([]byte, 12), 1<<32+2, 2, 6, &Geometry{WindowWidth: 1, WindowHeight: 1}, make([]byte, 3), 3),
+		"Decode": Decode(nil, nil, &Geometry{WindowWidth: 10, WindowHeight: 10},
+			make([]byte, 299), 30),
+		"Decode, stride under a row": Decode(nil, nil, &Geometry{WindowWidth: 10, WindowHeight: 10},
+			make([]byte, 300), 29),
+		"Decode, no window": Decode(nil, nil, &Geometry{}, nil, 0),
+		"Decode, overflow": Decode(nil, nil,
+			&Geometry{WindowWidth: math.MaxInt32, WindowHeight: 2}, make([]byte, 100), math.MaxInt),
+		"Resize, source": Resize(nil, make([]byte, 11), 2, 2, 6,
+			&Geometry{WindowWidth: 1, WindowHeight: 1}, make([]byte, 3), 3),
+		"Resize, width over int32": Resize(nil, make([]byte, 12), 1<<32+2, 2, 6,
+			&Geometry{WindowWidth: 1, WindowHeight: 1}, make([]byte, 3), 3),
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !errors.Is(err, CodeInvalidArgument) {
@@ -52,7 +57,8 @@ func TestPlanSegmentsNeedsAProof(t *testing.T) {
 		t.Fatalf("MakeEntries: %d bytes, %v", n, err)
 	}
 	blob = blob[:n]
-	g := &Geometry{CropX: 10, CropY: 20, CropWidth: 100, CropHeight: 80, ResizeWidth: 50, ResizeHeight: 40, WindowWidth: 50, WindowHeight: 40}
+	g := &Geometry{CropX: 10, CropY: 20, CropWidth: 100, CropHeight: 80, ResizeWidth: 50, ResizeHeight: 40,
+		WindowWidth: 50, WindowHeight: 40}
 	size, err := PlanSegments(d, file.Bytes(), g, blob, &proof, nil)
 	if err != nil || size == 0 {
 		t.Fatalf("a plan of %d bytes, %v", size, err)

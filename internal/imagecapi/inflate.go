@@ -43,7 +43,8 @@ func ResetInflater(i *Inflater, skipBits, history int) error {
 // Inflate inflates input into buffer[begin:]; buffer[:begin] is earlier output. last says that no
 // input follows. It returns the input bytes consumed, the output bytes produced, and whether the
 // stream is complete.
-func Inflate(i *Inflater, input []byte, last bool, buffer []byte, begin int) (consumed, produced int, done bool, err error) {
+func Inflate(i *Inflater, input []byte, last bool, buffer []byte, begin int) (consumed, produced int,
+	done bool, err error) {
 	var p C.ts_inflate_progress
 	err = failure(C.ts_inflater_run(i, (*C.uint8_t)(unsafe.SliceData(input)), C.size_t(len(input)), C.bool(last),
 		(*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(begin), C.size_t(len(buffer)), &p))

@@ -49,8 +49,10 @@ func TestErrorsNameTheCall(t *testing.T) {
 
 func TestNamesOfCBecomeThoseOfGo(t *testing.T) {
 	for message, want := range map[string]string{
-		"elapsed time needs two events with TS_EVENT_FLAG_TIMING": "elapsed time needs two events with cuda.EventOptions{Timing: true}",
-		"call ts_tensor_backward, or ts_stream_release":           "call torch.Tensor.Backward, or cuda.OwnedStream.Close",
+		"elapsed time needs two events with TS_EVENT_FLAG_TIMING": "elapsed time needs two events with " +
+			"cuda.EventOptions{Timing: true}",
+		"call ts_tensor_backward, or ts_stream_release": "call torch.Tensor.Backward, or " +
+			"cuda.OwnedStream.Close",
 		"ts_stream_acquire":     "cuda.NewOwnedStream",
 		"events_ts_x of aTS_1":  "events_ts_x of aTS_1",
 		"ts":                    "ts",
@@ -110,7 +112,8 @@ func TestMessagesOfCHaveGoNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile(`case "(\w+)":\n\t\treturn "([^"]+)"`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`case "(\w+)":\n\t\treturn "([^"]+)"`).FindAllStringSubmatch(
+		string(text), -1) {
 		if names[m[1]] == "" {
 			t.Errorf("goName has %s, which no message names", m[1])
 		}

@@ -42,7 +42,8 @@ import (
 // versionOf names the function that returns the library's ABI version; want is the required
 // version. bind gets dlopen's handle, and returns the name of a function that the library lacks, or
 // "". An error is an [*Error] with [CodeNoLibrary]; bind has then changed nothing.
-func OpenLibrary(search library.Search, name, versionOf string, want int, bind func(handle unsafe.Pointer) string) (path string, err error) {
+func OpenLibrary(search library.Search, name, versionOf string, want int,
+	bind func(handle unsafe.Pointer) string) (path string, err error) {
 	fail := func(message string) (string, error) {
 		return "", &Error{Code: CodeNoLibrary, Origin: name, Message: message}
 	}

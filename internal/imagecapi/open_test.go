@@ -20,7 +20,8 @@ func compile(t *testing.T, folder, name, source string, options ...string) strin
 	if err != nil {
 		t.Skip("needs a C compiler: ", err)
 	}
-	c := exec.Command(cc, append([]string{"-shared", "-fPIC", "-x", "c", "-", "-o", filepath.Join(folder, name)}, options...)...)
+	c := exec.Command(cc, append([]string{"-shared", "-fPIC", "-x", "c", "-", "-o",
+		filepath.Join(folder, name)}, options...)...)
 	c.Stdin = strings.NewReader(source)
 	if text, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v, want no error\n%s", err, text)
@@ -33,16 +34,20 @@ func compile(t *testing.T, folder, name, source string, options ...string) strin
 func TestOpenLibraryExplainsFailures(t *testing.T) {
 	bound := func(unsafe.Pointer) string { t.Error("bind was called, want no use of the library"); return "" }
 	open := func(folder string, bind func(unsafe.Pointer) string) error {
-		_, err := OpenLibrary(library.Search{Program: folder, Clone: "/no/clone"}, LibraryName, "ts_image_abi_version", 3, bind)
+		_, err := OpenLibrary(library.Search{Program: folder, Clone: "/no/clone"}, LibraryName,
+			"ts_image_abi_version", 3, bind)
 		return err
 	}
 	cases := map[string]func(t *testing.T, folder string) ([]string, error){
 		"missing": func(t *testing.T, folder string) ([]string, error) {
-			_, err := OpenLibrary(library.Search{Program: folder, Clone: "/no/clone"}, "libtorchstream_none.so", "ts_image_abi_version", 3, bound)
-			return []string{"there is no libtorchstream_none.so", folder, "beside the program", "/no/clone/cshim/build/lib (the clone)"}, err
+			_, err := OpenLibrary(library.Search{Program: folder, Clone: "/no/clone"},
+				"libtorchstream_none.so", "ts_image_abi_version", 3, bound)
+			return []string{"there is no libtorchstream_none.so", folder, "beside the program",
+				"/no/clone/cshim/build/lib (the clone)"}, err
 		},
 		"not where the variable says": func(t *testing.T, folder string) ([]string, error) {
-			_, err := OpenLibrary(library.Search{Library: folder, Clone: "/no/clone"}, LibraryName, "ts_image_abi_version", 3, bound)
+			_, err := OpenLibrary(library.Search{Library: folder, Clone: "/no/clone"}, LibraryName,
+				"ts_image_abi_version", 3, bound)
 			return []string{"there is no " + LibraryName + " in " + folder, "TORCHSTREAM_LIBRARY"}, err
 		},
 		"older": func(t *testing.T, folder string) ([]string, error) {
@@ -69,7 +74,9 @@ func TestOpenLibraryExplainsFailures(t *testing.T) {
 		},
 		"a library that it needs is missing": func(t *testing.T, folder string) ([]string, error) {
 			compile(t, folder, "libtorch_gone.so", "int gone(void) { return 0; }")
-			compile(t, folder, LibraryName, "int gone(void); int ts_image_abi_version(void) { return gone(); }", "-Wl,--no-as-needed", "-L"+folder, "-ltorch_gone")
+			compile(t, folder, LibraryName,
+				"int gone(void); int ts_image_abi_version(void) { return gone(); }", "-Wl,--no-as-needed",
+				"-L"+folder, "-ltorch_gone")
 			if err := os.Remove(filepath.Join(folder, "libtorch_gone.so")); err != nil {
 				t.Fatal(err)
 			}
@@ -80,13 +87,17 @@ func TestOpenLibraryExplainsFailures(t *testing.T) {
 			if err := os.MkdirAll(torch, 0o777); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(folder, "torch", "version.py"), []byte("__version__ = '2.9.1+cpu'\n"), 0o666); err != nil {
+			if err := os.WriteFile(filepath.Join(folder, "torch", "version.py"),
+				[]byte("__version__ = '2.9.1+cpu'\n"), 0o666); err != nil {
 				t.Fatal(err)
 			}
 			compile(t, torch, "libtorch_cpu.so", "int other(void) { return 0; }")
-			compile(t, folder, LibraryName, "int _ZN3c10(void); int ts_image_abi_version(void) { return _ZN3c10(); }", "-Wl,--no-as-needed", "-L"+torch, "-ltorch_cpu",
+			compile(t, folder, LibraryName,
+				"int _ZN3c10(void); int ts_image_abi_version(void) { return _ZN3c10(); }",
+				"-Wl,--no-as-needed", "-L"+torch, "-ltorch_cpu",
 				"-Wl,--allow-shlib-undefined", "-Wl,-rpath,$ORIGIN/torch/lib")
-			return []string{folder, "was built for LibTorch of another version", filepath.Join(torch, "libtorch_cpu.so") + " is LibTorch 2.9.1", "_ZN3c10"}, open(folder, bound)
+			return []string{folder, "was built for LibTorch of another version",
+				filepath.Join(torch, "libtorch_cpu.so") + " is LibTorch 2.9.1", "_ZN3c10"}, open(folder, bound)
 		},
 	}
 	for name, c := range cases {
@@ -134,7 +145,8 @@ func TestBuildWithoutCgoSaysWhatIsMissing(t *testing.T) {
 	c := exec.Command(goTool, "build", ".")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	text, err := c.CombinedOutput()
-	if err == nil || !strings.Contains(string(text), "install a C compiler") || strings.Contains(string(text), "undefined") {
+	if err == nil || !strings.Contains(string(text), "install a C compiler") ||
+		strings.Contains(string(text), "undefined") {
 		t.Errorf("%v: %s", err, text)
 	}
 }

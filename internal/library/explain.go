@@ -49,13 +49,15 @@ func (s Search) OtherVersion(path string, have, want int) string {
 	if have > want {
 		age = "a newer"
 	}
-	return fmt.Sprintf("%s is of %s version of torchstream than the program: its ABI version is %d, and the program needs %d: run `%s`",
+	return fmt.Sprintf("%s is of %s version of torchstream than the program: its ABI version is %d, and "+
+		"the program needs %d: run `%s`",
 		path, age, have, want, s.Setup(filepath.Base(path)))
 }
 
 // Lacks explains that the library at path does not have a function that the program needs.
 func (s Search) Lacks(path, function string) string {
-	return fmt.Sprintf("%s has no function %s, so it is of an older version of torchstream than the program, or another library: run `%s`",
+	return fmt.Sprintf("%s has no function %s, so it is of an older version of torchstream than the "+
+		"program, or another library: run `%s`",
 		path, function, s.Setup(filepath.Base(path)))
 }
 
@@ -75,7 +77,8 @@ func (s Search) otherLibTorch(path, built, loaded, have string) string {
 	if built == "" {
 		built = "of another version"
 	}
-	return fmt.Sprintf("%s was built for LibTorch %s, and %s is LibTorch %s: run `%s`, with LIBTORCH= and LD_LIBRARY_PATH= unset or of that version",
+	return fmt.Sprintf("%s was built for LibTorch %s, and %s is LibTorch %s: run `%s`, with LIBTORCH= "+
+		"and LD_LIBRARY_PATH= unset or of that version",
 		path, built, loaded, have, s.Setup(filepath.Base(path)))
 }
 
@@ -98,11 +101,13 @@ func (s Search) Unusable(path, why string) string {
 		if filepath.Base(m[1]) == filepath.Base(path) {
 			return fmt.Sprintf("%s: run `%s`", why, setup)
 		}
-		return fmt.Sprintf("%s needs %s%s, which is neither in the system's folders nor in %q: run `%s`, or name its folder in LD_LIBRARY_PATH",
+		return fmt.Sprintf("%s needs %s%s, which is neither in the system's folders nor in %q: run `%s`, "+
+			"or name its folder in LD_LIBRARY_PATH",
 			path, m[1], owner(m[1]), s.runPath(path), setup)
 	}
 	if m := oldSystem.FindStringSubmatch(why); m != nil {
-		return fmt.Sprintf("%s: this system is older than the one that the library was built on, which has %s: build it here with `%s`",
+		return fmt.Sprintf("%s: this system is older than the one that the library was built on, which "+
+			"has %s: build it here with `%s`",
 			why, m[1], setup)
 	}
 	if strings.Contains(why, "undefined symbol") {

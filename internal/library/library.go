@@ -26,7 +26,8 @@ type Search struct {
 
 // Here returns the Search of this process. version is the version of the C headers.
 func Here(version string) Search {
-	s := Search{Library: os.Getenv("TORCHSTREAM_LIBRARY"), LoaderPath: os.Getenv("LD_LIBRARY_PATH"), Clone: clone(), Version: moduleVersion()}
+	s := Search{Library: os.Getenv("TORCHSTREAM_LIBRARY"), LoaderPath: os.Getenv("LD_LIBRARY_PATH"),
+		Clone: clone(), Version: moduleVersion()}
 	if program, err := os.Executable(); err == nil {
 		if program, err = filepath.EvalSymlinks(program); err == nil {
 			s.Program = filepath.Dir(program)
@@ -90,7 +91,8 @@ func exists(path string) bool {
 func moduleVersion() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range append(info.Deps, &info.Main) {
-			if m.Path == Module && m.Replace == nil && strings.HasPrefix(m.Version, "v") && !strings.Contains(m.Version, "+") {
+			if m.Path == Module && m.Replace == nil && strings.HasPrefix(m.Version, "v") &&
+				!strings.Contains(m.Version, "+") {
 				return m.Version
 			}
 		}
@@ -112,7 +114,8 @@ func (s Search) places() []place {
 		}
 	}
 	if s.Program != "" {
-		all = append(all, place{s.Program, "beside the program"}, place{filepath.Join(filepath.Dir(s.Program), "lib"), "../lib of the program"})
+		all = append(all, place{s.Program, "beside the program"},
+			place{filepath.Join(filepath.Dir(s.Program), "lib"), "../lib of the program"})
 	}
 	if s.Clone != "" {
 		all = append(all, place{filepath.Join(s.Clone, "cshim", "build", "lib"), "the clone"})

@@ -29,9 +29,11 @@ func write(t *testing.T, path, text string) {
 
 // Folders are searched in order. TORCHSTREAM_LIBRARY excludes all others.
 func TestFindSearchesInOrder(t *testing.T) {
-	root := touch(t, "variable/x.so", "loader/x.so", "program/bin/x.so", "program/lib/x.so", "clone/cshim/build/lib/x.so", "installed/lib/x.so", "installed/lib/y.so")
+	root := touch(t, "variable/x.so", "loader/x.so", "program/bin/x.so", "program/lib/x.so",
+		"clone/cshim/build/lib/x.so", "installed/lib/x.so", "installed/lib/y.so")
 	at := func(folder string) string { return filepath.Join(root, folder) }
-	s := Search{Library: at("variable"), LoaderPath: "/nowhere::" + at("loader"), Program: at("program/bin"), Clone: at("clone"), Installed: at("installed")}
+	s := Search{Library: at("variable"), LoaderPath: "/nowhere::" + at("loader"),
+		Program: at("program/bin"), Clone: at("clone"), Installed: at("installed")}
 	find := func(want string) {
 		t.Helper()
 		if want != "" {
@@ -66,7 +68,8 @@ func TestHere(t *testing.T) {
 	t.Setenv("TORCHSTREAM_CACHE", t.TempDir())
 	t.Setenv("TORCHSTREAM_LIBRARY", "there")
 	s := Here("0.1.0")
-	if s.Library != "there" || s.Program == "" || !strings.HasPrefix(s.Installed, os.Getenv("TORCHSTREAM_CACHE")+"/shim-0.1.0-linux-") {
+	if s.Library != "there" || s.Program == "" ||
+		!strings.HasPrefix(s.Installed, os.Getenv("TORCHSTREAM_CACHE")+"/shim-0.1.0-linux-") {
 		t.Errorf("%+v", s)
 	}
 	if s.Clone != "" && !exists(filepath.Join(s.Clone, "internal", "library", "library_test.go")) {
@@ -102,7 +105,8 @@ func TestSetupIsOneCommand(t *testing.T) {
 func TestLibTorchVersion(t *testing.T) {
 	root := t.TempDir()
 	write(t, filepath.Join(root, "wheel/lib/libtorch_cpu.so"), "")
-	write(t, filepath.Join(root, "wheel/version.py"), "from typing import Optional\n\n__version__ = '2.12.1+cu130'\ndebug = False\n")
+	write(t, filepath.Join(root, "wheel/version.py"),
+		"from typing import Optional\n\n__version__ = '2.12.1+cu130'\ndebug = False\n")
 	write(t, filepath.Join(root, "zip/lib/libtorch_cpu.so"), "")
 	write(t, filepath.Join(root, "zip/build-version"), "2.10.0+cpu\n")
 	write(t, filepath.Join(root, "bare/lib/libtorch_cpu.so"), "")
@@ -129,11 +133,13 @@ func TestUnusable(t *testing.T) {
 		name, why string
 		want      []string
 	}{
-		{"a library of LibTorch is missing", "libtorch_cpu.so: cannot open shared object file: No such file or directory",
+		{"a library of LibTorch is missing",
+			"libtorch_cpu.so: cannot open shared object file: No such file or directory",
 			[]string{path, "needs libtorch_cpu.so of LibTorch", "/other/torch/lib", "`make -C /no/clone shim`"}},
 		{"a library of CUDA is missing", "libcudart.so.13: cannot open shared object file: No such file or directory",
 			[]string{"needs libcudart.so.13 of CUDA"}},
-		{"the C library is old", "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by /lib/libtorchstream.so)",
+		{"the C library is old",
+			"/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by /lib/libtorchstream.so)",
 			[]string{"GLIBC_2.38", "this system is older"}},
 		{"another symbol", path + ": undefined symbol: _ZN3c10", []string{"_ZN3c10", "`make -C /no/clone shim`"}},
 		{"not a library", path + ": file too short", []string{path, "file too short", "`make -C /no/clone shim`"}},
@@ -159,11 +165,14 @@ func TestMissingSaysWhatToDo(t *testing.T) {
 			t.Errorf("%q does not end with %q", got, want)
 		}
 	}
-	says(Search{Clone: clone}, image, "there is no "+image+" in any of\n  "+filepath.Join(clone, "cshim", "build", "lib")+" (the clone)\nrun `make -C "+clone+" shim` (`make -C "+clone+" image` for the loader alone, without LibTorch)")
+	says(Search{Clone: clone}, image, "there is no "+image+" in any of\n  "+filepath.Join(clone, "cshim",
+		"build", "lib")+" (the clone)\nrun `make -C "+clone+" shim` (`make -C "+clone+
+		" image` for the loader alone, without LibTorch)")
 	says(Search{Clone: clone}, "libtorchstream.so", "\nrun `make -C "+clone+" shim`")
 	says(Search{Version: "v1.2.3"}, image, "\nrun `go run "+Module+"/cmd/torchstream@v1.2.3 setup`")
 	wrong := Search{Library: "/nowhere", Clone: clone}
-	says(wrong, "libtorchstream.so", "/nowhere (TORCHSTREAM_LIBRARY): unset the variable, and run `make -C "+clone+" shim`")
+	says(wrong, "libtorchstream.so",
+		"/nowhere (TORCHSTREAM_LIBRARY): unset the variable, and run `make -C "+clone+" shim`")
 	built := filepath.Join(clone, "cshim", "build", "lib", image)
 	write(t, built, "")
 	says(wrong, image, "/nowhere (TORCHSTREAM_LIBRARY): unset the variable, and "+built+" is used")

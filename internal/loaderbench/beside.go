@@ -12,7 +12,8 @@ import (
 // Beside runs the loader again in the background while it runs body. It returns the loader's images
 // per second during that time.
 func (m *Measurement) Beside(ctx context.Context, body func()) (float64, error) {
-	again := Measurement{archive: m.archive, length: math.MaxInt64, warm: m.warm, o: m.o, target: m.target, started: make(chan struct{})}
+	again := Measurement{archive: m.archive, length: math.MaxInt64, warm: m.warm, o: m.o, target: m.target,
+		started: make(chan struct{})}
 	ended := make(chan error, 1)
 	go func() { ended <- again.Run(ctx, io.Discard) }()
 	select {

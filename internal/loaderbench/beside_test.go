@@ -12,7 +12,8 @@ const photos = "../../examples/data/photos-test.tgz"
 
 // The loader runs in the background until body has returned.
 func TestLoaderRunsBeside(t *testing.T) {
-	m := Measurement{archive: photos, warm: 1, o: imageloader.Options{BatchSize: 16, Workers: 2, Transform: imageloader.Train(32)}}
+	m := Measurement{archive: photos, warm: 1,
+		o: imageloader.Options{BatchSize: 16, Workers: 2, Transform: imageloader.Train(32)}}
 	body := Measurement{archive: photos, epochs: 2, o: m.o}
 	var failed error
 	rate, err := m.Beside(t.Context(), func() { failed = body.Run(t.Context(), io.Discard) })

@@ -37,7 +37,8 @@ type device struct {
 }
 
 func (d device) feed(loader *imageloader.Loader) (feeder, error) {
-	p, err := prefetcher.New(loader, prefetcher.Options{Device: d.Device, Decode: d.decode, DecodeMultiprocessors: d.sms})
+	p, err := prefetcher.New(loader,
+		prefetcher.Options{Device: d.Device, Decode: d.decode, DecodeMultiprocessors: d.sms})
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +61,8 @@ func (p prefetched) epoch(ctx context.Context, epoch int, count func(n int) (mor
 
 func (p prefetched) stats() deviceStats {
 	s := p.Stats()
-	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.Inflated, s.DecoderBytes, s.DecodeMultiprocessors}
+	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.Inflated, s.DecoderBytes,
+		s.DecodeMultiprocessors}
 }
 
 // Device returns the device that the batches are copied to, or the CPU if they stay in host memory.

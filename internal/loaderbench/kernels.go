@@ -74,7 +74,8 @@ func (m *Measurement) kernels(ctx context.Context, stderr io.Writer) (*KernelTim
 	if err != nil {
 		return nil, err
 	}
-	again := Measurement{archive: m.archive, length: min(m.length, maxRecording), epochs: m.epochs, warm: m.warm, o: m.o, target: m.target}
+	again := Measurement{archive: m.archive, length: min(m.length, maxRecording), epochs: m.epochs,
+		warm: m.warm, o: m.o, target: m.target}
 	var recorder *trace.Recorder
 	var whyNot error
 	again.record = func() error {
@@ -96,7 +97,9 @@ func (m *Measurement) kernels(ctx context.Context, stderr io.Writer) (*KernelTim
 		return nil, err
 	}
 	begin := again.begin.Sub(recorded.Begin)
-	k := sumKernels(recorded, int(gpu.Device), begin, begin+time.Duration(again.Result.Seconds*float64(time.Second)), properties.Multiprocessors, again.Result.DecodeSMs)
+	k := sumKernels(recorded, int(gpu.Device), begin,
+		begin+time.Duration(again.Result.Seconds*float64(time.Second)), properties.Multiprocessors,
+		again.Result.DecodeSMs)
 	k.ImagesPerSecond = again.Result.ImagesPerSecond
 	return k, nil
 }
@@ -135,7 +138,8 @@ func sumKernels(t *trace.Trace, device int, begin, end time.Duration, multiproce
 		row := rows[key]
 		if row == nil {
 			row = &kernelTime{
-				Kernel: trace.ShortName(e.Name), Threads: key.threads, Registers: key.registers, SharedBytes: key.sharedB, Occupancy: e.Launch.Occupancy,
+				Kernel: trace.ShortName(e.Name), Threads: key.threads, Registers: key.registers,
+				SharedBytes: key.sharedB, Occupancy: e.Launch.Occupancy,
 			}
 			rows[key] = row
 		}
@@ -155,7 +159,8 @@ func sumKernels(t *trace.Trace, device int, begin, end time.Duration, multiproce
 		k.Kernels = append(k.Kernels, *row)
 	}
 	slices.SortFunc(k.Kernels, func(a, b kernelTime) int {
-		return cmp.Or(cmp.Compare(b.TotalMS, a.TotalMS), cmp.Compare(a.Kernel, b.Kernel), cmp.Compare(a.Threads, b.Threads))
+		return cmp.Or(cmp.Compare(b.TotalMS, a.TotalMS), cmp.Compare(a.Kernel, b.Kernel),
+			cmp.Compare(a.Threads, b.Threads))
 	})
 	slices.SortFunc(edges, func(a, b edge) int { return cmp.Compare(a.at, b.at) })
 	running, share, before := 0, 0.0, begin
@@ -180,12 +185,15 @@ func (k *KernelTimes) print(w io.Writer) error {
 		_, err := fmt.Fprintf(w, "no times of kernels: %s\n", printable.Text(k.WhyNot))
 		return err
 	}
-	fmt.Fprintf(w, "kernels of %.2f s while recorded, at %.0f images/s: one ran in %.1f %% of the time, %.1f %% of the multiprocessors' time\n",
+	fmt.Fprintf(w, "kernels of %.2f s while recorded, at %.0f images/s: one ran in %.1f %% of the time, "+
+		"%.1f %% of the multiprocessors' time\n",
 		k.Seconds, k.ImagesPerSecond, 100*k.BusyShare, 100*k.SMTimeShare)
 	t := printable.NewTable(w, tabwriter.AlignRight)
-	fmt.Fprintln(t, "kernel\tlaunches\ttotal ms\tmean us\ttime %\tSM time %\tblocks\tthreads\tregisters\tshared bytes\toccupancy %\t")
+	fmt.Fprintln(t, "kernel\tlaunches\ttotal ms\tmean us\ttime %\tSM time "+
+		"%\tblocks\tthreads\tregisters\tshared bytes\toccupancy %\t")
 	for _, r := range k.Kernels {
-		fmt.Fprintf(t, "%s\t%d\t%.2f\t%.1f\t%.1f\t%.1f\t%.0f\t%d\t%d\t%d\t%.0f\t\n", printable.Text(r.Kernel), r.Launches, r.TotalMS, r.MeanUS,
+		fmt.Fprintf(t, "%s\t%d\t%.2f\t%.1f\t%.1f\t%.1f\t%.0f\t%d\t%d\t%d\t%.0f\t\n",
+			printable.Text(r.Kernel), r.Launches, r.TotalMS, r.MeanUS,
 			100*r.TimeShare, 100*r.SMTimeShare, r.Blocks, r.Threads, r.Registers, r.SharedBytes, 100*r.Occupancy)
 	}
 	return t.Flush()

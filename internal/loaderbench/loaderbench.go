@@ -31,38 +31,43 @@ import (
 // Result holds the results of a measurement. All fields except OpenSeconds, FirstBatchSeconds and
 // PeakRSSBytes describe the time after the first batch.
 type Result struct {
-	ImagesPerSecond      float64           `json:"images_per_second"`
-	CPUSecondsPer1000    float64           `json:"cpu_seconds_per_1000_images"`
-	PeakRSSBytes         int64             `json:"peak_rss_bytes"`
-	Workers              int               `json:"workers"`
-	Batch                int               `json:"batch"`
-	BadSamples           int64             `json:"bad_samples"` // each counts once for each epoch
-	Size                 int               `json:"size"`
-	MemoryMB             int64             `json:"memory_mb"`
-	Contract             string            `json:"contract"`
-	Device               string            `json:"device"`
-	Images               int64             `json:"images"`
-	Epochs               int               `json:"epochs"` // started
-	Seconds              float64           `json:"seconds"`
-	OpenSeconds          float64           `json:"open_seconds"`
-	FirstBatchSeconds    float64           `json:"first_batch_seconds"`
-	WorkersWaitedForData float64           `json:"workers_waited_for_data"` // share of the workers' time: near 1, reading the archive is the bottleneck
+	ImagesPerSecond   float64 `json:"images_per_second"`
+	CPUSecondsPer1000 float64 `json:"cpu_seconds_per_1000_images"`
+	PeakRSSBytes      int64   `json:"peak_rss_bytes"`
+	Workers           int     `json:"workers"`
+	Batch             int     `json:"batch"`
+	BadSamples        int64   `json:"bad_samples"` // each counts once for each epoch
+	Size              int     `json:"size"`
+	MemoryMB          int64   `json:"memory_mb"`
+	Contract          string  `json:"contract"`
+	Device            string  `json:"device"`
+	Images            int64   `json:"images"`
+	Epochs            int     `json:"epochs"` // started
+	Seconds           float64 `json:"seconds"`
+	OpenSeconds       float64 `json:"open_seconds"`
+	FirstBatchSeconds float64 `json:"first_batch_seconds"`
+	// share of the workers' time: near 1, reading the archive is the bottleneck
+	WorkersWaitedForData float64           `json:"workers_waited_for_data"`
 	Cores                int               `json:"cores"`
 	Bottleneck           imageloader.Stage `json:"bottleneck"`
 	Advice               string            `json:"advice"`
-	FinishSeconds        float64           `json:"finish_seconds"` // host time for queueing the finish on a GPU, or for running it on the CPU
-	HostCores            float64           `json:"host_cores"`     // CPU seconds per second
-	Decode               string            `json:"decode,omitempty"`
-	BusBytesPerImage     float64           `json:"bus_bytes_per_image,omitempty"` // bytes copied to the GPU
-	DecodeSMs            int               `json:"decode_sms,omitempty"`          // maximum number of multiprocessors for decoding; 0: all
-	DecodedOnDevice      int64             `json:"decoded_on_device,omitempty"`   // images passed to the GPU
-	DecodedAgain         int64             `json:"decoded_again,omitempty"`       // images in DecodedOnDevice that the host decoded again
-	InflatedOnDevice     int64             `json:"inflated_on_device,omitempty"`  // images in a .tgz that were passed to the GPU compressed
-	DecoderBytes         int64             `json:"decoder_bytes,omitempty"`       // device memory of the decoders
-	Threads              []threadsRow      `json:"threads"`                       // breakdown of HostCores
-	Stats                imageloader.Stats `json:"stats"`
-	RSSAfterEpoch        []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
-	Kernels              *KernelTimes      `json:"kernels,omitempty"`               // with -device cuda
+	// host time for queueing the finish on a GPU, or for running it on the CPU
+	FinishSeconds    float64 `json:"finish_seconds"`
+	HostCores        float64 `json:"host_cores"` // CPU seconds per second
+	Decode           string  `json:"decode,omitempty"`
+	BusBytesPerImage float64 `json:"bus_bytes_per_image,omitempty"` // bytes copied to the GPU
+	// maximum number of multiprocessors for decoding; 0: all
+	DecodeSMs       int   `json:"decode_sms,omitempty"`
+	DecodedOnDevice int64 `json:"decoded_on_device,omitempty"` // images passed to the GPU
+	// images in DecodedOnDevice that the host decoded again
+	DecodedAgain int64 `json:"decoded_again,omitempty"`
+	// images in a .tgz that were passed to the GPU compressed
+	InflatedOnDevice int64             `json:"inflated_on_device,omitempty"`
+	DecoderBytes     int64             `json:"decoder_bytes,omitempty"` // device memory of the decoders
+	Threads          []threadsRow      `json:"threads"`                 // breakdown of HostCores
+	Stats            imageloader.Stats `json:"stats"`
+	RSSAfterEpoch    []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
+	Kernels          *KernelTimes      `json:"kernels,omitempty"`               // with -device cuda
 }
 
 // contracts are the ways to convert an image, by the value of -contract.
@@ -74,7 +79,8 @@ var contracts = map[string]struct {
 	"train":          {imageloader.Train, "RandomResizedCrop(%d) antialiased + flip, uint8", false},
 	"train-float":    {floats, "RandomResizedCrop(%d) antialiased + flip, normalised float32 NCHW", true},
 	"train-bfloat16": {halves, "RandomResizedCrop(%d) antialiased + flip, normalised bfloat16 channels_last", true},
-	"eval":           {func(size int) imageloader.Transform { return imageloader.Transform{Size: size} }, "Resize and CenterCrop(%d) antialiased, uint8", false},
+	"eval": {func(size int) imageloader.Transform { return imageloader.Transform{Size: size} },
+		"Resize and CenterCrop(%d) antialiased, uint8", false},
 }
 
 func floats(size int) imageloader.Transform {
@@ -94,7 +100,8 @@ func halves(size int) imageloader.Transform {
 func contractTransform(contract string, size int) (t imageloader.Transform, says string, floats bool, err error) {
 	kind, known := contracts[contract]
 	if !known {
-		return t, "", false, cli.Usagef("there is no contract %q: %s are known", contract, strings.Join(slices.Sorted(maps.Keys(contracts)), ", "))
+		return t, "", false, cli.Usagef("there is no contract %q: %s are known", contract,
+			strings.Join(slices.Sorted(maps.Keys(contracts)), ", "))
 	}
 	t, says = kind.transform(size), fmt.Sprintf(kind.says, size)
 	return t, says, kind.floats, nil
@@ -128,21 +135,31 @@ func Flags(line, about string, stderr io.Writer) (*flag.FlagSet, *Options) {
 	set.IntVar(&o.Batch, "batch", 64, "images a batch")
 	set.IntVar(&o.Workers, "workers", 0, "goroutines that decode (default: the CPUs that there are)")
 	set.IntVar(&o.Size, "size", 224, "pixels of a result's side")
-	set.Int64Var(&o.memoryMB, "memory", 256, "`MB` of compressed images: a .tgz that fits in is read once, a larger one is inflated and shuffled anew every epoch")
-	set.StringVar(&o.Contract, "contract", "train", "what an image becomes: train (random crop and flip, bytes), train-float (the same, normalised float32), train-bfloat16 (bfloat16, channels last) or eval (resize and centre crop, bytes)")
+	set.Int64Var(&o.memoryMB, "memory", 256, "`MB` of compressed images: a .tgz that fits in is read "+
+		"once, a larger one is inflated and shuffled anew every epoch")
+	set.StringVar(&o.Contract, "contract", "train", "what an image becomes: train (random crop and flip, "+
+		"bytes), train-float (the same, normalised float32), train-bfloat16 (bfloat16, channels last) or "+
+		"eval (resize and centre crop, bytes)")
 	o.Images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions)
-	set.StringVar(&o.device, "device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, ... (default: host memory, as bytes; for train-float cpu)")
-	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
+	set.StringVar(&o.device, "device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, "+
+		"... (default: host memory, as bytes; for train-float cpu)")
+	set.StringVar(&o.decode, "decode", "host",
+		"where images are decoded: host, device, or auto, which is the device if it can")
 	set.IntVar(&o.multiprocessors, "decode-sms", 0, cli.DecodeSMsHelp)
-	set.BoolVar(&o.trustIndex, "trust-index", false, "do not compare the index's entry points with the images: the GPU does not search for them in the first epoch")
+	set.BoolVar(&o.trustIndex, "trust-index", false,
+		"do not compare the index's entry points with the images: the GPU does not search for them in the first epoch")
 	set.IntVar(&o.warm, "warm", 0, "run so many epochs before the clock starts: the first one makes entry points")
 	set.IntVar(&o.repeat, "repeat", 1, "go over the archive so many times in an epoch")
-	set.BoolVar(&o.noIndex, "no-index", false, "neither read nor write the archive's index: every epoch of a .tgz that is larger than -memory is one stream")
+	set.BoolVar(&o.noIndex, "no-index", false,
+		"neither read nor write the archive's index: every epoch of a .tgz that is larger than -memory is one stream")
 	set.Float64Var(&o.Seconds, "seconds", 10, "how long to measure")
-	set.IntVar(&o.epochs, "epochs", 0, "measure so many whole epochs instead, and say how large the process is after each")
-	set.StringVar(&o.Outputs, "outputs", "", "measure nothing; write the pixels of the first -images images, by name, to this `FILE`: bytes [images, size, size, 3] (not for train-float and train-bfloat16)")
+	set.IntVar(&o.epochs, "epochs", 0,
+		"measure so many whole epochs instead, and say how large the process is after each")
+	set.StringVar(&o.Outputs, "outputs", "", "measure nothing; write the pixels of the first -images "+
+		"images, by name, to this `FILE`: bytes [images, size, size, 3] (not for train-float and train-bfloat16)")
 	set.IntVar(&o.images, "images", 64, "for -outputs")
-	set.StringVar(&o.profile, "cpuprofile", "", "write a profile of the CPU time that is measured to this `FILE`, for go tool pprof")
+	set.StringVar(&o.profile, "cpuprofile", "",
+		"write a profile of the CPU time that is measured to this `FILE`, for go tool pprof")
 	set.BoolVar(&o.JSON, "json", false, "print one JSON object")
 	return set, o
 }
@@ -155,7 +172,8 @@ func (o *Options) Measurement() (*Measurement, error) {
 	case o.Archive == "":
 		return nil, cli.Usagef("%s needs -archive FILE", o.name)
 	case o.Batch < 1 || o.Workers < 0 || o.memoryMB < 1 || o.Seconds <= 0 || o.epochs < 0 || o.warm < 0 || o.repeat < 1:
-		return nil, cli.Usagef("-batch, -memory, -seconds and -repeat are more than 0, -workers, -epochs and -warm at least 0")
+		return nil, cli.Usagef("-batch, -memory, -seconds and -repeat are more than 0, -workers, -epochs " +
+			"and -warm at least 0")
 	case err != nil:
 		return nil, err
 	case o.device == "" && o.decode != "host":
@@ -163,7 +181,8 @@ func (o *Options) Measurement() (*Measurement, error) {
 	case floats && o.device == "":
 		o.device = "cpu"
 	}
-	m := &Measurement{archive: o.Archive, length: time.Duration(o.Seconds * float64(time.Second)), epochs: o.epochs, warm: o.warm, profile: o.profile}
+	m := &Measurement{archive: o.Archive, length: time.Duration(o.Seconds * float64(time.Second)),
+		epochs: o.epochs, warm: o.warm, profile: o.profile}
 	m.o = imageloader.Options{BatchSize: o.Batch, Workers: o.Workers, Transform: t, NoIndex: o.noIndex}
 	settings, err := o.setImages(&m.o)
 	if err != nil {
@@ -231,15 +250,24 @@ func (o *Options) DType() string {
 func (result *Result) Print(stdout io.Writer) error {
 	s := result.Stats
 	if result.DecodedOnDevice > 0 {
-		if _, err := fmt.Fprintf(stdout, "%d of %d images decoded on %s, %d of them inflated there, %d again on the host; %.0f bytes an image on the bus, %.1f host cores\n",
-			result.DecodedOnDevice, result.Images, result.Device, result.InflatedOnDevice, result.DecodedAgain, result.BusBytesPerImage, result.HostCores); err != nil {
+		if _, err := fmt.Fprintf(stdout, "%d of %d images decoded on %s, %d of them inflated there, %d "+
+			"again on the host; %.0f bytes an image on the bus, %.1f host cores\n",
+			result.DecodedOnDevice, result.Images, result.Device, result.InflatedOnDevice,
+			result.DecodedAgain, result.BusBytesPerImage, result.HostCores); err != nil {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(stdout, "%.0f images/s, %.2f CPU seconds per 1,000 images, %.0f MB peak memory\n%s on %s, batches of %d, %d x %d pixels, in %s; %s\n"+
-		"busy of %.1f s: reading %.1f s, inflating %.1f s, decoding %.1f s on %s, finish %.1f s; waiting: workers for samples %.1f s, samples for a slot %.1f s\n%s\n",
-		result.ImagesPerSecond, result.CPUSecondsPer1000, float64(result.PeakRSSBytes)/1e6, printable.Counted(result.Workers, "worker", "workers"), printable.Counted(result.Cores, "core", "cores"), result.Batch, result.Size, result.Size, result.Device,
-		printable.Counted(result.BadSamples, "bad sample", "bad samples"), s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), printable.Counted(s.Workers, "worker", "workers"), result.FinishSeconds, s.WaitData.Seconds(), s.WaitSlot.Seconds(), result.Advice)
+	_, err := fmt.Fprintf(stdout, "%.0f images/s, %.2f CPU seconds per 1,000 images, %.0f MB peak "+
+		"memory\n%s on %s, batches of %d, %d x %d pixels, in %s; %s\n"+
+		"busy of %.1f s: reading %.1f s, inflating %.1f s, decoding %.1f s on %s, finish %.1f s; "+
+		"waiting: workers for samples %.1f s, samples for a slot %.1f s\n%s\n",
+		result.ImagesPerSecond, result.CPUSecondsPer1000, float64(result.PeakRSSBytes)/1e6,
+		printable.Counted(result.Workers, "worker", "workers"),
+		printable.Counted(result.Cores, "core", "cores"), result.Batch, result.Size, result.Size, result.Device,
+		printable.Counted(result.BadSamples, "bad sample", "bad samples"), s.Elapsed.Seconds(),
+		s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(),
+		printable.Counted(s.Workers, "worker", "workers"), result.FinishSeconds, s.WaitData.Seconds(),
+		s.WaitSlot.Seconds(), result.Advice)
 	for i, rss := range result.RSSAfterEpoch {
 		if err == nil {
 			_, err = fmt.Fprintf(stdout, "after epoch %d: %.1f MB\n", i, float64(rss)/1e6)
@@ -269,7 +297,8 @@ func writeOutputs(ctx context.Context, path, archive string, n int, o imageloade
 		}
 		size := len(batch.Images) / batch.N
 		for i, s := range batch.Samples {
-			at, _ := slices.BinarySearchFunc(first, s.Name, func(o output, name string) int { return strings.Compare(o.name, name) })
+			at, _ := slices.BinarySearchFunc(first, s.Name,
+				func(o output, name string) int { return strings.Compare(o.name, name) })
 			if at < n {
 				first = slices.Insert(first, at, output{s.Name, slices.Clone(batch.Images[i*size : (i+1)*size])})
 				first = first[:min(n, len(first))]
@@ -354,7 +383,9 @@ func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 	}
 	defer loader.Close()
 	r.OpenSeconds = time.Since(m.begin).Seconds()
-	fmt.Fprintf(stderr, "%s: %s of %s\n", printable.ArchiveName(m.archive), printable.Counted(loader.Len(), "sample", "samples"), printable.Counted(len(loader.Classes()), "class", "classes"))
+	fmt.Fprintf(stderr, "%s: %s of %s\n", printable.ArchiveName(m.archive),
+		printable.Counted(loader.Len(), "sample", "samples"),
+		printable.Counted(len(loader.Classes()), "class", "classes"))
 
 	var feed feeder
 	if m.target != nil {
@@ -375,7 +406,8 @@ func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 			return err
 		}
 		if m.first || r.Images == before && r.Epochs > 0 {
-			return fmt.Errorf("%s: not one sample could be decoded: see `torchstream inspect`", printable.ArchiveName(m.archive))
+			return fmt.Errorf("%s: not one sample could be decoded: see `torchstream inspect`",
+				printable.ArchiveName(m.archive))
 		}
 		r.Epochs++
 		if m.epochs > 0 {

@@ -86,9 +86,11 @@ func threadsSince(before map[int]threadTime, elapsed time.Duration) ([]threadsRo
 			continue
 		}
 		row := rows[t.name]
-		rows[t.name] = threadsRow{t.name, row.Threads + 1, row.UserCores + user/elapsed.Seconds(), row.SystemCores + system/elapsed.Seconds()}
+		rows[t.name] = threadsRow{t.name, row.Threads + 1, row.UserCores + user/elapsed.Seconds(),
+			row.SystemCores + system/elapsed.Seconds()}
 	}
 	return slices.SortedFunc(maps.Values(rows), func(a, b threadsRow) int {
-		return cmp.Or(cmp.Compare(b.UserCores+b.SystemCores, a.UserCores+a.SystemCores), strings.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(b.UserCores+b.SystemCores, a.UserCores+a.SystemCores),
+			strings.Compare(a.Name, b.Name))
 	}), nil
 }

@@ -56,7 +56,8 @@ func TestParseThreadTime(t *testing.T) {
 	if want := (threadTime{"a) b (c", 2500 * time.Millisecond, 310 * time.Millisecond}); err != nil || got != want {
 		t.Errorf("%v, %v, want %v, nil", got, err, want)
 	}
-	for _, stat := range []string{"", "77 (a", "77 ) (", "77 (a) R 1 2 3", "77 (a) R 1 2 3 4 5 6 7 8 9 10 x 31", "77 (a) R 1 2 3 4 5 6 7 8 9 10 250 x"} {
+	for _, stat := range []string{"", "77 (a", "77 ) (", "77 (a) R 1 2 3",
+		"77 (a) R 1 2 3 4 5 6 7 8 9 10 x 31", "77 (a) R 1 2 3 4 5 6 7 8 9 10 250 x"} {
 		if got, err := parseThreadTime([]byte(stat)); err == nil {
 			t.Errorf("%q: %v, want an error", stat, got)
 		}

@@ -16,9 +16,12 @@ var libraries = []struct {
 	what, file, target string
 	sources            []string
 }{
-	{"build of the image library", "libtorchstream_image.so", "image", []string{"CMakeLists.txt", "include/torchstream_image.h", "src/image", "src/jpeg", "src/deflate", "src/base"}},
-	{"build of the shim", "libtorchstream.so", "shim", []string{"CMakeLists.txt", "include", "src/base", "src/cuda", "src/torch", "src/decode", "src/jpeg", "src/deflate",
-		"src/distributed", "src/nocuda"}},
+	{"build of the image library", "libtorchstream_image.so", "image",
+		[]string{"CMakeLists.txt", "include/torchstream_image.h", "src/image", "src/jpeg", "src/deflate", "src/base"}},
+	{"build of the shim", "libtorchstream.so", "shim",
+		[]string{"CMakeLists.txt", "include", "src/base", "src/cuda", "src/torch", "src/decode", "src/jpeg",
+			"src/deflate",
+			"src/distributed", "src/nocuda"}},
 }
 
 // Builds returns a finding for each library in the build folder of the clone at root, and, if
@@ -49,7 +52,8 @@ func Builds(root string, absent bool) []Finding {
 		case len(newer) > 0:
 			f = Finding{Note, what, fmt.Sprintf("older than %d of its sources, such as %s", len(newer), newer[0]), make}
 		case home == "":
-			f = Finding{Note, what, path + ", built elsewhere: there is no CMakeCache.txt", make + " builds this clone's own"}
+			f = Finding{Note, what, path + ", built elsewhere: there is no CMakeCache.txt",
+				make + " builds this clone's own"}
 		}
 		found = append(found, f)
 	}

@@ -172,7 +172,9 @@ func codecs() []Finding {
 
 func optional() Finding {
 	var there, lacks []string
-	for _, p := range [][2]string{{"ccache", "faster rebuilds"}, {"python3", "make lint, make release, comparisons with PyTorch"}, {"clang-format", "make lint"}, {"clang++", "make fuzz"}} {
+	for _, p := range [][2]string{{"ccache", "faster rebuilds"},
+		{"python3", "make lint, make release, comparisons with PyTorch"}, {"clang-format", "make lint"},
+		{"clang++", "make fuzz"}} {
 		if have(p[0]) {
 			there = append(there, p[0])
 		} else {
@@ -225,14 +227,16 @@ func LibTorch() Finding {
 			}
 			return Finding{Missing, "LibTorch", what, toDo}
 		case !cuda:
-			return Finding{Note, "LibTorch", "LIBTORCH=" + given + ", which has no CUDA", "the shim is built without CUDA too, and uses no GPU"}
+			return Finding{Note, "LibTorch", "LIBTORCH=" + given + ", which has no CUDA",
+				"the shim is built without CUDA too, and uses no GPU"}
 		default:
 			return Finding{OK, "LibTorch", torch + " (LIBTORCH)", ""}
 		}
 	}
 	cache, err := library.Cache()
 	if err != nil {
-		return Finding{Missing, "LibTorch", "there is no cache folder: " + err.Error(), "set TORCHSTREAM_CACHE to a folder of your own"}
+		return Finding{Missing, "LibTorch", "there is no cache folder: " + err.Error(),
+			"set TORCHSTREAM_CACHE to a folder of your own"}
 	}
 	folder, complete, err := setup.Installed(cache, os.Getenv("TORCHSTREAM_LIBTORCH"))
 	if err != nil {
@@ -241,11 +245,13 @@ func LibTorch() Finding {
 	if complete {
 		return Finding{OK, "LibTorch", folder, ""}
 	}
-	text, toDo := "not in "+cache, "`make shim` installs it there (2.6 GB to download), or set LIBTORCH to an installed one"
+	text, toDo := "not in "+
+		cache, "`make shim` installs it there (2.6 GB to download), or set LIBTORCH to an installed one"
 	if free, err := freeGB(cache); err == nil {
 		text += fmt.Sprintf(", where %.1f GB are free", free)
 		if free < 8 {
-			toDo = "the installation needs 8 GB: free space, set TORCHSTREAM_CACHE to a folder on a larger disk, or LIBTORCH to an installed LibTorch"
+			toDo = "the installation needs 8 GB: free space, set TORCHSTREAM_CACHE to a folder on a " +
+				"larger disk, or LIBTORCH to an installed LibTorch"
 		}
 	}
 	return Finding{Missing, "LibTorch", text, toDo}
@@ -262,14 +268,17 @@ func GPU(ctx context.Context) Finding {
 		major, _ = strconv.Atoi(string(m[1])) // three digits
 	}
 	if version == "" && !in("nvidiactl", "/dev") {
-		return Finding{Note, "GPU", "none, and no NVIDIA driver", "everything runs on the CPU; for a GPU install the NVIDIA driver 580 or newer"}
+		return Finding{Note, "GPU", "none, and no NVIDIA driver",
+			"everything runs on the CPU; for a GPU install the NVIDIA driver 580 or newer"}
 	}
 	gpus := strings.Join(names(ctx), ", ")
 	switch {
 	case major != 0 && major < 580:
-		return Finding{Missing, "GPU", "NVIDIA driver" + version + ": " + gpus, "CUDA 13 needs the driver 580 or newer: update it"}
+		return Finding{Missing, "GPU", "NVIDIA driver" + version + ": " + gpus,
+			"CUDA 13 needs the driver 580 or newer: update it"}
 	case gpus == "":
-		return Finding{Note, "GPU", "NVIDIA driver" + version + ", but nvidia-smi names no GPU", "run nvidia-smi, and look at CUDA_VISIBLE_DEVICES and at /dev/nvidia*"}
+		return Finding{Note, "GPU", "NVIDIA driver" + version + ", but nvidia-smi names no GPU",
+			"run nvidia-smi, and look at CUDA_VISIBLE_DEVICES and at /dev/nvidia*"}
 	}
 	return Finding{OK, "GPU", "NVIDIA driver" + version + ": " + gpus, ""}
 }

@@ -80,7 +80,8 @@ func TestVersionsOfPrograms(t *testing.T) {
 
 func TestCloneInAFolderWithSpaces(t *testing.T) {
 	t.Setenv("PATH", "")
-	want(t, rows(Clone(t.Context(), filepath.Join(t.TempDir(), "a clone"))...), "clone", "missing .*a clone -> compiler flags cannot carry spaces")
+	want(t, rows(Clone(t.Context(), filepath.Join(t.TempDir(), "a clone"))...), "clone",
+		"missing .*a clone -> compiler flags cannot carry spaces")
 }
 
 func TestBuilds(t *testing.T) {
@@ -145,7 +146,8 @@ func TestBuildOfTheImageLibraryHasItsOwnHeaders(t *testing.T) {
 	write(t, filepath.Join(root, "cshim/build/lib/libtorchstream_image.so"), "")
 	write(t, filepath.Join(root, "cshim/build/CMakeCache.txt"), "CMAKE_HOME_DIRECTORY:INTERNAL="+root+"/cshim\n")
 	later := time.Now().Add(time.Hour)
-	for header, pattern := range map[string]string{"tensor.h": "ok ", "image.h": "note older than 1 of its sources, such as cshim/include/torchstream/image.h"} {
+	for header, pattern := range map[string]string{"tensor.h": "ok ",
+		"image.h": "note older than 1 of its sources, such as cshim/include/torchstream/image.h"} {
 		path := filepath.Join(root, "cshim/include/torchstream", header)
 		write(t, path, "")
 		if err := os.Chtimes(path, later, later); err != nil {
@@ -165,7 +167,8 @@ func TestLibTorchOfABuild(t *testing.T) {
 	t.Setenv("LIBTORCH", "")
 	check := func(pattern string) { t.Helper(); want(t, rows(LibTorch()), "LibTorch", pattern) }
 	check("missing not in " + cache + ", where .* GB are free -> ")
-	folders, err := exec.Command("sh", "-c", "grep -v '^#' ../../cshim/libtorch-2.11-cpu.lock | grep . | tr -d '\\n' | sha256sum | cut -c1-12").Output()
+	folders, err := exec.Command("sh", "-c",
+		"grep -v '^#' ../../cshim/libtorch-2.11-cpu.lock | grep . | tr -d '\\n' | sha256sum | cut -c1-12").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

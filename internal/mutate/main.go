@@ -167,7 +167,8 @@ func (e edge) mutated(root string) (string, error) {
 		return "", err
 	}
 	if n := strings.Count(string(text), e.old); n != 1 {
-		return "", fmt.Errorf("its text occurs %d times in %s, must occur once: update internal/mutate/edges.go\n%s", n, e.file, e.old)
+		return "", fmt.Errorf("its text occurs %d times in %s, must occur once: update "+
+			"internal/mutate/edges.go\n%s", n, e.file, e.old)
 	}
 	return strings.Replace(string(text), e.old, e.new, 1), nil
 }
@@ -267,14 +268,16 @@ func (m *mutator) add(name string, e edge, file string) error {
 				return err
 			}
 			if strings.Contains(string(text), "TEST("+suite+", "+name+")") {
-				program = "shim/" + filepath.Base(filepath.Dir(source)) + "_" + strings.TrimSuffix(filepath.Base(source), ".cc")
+				program = "shim/" + filepath.Base(filepath.Dir(source)) + "_" +
+					strings.TrimSuffix(filepath.Base(source), ".cc")
 			}
 		}
 	}
 	switch filepath.Ext(e.file) {
 	case ".go":
 		program = "mutant"
-		if err := m.compile(filepath.Join(folder, "mutant.test"), e, file, "-trimpath", "-ldflags", "-s -w"); err != nil {
+		if err := m.compile(filepath.Join(folder, "mutant.test"), e, file, "-trimpath", "-ldflags",
+			"-s -w"); err != nil {
 			return err
 		}
 	default:
@@ -379,5 +382,6 @@ echo "$good edges held by their tests, $bad not"
 `
 
 func (m *mutator) finish() error {
-	return errors.Join(os.WriteFile(filepath.Join(m.bundle, "list"), []byte(m.list.String()), 0o666), os.WriteFile(filepath.Join(m.bundle, "run.sh"), []byte(script), 0o777))
+	return errors.Join(os.WriteFile(filepath.Join(m.bundle, "list"), []byte(m.list.String()), 0o666),
+		os.WriteFile(filepath.Join(m.bundle, "run.sh"), []byte(script), 0o777))
 }

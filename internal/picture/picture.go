@@ -59,11 +59,13 @@ func (p *Picture) Text(x, y float64, anchor int, size float64, bold bool, fill c
 // WriteSVG writes a self-contained SVG.
 func (p *Picture) WriteSVG(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%g" height="%g" viewBox="0 0 %g %g" font-family="Go, Helvetica, Arial, 'DejaVu Sans', sans-serif">`+"\n",
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%g" height="%g" viewBox="0 0 %g %g" `+
+		`font-family="Go, Helvetica, Arial, 'DejaVu Sans', sans-serif">`+"\n",
 		p.Width, p.Height, p.Width, p.Height)
 	for _, s := range p.Shapes {
 		if r := s.Rect; r != nil {
-			fmt.Fprintf(&b, `<rect x="%s" y="%s" width="%s" height="%s" fill="%s"`, pixels(r.X), pixels(r.Y), pixels(r.W), pixels(r.H), hex(r.Fill))
+			fmt.Fprintf(&b, `<rect x="%s" y="%s" width="%s" height="%s" fill="%s"`, pixels(r.X),
+				pixels(r.Y), pixels(r.W), pixels(r.H), hex(r.Fill))
 			if r.Tip == "" {
 				b.WriteString("/>\n")
 			} else {
@@ -77,7 +79,8 @@ func (p *Picture) WriteSVG(w io.Writer) error {
 		}
 		fmt.Fprintf(&b, `<text x="%s" y="%s" font-size="%g" fill="%s"`, pixels(l.X), pixels(l.Y), l.Size, hex(l.Fill))
 		if p.Measure != nil {
-			fmt.Fprintf(&b, ` textLength="%s" lengthAdjust="spacingAndGlyphs"`, pixels(p.Measure(l.Text, l.Size, l.Bold)))
+			fmt.Fprintf(&b, ` textLength="%s" lengthAdjust="spacingAndGlyphs"`,
+				pixels(p.Measure(l.Text, l.Size, l.Bold)))
 		}
 		if l.Bold {
 			b.WriteString(` font-weight="bold"`)

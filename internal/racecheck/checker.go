@@ -474,7 +474,8 @@ func (c *Checker) check(a *Access, at *Place) {
 	}
 	own := *c.worldOf(a.Queue).clock(a.Queue)
 	for i, old := range *c.accesses(b, a.Queue) {
-		if old.queue != a.Queue && (old.write || a.Write) && old.time > own.at(old.queue) && old.region.overlaps(a.Region) {
+		if old.queue != a.Queue && (old.write || a.Write) && old.time > own.at(old.queue) &&
+			old.region.overlaps(a.Region) {
 			c.race(b, &(*c.accesses(b, a.Queue))[i], a, at)
 			if a.Queue == Host {
 				c.unwatch(b) // the change is reported

@@ -39,7 +39,8 @@ func Effects(schema string) Operator {
 // inPlaceViews change the sizes and strides of their first argument but no element, although their
 // schemas declare a write.
 var inPlaceViews = map[string]bool{
-	"as_strided_": true, "detach_": true, "requires_grad_": true, "resize_": true, "set_": true, "squeeze_": true, "swapaxes_": true, "swapdims_": true,
+	"as_strided_": true, "detach_": true, "requires_grad_": true, "resize_": true, "set_": true,
+	"squeeze_": true, "swapaxes_": true, "swapdims_": true,
 	"t_": true, "transpose_": true, "unsqueeze_": true,
 }
 

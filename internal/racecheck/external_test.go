@@ -20,7 +20,8 @@ func newExternal() externalProgram {
 // use reads or writes the memory with this number.
 func (p externalProgram) use(q Queue, memory uintptr, write bool) {
 	at := memory << 12
-	p.Do(Launch{Accesses: []Access{{Memory: Memory{Storage: at, StorageBytes: 64, Region: Bytes(at, 64)}, Queue: q, Write: write}}})
+	p.Do(Launch{Accesses: []Access{{Memory: Memory{Storage: at, StorageBytes: 64, Region: Bytes(at, 64)},
+		Queue: q, Write: write}}})
 }
 
 func (p externalProgram) capture(body func()) {
@@ -96,7 +97,8 @@ func TestExternalEventsDivideManyAccesses(t *testing.T) {
 		})
 		p.replay(p.side)
 		p.WaitEvent(p.last, 1)
-		p.Do(Launch{Accesses: []Access{{Memory: Memory{Storage: 4096, StorageBytes: 4096, Region: Bytes(4096, 4096)}, Queue: p.last}}})
+		p.Do(Launch{Accesses: []Access{{Memory: Memory{Storage: 4096, StorageBytes: 4096,
+			Region: Bytes(4096, 4096)}, Queue: p.last}}})
 		found := p.Findings()
 		if (len(found) > 0) != write {
 			t.Errorf("the graph writes behind the record: %v, and there are %d findings", write, len(found))

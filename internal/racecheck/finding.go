@@ -158,14 +158,16 @@ func (c *Checker) changed(w *watched) {
 	f.Second = c.use(Host, c.place(k, n), true, nil)
 	c.memory(f, w.block, w.shape, w.region.End()-w.region.Begin)
 	f.Missing, f.Where = f.First.Variable+".Synchronize()", f.Second.At
-	f.Advice = "the memory is not what it was when the copy was queued: wait for the copy before the memory is written (Slab refuses slots that are in flight)"
+	f.Advice = "the memory is not what it was when the copy was queued: wait for the copy before the " +
+		"memory is written (Slab refuses slots that are in flight)"
 	c.add(f)
 }
 
 const adviceRace = "or record an event behind the first use, and let the second stream wait for it"
 
 func (c *Checker) race(b *block, old *access, a *Access, at *Place) {
-	f := &Finding{Kind: KindRace, First: c.use(old.queue, old.place, old.write, b.made), Second: c.use(a.Queue, at, a.Write, nil)}
+	f := &Finding{Kind: KindRace, First: c.use(old.queue, old.place, old.write, b.made),
+		Second: c.use(a.Queue, at, a.Write, nil)}
 	shape := a.Shape
 	if shape.NDim == 0 && old.shape.NDim > 0 {
 		shape = old.shape
@@ -175,13 +177,16 @@ func (c *Checker) race(b *block, old *access, a *Access, at *Place) {
 	switch {
 	case old.place.byPrefetcher() && !at.byPrefetcher():
 		f.Missing = fmt.Sprintf("batch.Use(%s)", f.Second.Variable)
-		f.Advice = "the batch is ready only on streams that it was told: tell it each other stream that uses it, before the use"
+		f.Advice = "the batch is ready only on streams that it was told: tell it each other stream that " +
+			"uses it, before the use"
 	case at.byPrefetcher() && !old.place.byPrefetcher():
 		f.Missing, f.Where = fmt.Sprintf("batch.Use(%s)", f.First.Variable), f.First.At
-		f.Advice = "the prefetcher refills the slot: a stream that the batch was not told, or work that is queued after the batch's turn, may still use it (Retain keeps the batch)"
+		f.Advice = "the prefetcher refills the slot: a stream that the batch was not told, or work that " +
+			"is queued after the batch's turn, may still use it (Retain keeps the batch)"
 	case a.Queue == Host:
 		f.Missing = f.First.Variable + ".Synchronize()"
-		f.Advice = "the host does not wait for the stream: wait, or wait for an event that is recorded behind the first use"
+		f.Advice = "the host does not wait for the stream: wait, or wait for an event that is recorded " +
+			"behind the first use"
 	default:
 		f.Missing = fmt.Sprintf("%s.Wait(%s)", f.Second.Variable, f.First.Variable)
 		f.Advice = adviceRace
@@ -190,7 +195,8 @@ func (c *Checker) race(b *block, old *access, a *Access, at *Place) {
 }
 
 func (c *Checker) freed(b *block, a *access, at *Place) {
-	f := &Finding{Kind: KindFreed, First: c.use(a.queue, a.place, a.write, b.made), Second: c.use(b.owner, at, true, nil)}
+	f := &Finding{Kind: KindFreed, First: c.use(a.queue, a.place, a.write, b.made),
+		Second: c.use(b.owner, at, true, nil)}
 	shape := a.shape
 	if b.shape.NDim > 0 {
 		shape = b.shape
@@ -198,7 +204,8 @@ func (c *Checker) freed(b *block, a *access, at *Place) {
 	c.memory(f, b, shape, b.end-b.begin)
 	f.Where = f.Second.At
 	f.Missing = fmt.Sprintf("tensor.RecordStream(%s)", f.First.Variable)
-	f.Advice = fmt.Sprintf("the memory returns to %s at once: record the stream that uses it, or call %s.Wait(%s) before it is freed", f.Second.Stream, f.Second.Variable, f.First.Variable)
+	f.Advice = fmt.Sprintf("the memory returns to %s at once: record the stream that uses it, or call "+
+		"%s.Wait(%s) before it is freed", f.Second.Stream, f.Second.Variable, f.First.Variable)
 	c.add(f)
 }
 
@@ -214,13 +221,16 @@ func (c *Checker) note(k Kind, first, second *Place) {
 	f.Where = f.First.At
 	switch k {
 	case KindEventNotAwaited:
-		f.Missing, f.Advice = "stream.WaitEvent(event)", "nothing waited for the event before it was closed: if it was to order something, the wait is missing"
+		f.Missing, f.Advice = "stream.WaitEvent(event)", "nothing waited for the event before it was "+
+			"closed: if it was to order something, the wait is missing"
 	case KindNotRecorded:
 		f.Where = f.Second.At
 		f.Missing, f.Advice = "event.Record(stream)", "an event that was never recorded orders nothing"
 	case KindSharedStream:
 		f.Where = f.Second.At
-		f.Missing, f.Advice = "cuda.NewOwnedStream(device, cuda.StreamOptions{})", "the pool handed this stream out before, at the first place: the work of both runs in one queue. Take streams once and keep them, or take exclusive ones"
+		f.Missing, f.Advice = "cuda.NewOwnedStream(device, cuda.StreamOptions{})", "the pool handed this "+
+			"stream out before, at the first place: the work of both runs in one queue. Take streams "+
+			"once and keep them, or take exclusive ones"
 	case KindPageable:
 		f.Where = f.Second.At
 		f.Missing, f.Advice = "cuda.NewPinned", "the copy waits, because the host memory is not pinned"
@@ -242,7 +252,8 @@ func (c *Checker) Made(q Queue) *Place {
 	return c.queues[q].made
 }
 
-var assigned = regexp.MustCompile(`^\s*(?:var\s+)?([\w.\[\]]+)(?:\s*,\s*\w+)?\s*:?=\s*(?:[\w.]*\.)?New(?:Owned)?Stream\(`)
+var assigned = regexp.MustCompile(
+	`^\s*(?:var\s+)?([\w.\[\]]+)(?:\s*,\s*\w+)?\s*:?=\s*(?:[\w.]*\.)?New(?:Owned)?Stream\(`)
 
 // variable returns a Go expression for the stream. It is the stream's variable if the source line
 // of its construction can be read and assigns one, and otherwise a name with its number.
@@ -286,7 +297,8 @@ func sourceLine(at Frame) string {
 	return ""
 }
 
-var dtypes = [...]string{"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16"}
+var dtypes = [...]string{"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
+	"complex32", "complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16"}
 
 // String returns the dtype and the sizes: "float32[2 3]".
 func (s Shape) String() string {
@@ -361,7 +373,8 @@ func (f *Finding) String() string {
 func (f *Finding) title() string {
 	switch f.Kind {
 	case KindRace:
-		return fmt.Sprintf("race: no edge orders %s on %s after %s on %s", noun(f.Second.Write), f.Second.Stream, noun(f.First.Write), f.First.Stream)
+		return fmt.Sprintf("race: no edge orders %s on %s after %s on %s", noun(f.Second.Write),
+			f.Second.Stream, noun(f.First.Write), f.First.Stream)
 	case KindFreed:
 		return fmt.Sprintf("freed while in use: memory of %s that %s may still use", f.Second.Stream, f.First.Stream)
 	case KindNotRecorded:

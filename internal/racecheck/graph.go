@@ -64,7 +64,8 @@ func (c *capture) step(b *block, a *Access, own clock, at *Place) {
 	}
 	c.known[key] = len(c.feet)
 	c.feet = append(c.feet, foot{
-		block: b, mem: a.Memory, write: a.Write, place: at, queue: a.Queue, time: own.at(a.Queue), waits: c.waitsBefore(own),
+		block: b, mem: a.Memory, write: a.Write, place: at, queue: a.Queue, time: own.at(a.Queue),
+		waits: c.waitsBefore(own),
 	})
 }
 
@@ -93,7 +94,8 @@ type pool struct{ clock clock }
 func (c *Checker) Begin(origin Queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.capture = &capture{members: map[Queue]bool{origin: true}, touched: map[*block]*[]access{}, known: map[footKey]int{}}
+	c.capture = &capture{members: map[Queue]bool{origin: true}, touched: map[*block]*[]access{},
+		known: map[footKey]int{}}
 }
 
 // End ends the capture. The caller chooses the graph's number; 0 means that the capture failed.

@@ -70,7 +70,8 @@ const maxList = 512
 
 // list returns the index of the list for a block that starts at the address.
 func (s *space) list(begin uintptr) int {
-	i, found := slices.BinarySearchFunc(s.lists, begin, func(l []*block, at uintptr) int { return cmp.Compare(l[0].begin, at) })
+	i, found := slices.BinarySearchFunc(s.lists, begin,
+		func(l []*block, at uintptr) int { return cmp.Compare(l[0].begin, at) })
 	if !found && i > 0 {
 		i--
 	}

@@ -36,7 +36,8 @@ func FromEnvironment(fingerprint func(begin, n uintptr) uint64) (*Checker, error
 	case "notes":
 		notes = true
 	default:
-		return nil, fmt.Errorf("%s=%q: set it to 1, or to notes for the findings that are no errors too", EnvSanitize, mode)
+		return nil, fmt.Errorf("%s=%q: set it to 1, or to notes for the findings that are no errors too",
+			EnvSanitize, mode)
 	}
 	o := Options{Fingerprint: fingerprint}
 	if ignore := os.Getenv(EnvSanitizeIgnore); ignore != "" {

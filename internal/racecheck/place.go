@@ -92,9 +92,11 @@ func library(f runtime.Frame) bool {
 	}
 	path, ok := strings.CutPrefix(f.Function, root)
 	if !ok {
-		return f.Function == "" || slices.ContainsFunc(helpers, func(p string) bool { return strings.HasPrefix(f.Function, p) })
+		return f.Function == "" ||
+			slices.ContainsFunc(helpers, func(p string) bool { return strings.HasPrefix(f.Function, p) })
 	}
-	return !strings.HasPrefix(path, "cmd/") && !strings.HasPrefix(path, "examples/") && !strings.HasPrefix(path, "internal/streamprog")
+	return !strings.HasPrefix(path, "cmd/") && !strings.HasPrefix(path, "examples/") &&
+		!strings.HasPrefix(path, "internal/streamprog")
 }
 
 // Line returns the program's line: the innermost frame outside this library. In a goroutine of the
@@ -120,7 +122,8 @@ func (p *Place) resolve() {
 	for more := true; more; {
 		var f runtime.Frame
 		f, more = frames.Next()
-		if f.PC == 0 || strings.HasPrefix(f.Function, "runtime.") || strings.HasPrefix(f.Function, root+"internal/capi") {
+		if f.PC == 0 || strings.HasPrefix(f.Function, "runtime.") ||
+			strings.HasPrefix(f.Function, root+"internal/capi") {
 			continue
 		}
 		line := Frame{f.Function, f.File, f.Line}
@@ -139,7 +142,8 @@ func (p *Place) byPrefetcher() bool {
 	}
 	p.resolve()
 	for _, f := range p.frames {
-		if strings.HasPrefix(f.Function, root+"prefetcher.(*gpuDevice)") || strings.HasPrefix(f.Function, root+"prefetcher.(*slots)") {
+		if strings.HasPrefix(f.Function, root+"prefetcher.(*gpuDevice)") ||
+			strings.HasPrefix(f.Function, root+"prefetcher.(*slots)") {
 			return true
 		}
 	}

@@ -103,15 +103,22 @@ func TestEffects(t *testing.T) {
 		schema, name string
 		want         []Effect
 	}{
-		{"aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)", "aten::add_.Tensor", []Effect{Writes, Reads, None}},
-		{"aten::narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)", "aten::narrow", []Effect{Views, None, None, None}},
-		{"aten::split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]", "aten::split.Tensor", []Effect{Views, None, None}},
-		{"aten::zeros_like(Tensor self, *, ScalarType? dtype=None) -> Tensor", "aten::zeros_like", []Effect{Metadata, None}},
+		{"aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)",
+			"aten::add_.Tensor", []Effect{Writes, Reads, None}},
+		{"aten::narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)", "aten::narrow",
+			[]Effect{Views, None, None, None}},
+		{"aten::split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]",
+			"aten::split.Tensor", []Effect{Views, None, None}},
+		{"aten::zeros_like(Tensor self, *, ScalarType? dtype=None) -> Tensor", "aten::zeros_like",
+			[]Effect{Metadata, None}},
 		{"aten::index.Tensor(Tensor self, Tensor?[] indices) -> Tensor", "aten::index.Tensor", []Effect{Reads, Reads}},
-		{"aten::_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()", "aten::_foreach_add_.List", []Effect{Writes, Reads, None}},
+		{"aten::_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()",
+			"aten::_foreach_add_.List", []Effect{Writes, Reads, None}},
 		{"aten::squeeze_(Tensor(a!) self) -> Tensor(a!)", "aten::squeeze_", []Effect{Metadata}},
-		{`aten::div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode="a,(b") -> Tensor`, "aten::div.Tensor_mode", []Effect{Reads, Reads, None}},
-		{"aten::empty.memory_format(SymInt[] size, *, ScalarType? dtype=None) -> Tensor", "aten::empty.memory_format", []Effect{None, None}},
+		{`aten::div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode="a,(b") -> Tensor`,
+			"aten::div.Tensor_mode", []Effect{Reads, Reads, None}},
+		{"aten::empty.memory_format(SymInt[] size, *, ScalarType? dtype=None) -> Tensor",
+			"aten::empty.memory_format", []Effect{None, None}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := Effects(c.schema); got.Name != c.name || !slices.Equal(got.Args, c.want) {
@@ -125,9 +132,11 @@ func TestEffects(t *testing.T) {
 func racing(o Options) *Checker {
 	c := New(o)
 	writer, reader := c.NewQueue("cuda:0 default stream", 0), c.NewQueue("cuda:0 stream 35", 0)
-	m := Memory{Device: 0, Storage: 4096, StorageBytes: 64, Region: Bytes(4096, 64), Shape: Shape{DType: 6, NDim: 2, Sizes: [6]int64{4, 4}}}
+	m := Memory{Device: 0, Storage: 4096, StorageBytes: 64, Region: Bytes(4096, 64),
+		Shape: Shape{DType: 6, NDim: 2, Sizes: [6]int64{4, 4}}}
 	c.Allocate(0, 4096, 64, writer, c.Here("aten::empty", 0))
-	c.Do(Launch{At: c.Here("aten::fill_.Scalar", 0), Accesses: []Access{{Memory: m, Queue: writer, Write: true, Fresh: true}}})
+	c.Do(Launch{At: c.Here("aten::fill_.Scalar", 0),
+		Accesses: []Access{{Memory: m, Queue: writer, Write: true, Fresh: true}}})
 	for range 3 {
 		c.Do(Launch{At: c.Here("aten::add.Tensor", 0), Accesses: []Access{{Memory: m, Queue: reader}}})
 	}
@@ -148,7 +157,8 @@ func TestFindingSaysWhatToAdd(t *testing.T) {
 	text := f.String()
 	for _, want := range []string{
 		"race: no edge orders a read on cuda:0 stream 35 after a write on cuda:0 default stream",
-		"first   aten::fill_.Scalar writes on cuda:0 default stream", "then    aten::add.Tensor reads on cuda:0 stream 35",
+		"first   aten::fill_.Scalar writes on cuda:0 default stream",
+		"then    aten::add.Tensor reads on cuda:0 stream 35",
 		"racecheck_test.go:", "memory  float32[4 4] on cuda:0, 64 bytes, made by aten::fill_.Scalar at",
 		"missing stream35.Wait(cuda.DefaultStream(0))\n          before ",
 	} {
@@ -171,7 +181,8 @@ func TestPictureOfAFinding(t *testing.T) {
 	if err := f.WriteSVG(&b); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"cuda:0 stream 35", "aten::fill_.Scalar writes", "missing: stream35.Wait(cuda.DefaultStream(0))", "aten::&lt;&amp;&gt; reads"} {
+	for _, want := range []string{"cuda:0 stream 35", "aten::fill_.Scalar writes",
+		"missing: stream35.Wait(cuda.DefaultStream(0))", "aten::&lt;&amp;&gt; reads"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the picture lacks %q", want)
 		}
@@ -199,7 +210,8 @@ func TestPictureOfTheDocument(t *testing.T) {
 			What: "aten::sum", Stream: "cuda:0 stream 35", Variable: "side", Made: "train.go:24",
 			At: Frame{"main.step.func1", "train.go", 33},
 		},
-		Tensor: "float32[256 1024] on cuda:0", Bytes: 1 << 20, MadeBy: "aten::mul.Tensor", MadeAt: Frame{"main.step", "train.go", 31},
+		Tensor: "float32[256 1024] on cuda:0", Bytes: 1 << 20, MadeBy: "aten::mul.Tensor",
+		MadeAt:  Frame{"main.step", "train.go", 31},
 		Missing: "side.Wait(cuda.DefaultStream(0))", Where: Frame{"main.step.func1", "train.go", 33},
 		Advice: adviceRace,
 	}
@@ -286,12 +298,15 @@ func TestFree(t *testing.T) {
 		edge func(c *Checker, owner, user Queue)
 		want int
 	}{
-		"no edge":                    {func(*Checker, Queue, Queue) {}, 1},
-		"the wrong direction":        {func(c *Checker, owner, user Queue) { c.Wait(user, owner) }, 1},
-		"the owner waits":            {func(c *Checker, owner, user Queue) { c.Wait(owner, user) }, 0},
-		"the host waits":             {func(c *Checker, owner, user Queue) { c.Wait(Host, user) }, 0},
-		"the use is recorded":        {func(c *Checker, owner, user Queue) { c.Use(0, 4096, user) }, 0},
-		"another stream's use is":    {func(c *Checker, owner, user Queue) { c.Use(0, 4096, c.NewQueue("other", 0)) }, 1},
+		"no edge":             {func(*Checker, Queue, Queue) {}, 1},
+		"the wrong direction": {func(c *Checker, owner, user Queue) { c.Wait(user, owner) }, 1},
+		"the owner waits":     {func(c *Checker, owner, user Queue) { c.Wait(owner, user) }, 0},
+		"the host waits":      {func(c *Checker, owner, user Queue) { c.Wait(Host, user) }, 0},
+		"the use is recorded": {func(c *Checker, owner, user Queue) { c.Use(0, 4096, user) }, 0},
+		"another stream's use is": {func(c *Checker, owner,
+			user Queue) {
+			c.Use(0, 4096, c.NewQueue("other", 0))
+		}, 1},
 		"the host's snapshot is old": {func(c *Checker, owner, user Queue) { c.WaitSnapshot(make([]uint64, 3)) }, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -362,7 +377,8 @@ func TestCopiesToPinnedMemoryAreNoWritesOfTheProgram(t *testing.T) {
 					k.Wait(Host, q)
 					continue
 				}
-				k.Do(Launch{At: k.Here("torch.CopyBatch", 0), Accesses: []Access{{Memory: m, Queue: q, Write: step == "to"}}})
+				k.Do(Launch{At: k.Here("torch.CopyBatch", 0),
+					Accesses: []Access{{Memory: m, Queue: q, Write: step == "to"}}})
 			}
 			want := 0
 			if order == "to, waited, from" { // then the change is the program's
@@ -427,7 +443,8 @@ func TestMemoryIsBounded(t *testing.T) {
 		q := readers[i%len(readers)]
 		c.Wait(q, writer)
 		begin := uintptr(4096 + 16*(i%5000))
-		c.Do(Launch{At: at, Accesses: []Access{{Memory: Memory{Storage: 4096, StorageBytes: 1 << 20, Region: Bytes(begin, 16)}, Queue: q}}})
+		c.Do(Launch{At: at, Accesses: []Access{{Memory: Memory{Storage: 4096, StorageBytes: 1 << 20,
+			Region: Bytes(begin, 16)}, Queue: q}}})
 	}
 	if n := len(c.space(0).exact[4096].accesses); n > maxAccesses {
 		t.Errorf("%d accesses are kept, want at most %d", n, maxAccesses)
@@ -450,7 +467,8 @@ func BenchmarkOperator(b *testing.B) {
 	for b.Loop() {
 		at := c.Here("aten::add.Tensor", 0)
 		c.Allocate(0, 1<<22, 64, q, at)
-		c.Do(Launch{At: at, Accesses: []Access{{Memory: memory(1 << 20), Queue: q}, {Memory: memory(1 << 21), Queue: q}, {Memory: memory(1 << 22), Queue: q, Write: true, Fresh: true}}})
+		c.Do(Launch{At: at, Accesses: []Access{{Memory: memory(1 << 20), Queue: q},
+			{Memory: memory(1 << 21), Queue: q}, {Memory: memory(1 << 22), Queue: q, Write: true, Fresh: true}}})
 		c.Free(0, 1<<22, at)
 	}
 }

@@ -37,7 +37,9 @@ func (c *Checker) watch(b *block, a *Access, time uint64, at *Place) {
 			return
 		}
 	}
-	c.watched = append(c.watched, watched{b, a.Region, a.Shape, a.Queue, time, at, c.o.Fingerprint(a.Region.Begin, a.Region.End()-a.Region.Begin)})
+	c.watched = append(c.watched,
+		watched{b, a.Region, a.Shape, a.Queue, time, at,
+			c.o.Fingerprint(a.Region.Begin, a.Region.End()-a.Region.Begin)})
 }
 
 // compare ends the watch of copies that the host now knows to be complete. The memory must still

@@ -33,7 +33,8 @@ func TestBytesFollowMemory(t *testing.T) {
 	}
 	after := read()
 	// The rest of the process may change by a quarter of it meanwhile.
-	if grown, shrunk := during-before, during-after; before <= 0 || grown < size*3/4 || grown > size*5/4 || shrunk < size*3/4 || shrunk > size*5/4 {
+	if grown, shrunk := during-before, during-after; before <= 0 || grown < size*3/4 || grown > size*5/4 ||
+		shrunk < size*3/4 || shrunk > size*5/4 {
 		t.Errorf("%d bytes, %d with %d more, %d without, want a quarter of the size as the largest error",
 			before, during, size, after)
 	}

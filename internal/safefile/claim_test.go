@@ -110,7 +110,8 @@ func TestClaimLeavesAnotherFile(t *testing.T) {
 	if err := os.WriteFile(path, []byte("notes"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewClaim(path); err == nil || !strings.Contains(err.Error(), "is a file of another kind, and only a claim") {
+	if _, err := NewClaim(path); err == nil ||
+		!strings.Contains(err.Error(), "is a file of another kind, and only a claim") {
 		t.Errorf("error %v, want one that refuses the file", err)
 	}
 	if text, err := os.ReadFile(path); string(text) != "notes" {

@@ -130,7 +130,8 @@ func prefix(p string) func([]byte) bool {
 // two bytes.
 func isSafetensors(head []byte) bool {
 	const maxHeader = 100_000_000
-	return len(head) > 9 && head[8] == '{' && strings.IndexByte("\"} \t\r\n", head[9]) >= 0 && binary.LittleEndian.Uint64(head) <= maxHeader
+	return len(head) > 9 && head[8] == '{' && strings.IndexByte("\"} \t\r\n", head[9]) >= 0 &&
+		binary.LittleEndian.Uint64(head) <= maxHeader
 }
 
 // isPyTorch checks the name of the first member of a zip archive: torch.save writes its pickle
@@ -192,7 +193,8 @@ func checkHead(f *os.File, path string, kind Kind) error {
 }
 
 func refuse(path, found string, kind Kind) error {
-	return fmt.Errorf("%s is %s, and only %s is replaced here: give another name, or remove it first", path, found, kind.Name)
+	return fmt.Errorf("%s is %s, and only %s is replaced here: give another name, or remove it first", path,
+		found, kind.Name)
 }
 
 // stream reports whether the path is a stream, so there is nothing to replace: a character device
@@ -202,7 +204,8 @@ func stream(path string, info fs.FileInfo) bool {
 		return true
 	}
 	path = filepath.Clean(path)
-	inherited := path == "/dev/stdout" || path == "/dev/stderr" || strings.HasPrefix(path, "/dev/fd/") || strings.HasPrefix(path, "/proc/self/fd/")
+	inherited := path == "/dev/stdout" || path == "/dev/stderr" || strings.HasPrefix(path, "/dev/fd/") ||
+		strings.HasPrefix(path, "/proc/self/fd/")
 	return inherited && !info.IsDir() && !info.Mode().IsRegular()
 }
 

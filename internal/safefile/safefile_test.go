@@ -63,7 +63,8 @@ func TestOpenRefusesIrregularFiles(t *testing.T) {
 	if err := within(t, func() error { _, err := OpenTree(fifo(t)); return err }); !errors.Is(err, ErrNotRegular) {
 		t.Error(err)
 	}
-	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) || strings.Count(err.Error(), "none") != 1 {
+	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) ||
+		strings.Count(err.Error(), "none") != 1 {
 		t.Error(err)
 	}
 	if data, err := ReadFile(write(t, "a", "text")); err != nil || string(data) != "text" {
@@ -73,7 +74,8 @@ func TestOpenRefusesIrregularFiles(t *testing.T) {
 
 // zipHead returns the start of a zip archive whose first member has the given name.
 func zipHead(name string) string {
-	return "PK\x03\x04" + strings.Repeat("\x00", 22) + string([]byte{byte(len(name)), byte(len(name) >> 8)}) + "\x00\x00" + name + "content"
+	return "PK\x03\x04" + strings.Repeat("\x00",
+		22) + string([]byte{byte(len(name)), byte(len(name) >> 8)}) + "\x00\x00" + name + "content"
 }
 
 func TestOutputReplacesOnlyItsOwnKind(t *testing.T) {
@@ -106,7 +108,8 @@ func TestOutputReplacesOnlyItsOwnKind(t *testing.T) {
 		t.Run(c.name+" as "+c.kind.Name, func(t *testing.T) {
 			path := write(t, c.name, c.text)
 			for name, check := range map[string]func(string, Kind) error{"Check": Check, "CheckWrite": CheckWrite} {
-				if err := check(path, c.kind); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), path) {
+				if err := check(path, c.kind); (err == nil) != c.ok || err != nil &&
+					!strings.Contains(err.Error(), path) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
@@ -124,12 +127,14 @@ func TestOutputReplacesOnlyItsOwnKind(t *testing.T) {
 
 func TestCheckRefusesIrregularFiles(t *testing.T) {
 	for _, path := range []string{fifo(t), t.TempDir(), "/dev/null"} {
-		if err := within(t, func() error { return Check(path, PNG) }); err == nil || !strings.Contains(err.Error(), path) {
+		if err := within(t, func() error { return Check(path, PNG) }); err == nil ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
 	for _, path := range []string{fifo(t), t.TempDir()} {
-		if err := within(t, func() error { _, err := Create(path, PNG); return err }); err == nil || !strings.Contains(err.Error(), path) {
+		if err := within(t, func() error { _, err := Create(path, PNG); return err }); err == nil ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -257,7 +262,8 @@ func TestReplaceIsAtomic(t *testing.T) {
 	}
 	path := write(t, "file", "hello, old")
 	failed := errors.New("failed")
-	if _, err := Replace(path, kind, 0o640, func(f *os.File) error { return errors.Join(fill("hello, ha")(f), failed) }); !errors.Is(err, failed) {
+	if _, err := Replace(path, kind, 0o640,
+		func(f *os.File) error { return errors.Join(fill("hello, ha")(f), failed) }); !errors.Is(err, failed) {
 		t.Errorf("error %v, want %v", err, failed)
 	}
 	if now, err := os.ReadFile(path); err != nil || string(now) != "hello, old" {
@@ -278,7 +284,8 @@ func TestReplaceIsAtomic(t *testing.T) {
 	_, err = Replace(path, kind, 0o640, func(f *os.File) error {
 		return errors.Join(fill("hello")(f), os.WriteFile(path, []byte("notes"), 0o600))
 	})
-	if now, e := os.ReadFile(path); e != nil || string(now) != "notes" || err == nil || !strings.Contains(err.Error(), path) {
+	if now, e := os.ReadFile(path); e != nil || string(now) != "notes" || err == nil ||
+		!strings.Contains(err.Error(), path) {
 		t.Errorf("the file holds %q, %v, the error is %v, want \"notes\", nil, an error with %q",
 			now, e, err, path)
 	}

@@ -30,7 +30,8 @@ func wait(t testing.TB, count func() int64, limit time.Duration) int64 {
 		select {
 		case <-ran: // the collector runs the cleanups now
 		case <-end:
-			t.Fatalf("settle: after %v the collector has not run a cleanup: another one blocks; the count is %d", limit, last)
+			t.Fatalf("settle: after %v the collector has not run a cleanup: another one blocks; the "+
+				"count is %d", limit, last)
 		}
 		runtime.Gosched()
 		before := last

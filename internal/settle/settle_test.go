@@ -48,7 +48,8 @@ func TestWaitIsBounded(t *testing.T) {
 		wait(f, func() int64 { n++; return n }, time.Millisecond)
 	}()
 	<-done
-	if !strings.HasPrefix(f.message, "settle: after 1ms the count still changes: it was ") && !strings.HasPrefix(f.message, "settle: after 1ms the collector has not run a cleanup") {
+	if !strings.HasPrefix(f.message, "settle: after 1ms the count still changes: it was ") &&
+		!strings.HasPrefix(f.message, "settle: after 1ms the collector has not run a cleanup") {
 		t.Errorf("the message is %q", f.message)
 	}
 }

@@ -26,7 +26,8 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 	u, err := url.Parse(o.From)
 	remote := err == nil && u.Scheme != "" && u.Scheme != "file"
 	if remote && u.Scheme != "https" {
-		return "", fmt.Errorf("-from %s: want a path, or a URL that begins with https:// or file://", printable.URL(o.From))
+		return "", fmt.Errorf("-from %s: want a path, or a URL that begins with https:// or file://",
+			printable.URL(o.From))
 	}
 	archive := o.From
 	if err == nil && u.Scheme == "file" {
@@ -89,7 +90,8 @@ func verify(path, want string) error {
 func invalid(address string) error { return fmt.Errorf("%s is no valid URL", printable.URL(address)) }
 
 // request sends a request and returns the response if its status is one of statuses.
-func request(ctx context.Context, client *http.Client, address, accept string, header http.Header, statuses ...int) (*http.Response, error) {
+func request(ctx context.Context, client *http.Client, address, accept string, header http.Header,
+	statuses ...int) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return nil, invalid(address)
@@ -253,7 +255,8 @@ func continued(ctx context.Context, client *http.Client, address, part string, l
 	if at > 0 {
 		header.Set("Range", fmt.Sprintf("bytes=%d-", at))
 	}
-	answer, err := request(ctx, client, address, "", header, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable)
+	answer, err := request(ctx, client, address, "", header, http.StatusOK, http.StatusPartialContent,
+		http.StatusRequestedRangeNotSatisfiable)
 	if err != nil {
 		return silenced(ctx, address, err)
 	}
@@ -267,7 +270,8 @@ func continued(ctx context.Context, client *http.Client, address, part string, l
 		}
 		at = 0
 	}
-	body := &progress{Reader: awake{answer.Body, end}, log: log, name: strings.TrimSuffix(filepath.Base(part), ".part"), have: at, next: time.Now().Add(reportEvery)}
+	body := &progress{Reader: awake{answer.Body, end}, log: log,
+		name: strings.TrimSuffix(filepath.Base(part), ".part"), have: at, next: time.Now().Add(reportEvery)}
 	if answer.ContentLength > 0 {
 		body.size = at + answer.ContentLength
 	}

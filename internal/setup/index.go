@@ -54,7 +54,8 @@ func (i index) client() (*http.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &http.Client{Transport: indexTransport{verified: transport, unverified: unverified(transport), trusted: i.trusted, logins: logins}}, nil
+	return &http.Client{Transport: indexTransport{verified: transport, unverified: unverified(transport),
+		trusted: i.trusted, logins: logins}}, nil
 }
 
 // unverified returns a copy of a transport that accepts every certificate.
@@ -194,7 +195,8 @@ func readIndex(getenv func(string) string, files []string) index {
 			i.links = append(i.links, place)
 		}
 	}
-	if no := option("no-index"); len(no) == 0 || !slices.Contains([]string{"1", "true", "yes", "on", "y", "t"}, strings.ToLower(no[0])) {
+	if no := option("no-index"); len(no) == 0 ||
+		!slices.Contains([]string{"1", "true", "yes", "on", "y", "t"}, strings.ToLower(no[0])) {
 		i.urls = option("index-url")
 		if len(i.urls) == 0 {
 			i.urls = []string{"https://pypi.org/simple"}

@@ -30,7 +30,8 @@ func TestIndexTakesPasswordsFromNetrc(t *testing.T) {
 		name, netrc, url string
 		ok               bool
 	}{
-		{"the host", "machine other login x password y\nmachine 127.0.0.1 login me\n  password secret\n", locked.URL, true},
+		{"the host", "machine other login x password y\nmachine 127.0.0.1 login me\n  password secret\n",
+			locked.URL, true},
 		{"the default", "machine other login x password y default login me password secret", locked.URL, true},
 		{"another host", "machine other login me password secret", locked.URL, false},
 		{"an empty file", "", locked.URL, false},
@@ -39,8 +40,10 @@ func TestIndexTakesPasswordsFromNetrc(t *testing.T) {
 	} {
 		netrc := filepath.Join(t.TempDir(), "netrc")
 		writeFile(t, netrc, c.netrc)
-		i := installer{cache: t.TempDir(), from: index{urls: []string{c.url + "/simple"}, netrc: netrc}, log: io.Discard}
-		if _, err := i.install(t.Context(), lockText); (err == nil) != c.ok || err != nil && (!strings.Contains(err.Error(), "401") || strings.Contains(err.Error(), "secret")) {
+		i := installer{cache: t.TempDir(), from: index{urls: []string{c.url + "/simple"}, netrc: netrc},
+			log: io.Discard}
+		if _, err := i.install(t.Context(), lockText); (err == nil) != c.ok || err != nil &&
+			(!strings.Contains(err.Error(), "401") || strings.Contains(err.Error(), "secret")) {
 			t.Errorf("%s: got %v, want success: %v", c.name, err, c.ok)
 		}
 	}
@@ -77,11 +80,13 @@ func TestSilentServerIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := &http.Client{Transport: silentServer{}}
 		const want = "https://index.example/simple/torch/: the server has sent nothing for 1m0s"
-		if _, err := get(t.Context(), client, "https://index.example/simple/torch/", ""); err == nil || err.Error() != want {
+		if _, err := get(t.Context(), client, "https://index.example/simple/torch/", ""); err == nil ||
+			err.Error() != want {
 			t.Errorf("a page: got %v, want %s", err, want)
 		}
 		part := filepath.Join(t.TempDir(), "torch.whl.part")
-		if err := continued(t.Context(), client, "https://index.example/simple/torch/", part, io.Discard); err == nil || err.Error() != want {
+		if err := continued(t.Context(), client, "https://index.example/simple/torch/", part,
+			io.Discard); err == nil || err.Error() != want {
 			t.Errorf("a file: got %v, want %s", err, want)
 		}
 	})
@@ -89,9 +94,11 @@ func TestSilentServerIsAnError(t *testing.T) {
 
 // A download that takes long reports its progress, with the size if it is known.
 func TestProgressOfADownload(t *testing.T) {
-	for size, want := range map[int64]string{0: "setup: downloading x.whl: 7 MB\n", 9e6: "setup: downloading x.whl: 7 of 9 MB\n"} {
+	for size, want := range map[int64]string{0: "setup: downloading x.whl: 7 MB\n",
+		9e6: "setup: downloading x.whl: 7 of 9 MB\n"} {
 		var log strings.Builder
-		p := &progress{Reader: strings.NewReader(strings.Repeat("x", 2e6)), log: &log, name: "x.whl", have: 5e6, size: size, next: time.Now().Add(-time.Second)}
+		p := &progress{Reader: strings.NewReader(strings.Repeat("x", 2e6)), log: &log, name: "x.whl",
+			have: 5e6, size: size, next: time.Now().Add(-time.Second)}
 		if n, err := p.Read(make([]byte, 2e6)); n != 2e6 || err != nil {
 			t.Fatalf("got %d, %v, want 2000000 bytes", n, err)
 		}

@@ -84,8 +84,10 @@ func given(libtorch string) (torch string, err error) {
 		}
 		releases := slices.DeleteFunc(Releases(), func(r string) bool { return strings.HasSuffix(r, WithoutCUDA) })
 		oldest, newest := releases[0], releases[len(releases)-1]
-		if have := library.LibTorchVersion(file); have != "" && (minor(have) < minor(oldest) || minor(have) > minor(newest)) {
-			return "", fmt.Errorf("LIBTORCH=%s is LibTorch %s, torchstream needs %s to %s: point LIBTORCH at one, or unset LIBTORCH to have one installed (TORCHSTREAM_LIBTORCH=%s)",
+		if have := library.LibTorchVersion(file); have != "" &&
+			(minor(have) < minor(oldest) || minor(have) > minor(newest)) {
+			return "", fmt.Errorf("LIBTORCH=%s is LibTorch %s, torchstream needs %s to %s: point "+
+				"LIBTORCH at one, or unset LIBTORCH to have one installed (TORCHSTREAM_LIBTORCH=%s)",
 				path, have, oldest, newest, strings.Join(Releases(), " or "))
 		}
 		return torch, nil
@@ -113,7 +115,8 @@ func minor(version string) int {
 // usable returns an error if flags of the compiler and the linker cannot carry a path.
 func usable(variable, path string) error {
 	if strings.ContainsAny(path, " \t\n\r\v\f:;'\"$\\#") {
-		return fmt.Errorf("%s=%s: compiler and linker flags cannot carry a path with spaces or any of : ; ' \" $ \\ #; "+
+		return fmt.Errorf("%s=%s: compiler and linker flags cannot carry a path with spaces or any of : "+
+			"; ' \" $ \\ #; "+
 			"use a path without them (a symbolic link to it will do)", variable, path)
 	}
 	return nil
@@ -123,7 +126,8 @@ func usable(variable, path string) error {
 func lockOf(release string) (string, error) {
 	text, err := cshim.Sources.ReadFile("libtorch-" + cmp.Or(release, DefaultRelease) + ".lock")
 	if err != nil {
-		return "", fmt.Errorf("there is no LibTorch %s to install (option -libtorch, or TORCHSTREAM_LIBTORCH): want %s; LIBTORCH=FOLDER uses another one",
+		return "", fmt.Errorf("there is no LibTorch %s to install (option -libtorch, or "+
+			"TORCHSTREAM_LIBTORCH): want %s; LIBTORCH=FOLDER uses another one",
 			release, strings.Join(Releases(), " or "))
 	}
 	return string(text), nil
@@ -137,7 +141,8 @@ func Releases() []string {
 		names[i] = strings.TrimSuffix(strings.TrimPrefix(name, "libtorch-"), ".lock")
 	}
 	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(strings.Count(a, WithoutCUDA), strings.Count(b, WithoutCUDA)), cmp.Compare(minor(a), minor(b)))
+		return cmp.Or(cmp.Compare(strings.Count(a, WithoutCUDA), strings.Count(b, WithoutCUDA)),
+			cmp.Compare(minor(a), minor(b)))
 	})
 	return names
 }

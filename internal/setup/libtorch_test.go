@@ -13,11 +13,13 @@ import (
 // TestFoldersOfTheCache holds the names of the folders that earlier versions have installed into,
 // so that nobody downloads LibTorch again. A new lock has a new folder.
 func TestFoldersOfTheCache(t *testing.T) {
-	for release, want := range map[string]string{"": "libtorch-2.11.0-730e56b0ba91", "2.11": "libtorch-2.11.0-730e56b0ba91", "2.15": "libtorch-2.15.0-ba5539abc596"} {
+	for release, want := range map[string]string{"": "libtorch-2.11.0-730e56b0ba91",
+		"2.11": "libtorch-2.11.0-730e56b0ba91", "2.15": "libtorch-2.15.0-ba5539abc596"} {
 		cache := t.TempDir()
 		folder, complete, err := Installed(cache, release)
 		if err != nil || complete || folder != filepath.Join(cache, want) {
-			t.Errorf("release %q: got %s, complete %v, error %v; want %s in the cache, not complete", release, folder, complete, err, want)
+			t.Errorf("release %q: got %s, complete %v, error %v; want %s in the cache, not complete",
+				release, folder, complete, err, want)
 		}
 		writeFile(t, filepath.Join(folder, stamp), "")
 		site, err := LibTorch(t.Context(), Options{Release: release, Cache: cache, Log: io.Discard})
@@ -34,7 +36,8 @@ func TestFoldersOfTheCache(t *testing.T) {
 
 func TestUnknownReleaseIsAnError(t *testing.T) {
 	_, err := LibTorch(t.Context(), Options{Release: "1.0", Cache: t.TempDir(), Log: io.Discard})
-	if want := "there is no LibTorch 1.0 to install (option -libtorch, or TORCHSTREAM_LIBTORCH): want 2.11 or 2.15 or 2.11-cpu"; err == nil || !strings.HasPrefix(err.Error(), want) {
+	if want := "there is no LibTorch 1.0 to install (option -libtorch, or TORCHSTREAM_LIBTORCH): want " +
+		"2.11 or 2.15 or 2.11-cpu"; err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
@@ -143,7 +146,8 @@ func fakeLibTorch(t *testing.T, torch, version string, cuda bool) {
 	t.Helper()
 	numbers := strings.Split(version, ".")
 	writeFile(t, filepath.Join(torch, "include/torch/headeronly/version.h"),
-		"#define TORCH_VERSION_MAJOR "+numbers[0]+"\n#define TORCH_VERSION_MINOR "+numbers[1]+"\n#define TORCH_VERSION_PATCH "+numbers[2]+"\n")
+		"#define TORCH_VERSION_MAJOR "+numbers[0]+"\n#define TORCH_VERSION_MINOR "+numbers[1]+
+			"\n#define TORCH_VERSION_PATCH "+numbers[2]+"\n")
 	writeFile(t, filepath.Join(torch, "version.py"), "__version__ = '"+version+"'\n")
 	writeFile(t, filepath.Join(torch, "lib/libtorch_cpu.so"), "")
 	if cuda {
@@ -186,10 +190,15 @@ func TestLIBTORCHHasThreeForms(t *testing.T) {
 		name, libtorch, site string
 		want                 []string
 	}{
-		{"site-packages", site, site, []string{`TS_TORCH "` + site + `/torch"`, `TS_LIBTORCH_VERSION "2.11.0"`, `TS_CUDA "` + site + `/nvidia/cu13"`, `TS_CUDART "` + site + `/nvidia/cu13/lib/libcudart.so.13"`,
-			`TS_LIBRARY_PATH "` + site + "/torch/lib;" + site + "/nvidia/cu13/lib;" + site + `/nvidia/nccl/lib"`}},
-		{"the torch folder", site + "/torch", site, []string{`TS_SITE "` + site + `"`, `TS_TORCH "` + site + `/torch"`}},
-		{"a zip", zip + "/", filepath.Dir(zip), []string{`TS_TORCH "` + zip + `"`, `TS_CUDA "` + home + `"`, `TS_CUDART "` + zip + `/lib/libcudart-abc.so.13"`}},
+		{"site-packages", site, site,
+			[]string{`TS_TORCH "` + site + `/torch"`, `TS_LIBTORCH_VERSION "2.11.0"`,
+				`TS_CUDA "` + site + `/nvidia/cu13"`, `TS_CUDART "` + site + `/nvidia/cu13/lib/libcudart.so.13"`,
+				`TS_LIBRARY_PATH "` + site + "/torch/lib;" + site + "/nvidia/cu13/lib;" + site + `/nvidia/nccl/lib"`}},
+		{"the torch folder", site + "/torch", site,
+			[]string{`TS_SITE "` + site + `"`, `TS_TORCH "` + site + `/torch"`}},
+		{"a zip", zip + "/", filepath.Dir(zip),
+			[]string{`TS_TORCH "` + zip + `"`, `TS_CUDA "` + home + `"`,
+				`TS_CUDART "` + zip + `/lib/libcudart-abc.so.13"`}},
 		{"without CUDA", cpu, cpu, []string{`TS_CUDA ""`, `TS_CUDART ""`, `TS_LIBRARY_PATH "` + cpu + `/torch/lib"`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -197,7 +206,8 @@ func TestLIBTORCHHasThreeForms(t *testing.T) {
 			if err != nil || got != c.site {
 				t.Errorf("got %s, %v, want %s", got, err, c.site)
 			}
-			text, ok := settings(t, filepath.Join(t.TempDir(), "build", "libtorch.cmake"), "LIBTORCH="+c.libtorch, "CUDA_HOME="+home)
+			text, ok := settings(t, filepath.Join(t.TempDir(), "build", "libtorch.cmake"),
+				"LIBTORCH="+c.libtorch, "CUDA_HOME="+home)
 			for _, want := range c.want {
 				if !ok || !strings.Contains(text, "set("+want+` CACHE STRING "" FORCE)`) {
 					t.Errorf("got %s, want %s in it", text, want)
@@ -215,7 +225,8 @@ func TestUnusableLIBTORCHIsAnError(t *testing.T) {
 	fakeLibTorch(t, filepath.Join(lacks, "torch"), "2.11.0", true)
 	fakeLibTorch(t, filepath.Join(bad, "torch"), "2.11.0", true)
 	fakeToolkit(t, filepath.Join(bad, "nvidia/cu13"), "12080")
-	const versions = ", torchstream needs 2.11 to 2.15: point LIBTORCH at one, or unset LIBTORCH to have one installed (TORCHSTREAM_LIBTORCH=2.11 or 2.15 or 2.11-cpu)"
+	const versions = ", torchstream needs 2.11 to 2.15: point LIBTORCH at one, or unset LIBTORCH to have " +
+		"one installed (TORCHSTREAM_LIBTORCH=2.11 or 2.15 or 2.11-cpu)"
 	for _, c := range []struct {
 		libtorch, want string
 		build          bool // only a build reports it
@@ -223,10 +234,12 @@ func TestUnusableLIBTORCHIsAnError(t *testing.T) {
 		{"/nope", "LIBTORCH=/nope: no such folder: " + wanted, false},
 		{"/etc/passwd", "LIBTORCH=/etc/passwd: no such folder: " + wanted, false},
 		{"/", "LIBTORCH=/: neither torch/lib/libtorch_cpu.so nor lib/libtorch_cpu.so is in it: " + wanted, false},
-		{"/a folder", `LIBTORCH=/a folder: compiler and linker flags cannot carry a path with spaces or any of : ; ' " $ \ #; use a path without them (a symbolic link to it will do)`, false},
+		{"/a folder", `LIBTORCH=/a folder: compiler and linker flags cannot carry a path with spaces or any of : ; ' " $ \ #; ` +
+			`use a path without them (a symbolic link to it will do)`, false},
 		{old, "LIBTORCH=" + old + " is LibTorch 2.9.1" + versions, false},
 		{newer, "LIBTORCH=" + newer + " is LibTorch 2.16.0" + versions, false},
-		{bad, bad + "/nvidia/cu13 is CUDA 12080, LIBTORCH=" + bad + " was built with CUDA 13: set CUDA_HOME to a CUDA 13 toolkit", true},
+		{bad, bad + "/nvidia/cu13 is CUDA 12080, LIBTORCH=" + bad +
+			" was built with CUDA 13: set CUDA_HOME to a CUDA 13 toolkit", true},
 	} {
 		_, err := LibTorch(t.Context(), Options{LibTorch: c.libtorch})
 		if !c.build && (err == nil || err.Error() != c.want) {
@@ -272,7 +285,8 @@ func TestBuildWithoutGoNeedsLIBTORCH(t *testing.T) {
 		}
 	}
 	text, ok := settings(t, filepath.Join(t.TempDir(), "libtorch.cmake"), "PATH="+path)
-	if want := "libtorch: error: Go installs LibTorch, and is not in PATH: install Go 1.25 or newer, or set LIBTORCH to an installed LibTorch\n"; ok || text != want {
+	if want := "libtorch: error: Go installs LibTorch, and is not in PATH: install Go 1.25 or newer, or " +
+		"set LIBTORCH to an installed LibTorch\n"; ok || text != want {
 		t.Errorf("got %s, want %s", text, want)
 	}
 }

@@ -183,7 +183,8 @@ func (o Options) release(ctx context.Context, stage string) error {
 		return err
 	}
 	if len(locks) != 1 {
-		return fmt.Errorf("%s has %d files share/torchstream/libtorch-*.lock, and a release archive has one", printable.URL(o.From), len(locks))
+		return fmt.Errorf("%s has %d files share/torchstream/libtorch-*.lock, and a release archive has one", printable.URL(o.From),
+			len(locks))
 	}
 	text, err := os.ReadFile(locks[0])
 	if err != nil {
@@ -206,11 +207,13 @@ func (o Options) libtorch(ctx context.Context, lockText string) (string, error) 
 		return "", err
 	}
 	if !hasCUDA(folder) && !wheels(lockText).cpu() {
-		return "", fmt.Errorf("LIBTORCH=%s is a LibTorch without CUDA, and the shim of this archive is for one with CUDA, which also runs on a CPU: unset LIBTORCH", o.LibTorch)
+		return "", fmt.Errorf("LIBTORCH=%s is a LibTorch without CUDA, and the shim of this archive is "+
+			"for one with CUDA, which also runs on a CPU: unset LIBTORCH", o.LibTorch)
 	}
 	want, have := wheels(lockText).release(), library.LibTorchVersion(filepath.Join(folder, "lib", "libtorch_cpu.so"))
 	if have != "" && !strings.HasPrefix(have+".", want+".") {
-		return "", fmt.Errorf("LIBTORCH=%s is LibTorch %s, and LibTorch %s is wanted: point LIBTORCH at one, or unset it", o.LibTorch, have, want)
+		return "", fmt.Errorf("LIBTORCH=%s is LibTorch %s, and LibTorch %s is wanted: point LIBTORCH at "+
+			"one, or unset it", o.LibTorch, have, want)
 	}
 	return folder, nil
 }
@@ -251,7 +254,8 @@ func (o Options) build(ctx context.Context, stage string) error {
 	if err := writeSources(filepath.Join(root, "cshim")); err != nil {
 		return err
 	}
-	args, components := []string{filepath.Join(root, "build"), "-DCMAKE_DISABLE_FIND_PACKAGE_GTest=ON"}, []string{"image"}
+	args, components := []string{filepath.Join(root, "build"),
+		"-DCMAKE_DISABLE_FIND_PACKAGE_GTest=ON"}, []string{"image"}
 	environment := os.Environ()
 	if o.Image {
 		args = append([]string{"--image"}, args...)
@@ -269,7 +273,8 @@ func (o Options) build(ctx context.Context, stage string) error {
 		return err
 	}
 	for _, c := range components {
-		if err := o.command(ctx, environment, "cmake", "--install", filepath.Join(root, "build"), "--prefix", stage, "--component", c, "--strip"); err != nil {
+		if err := o.command(ctx, environment, "cmake", "--install", filepath.Join(root, "build"),
+			"--prefix", stage, "--component", c, "--strip"); err != nil {
 			return err
 		}
 	}
@@ -294,8 +299,10 @@ func needs() error {
 			missing = append(missing, p[1])
 		}
 	}
-	for _, p := range [][2]string{{"jpeglib.h", "libjpeg-dev"}, {"png.h", "libpng-dev"}, {"webp/decode.h", "libwebp-dev"}, {"zlib.h", "zlib1g-dev"}} {
-		if !slices.ContainsFunc([]string{"/usr/include", "/usr/include/x86_64-linux-gnu", "/usr/local/include"}, func(folder string) bool {
+	for _, p := range [][2]string{{"jpeglib.h", "libjpeg-dev"}, {"png.h", "libpng-dev"},
+		{"webp/decode.h", "libwebp-dev"}, {"zlib.h", "zlib1g-dev"}} {
+		if !slices.ContainsFunc([]string{"/usr/include", "/usr/include/x86_64-linux-gnu",
+			"/usr/local/include"}, func(folder string) bool {
 			_, err := os.Stat(path.Join(folder, p[0]))
 			return err == nil
 		}) {
@@ -305,7 +312,8 @@ func needs() error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("building the libraries needs system packages: run `apt-get install -y --no-install-recommends %s` as root, "+
+	return fmt.Errorf("building the libraries needs system packages: run `apt-get install -y "+
+		"--no-install-recommends %s` as root, "+
 		"or install a release archive with -from", strings.Join(missing, " "))
 }
 

@@ -130,7 +130,8 @@ func (s *server) page(w http.ResponseWriter, r *http.Request, name string) {
 			if s.html {
 				links = append(links, fmt.Sprintf(`<a data-x="1" href="../..%s#sha256=%s">x</a>`, path, digest(text)))
 			} else {
-				links = append(links, fmt.Sprintf(`{"filename":"x","url":"../..%s","hashes":{"sha256":"%s"}}`, path, digest(text)))
+				links = append(links, fmt.Sprintf(
+					`{"filename":"x","url":"../..%s","hashes":{"sha256":"%s"}}`, path, digest(text)))
 			}
 		}
 	}
@@ -147,7 +148,8 @@ func (s *server) page(w http.ResponseWriter, r *http.Request, name string) {
 
 // libtorchWheels returns the wheels of a small LibTorch, and their lock.
 func libtorchWheels(t *testing.T) (files map[string][]byte, lock string) {
-	torch := zipped(t, entry{"torch/lib/libtorch_cpu.so", "cpu", 0}, entry{"torch/lib/libtorch_cuda.so", "cuda", 0}, entry{"torch/version.py", "__version__ = '2.11.0+cu130'\n", 0},
+	torch := zipped(t, entry{"torch/lib/libtorch_cpu.so", "cpu", 0},
+		entry{"torch/lib/libtorch_cuda.so", "cuda", 0}, entry{"torch/version.py", "__version__ = '2.11.0+cu130'\n", 0},
 		entry{"torch-2.11.0.data/purelib/extra/a.py", "a", 0}, entry{"torch-2.11.0.data/scripts/run", "#!", 0o111})
 	nvcc := zipped(t, entry{"nvidia/cu13/bin/nvcc", "#!", 0o100})
 	other := zipped(t, entry{"nothing", "of interest", 0})
@@ -159,7 +161,8 @@ func libtorchWheels(t *testing.T) (files map[string][]byte, lock string) {
 		"/files/nvidia_cuda_nvcc-13.1.0-py3-none-manylinux_2_17_x86_64.whl":             other,
 		"/files/nvidia_cuda_nvcc_headers-13.0.88-py3-none-manylinux_2_17_x86_64.x86.wh": other,
 	}
-	return files, "# a comment\n\ntorch==2.11.0 --hash=sha256:" + digest(torch) + "\nnvidia-cuda-nvcc==13.0.88 --hash=sha256:" + digest(nvcc) + "\n"
+	return files, "# a comment\n\ntorch==2.11.0 --hash=sha256:" + digest(torch) +
+		"\nnvidia-cuda-nvcc==13.0.88 --hash=sha256:" + digest(nvcc) + "\n"
 }
 
 func read(t *testing.T, path string) string {
@@ -178,7 +181,8 @@ func TestWheelsAreInstalled(t *testing.T) {
 		t.Run(map[bool]string{false: "JSON", true: "HTML"}[html], func(t *testing.T) {
 			files, lockText := libtorchWheels(t)
 			s := serve(t, html, files)
-			i := installer{cache: t.TempDir(), from: index{urls: []string{s.URL + "/nowhere", s.URL + "/simple"}}, log: io.Discard}
+			i := installer{cache: t.TempDir(),
+				from: index{urls: []string{s.URL + "/nowhere", s.URL + "/simple"}}, log: io.Discard}
 			site := wheels(lockText).folder(i.cache, "2.11.0")
 			if err := os.MkdirAll(filepath.Join(site+".tmp", "torch"), 0o777); err != nil { // left by a killed set-up
 				t.Fatal(err)
@@ -187,11 +191,14 @@ func TestWheelsAreInstalled(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if torch != filepath.Join(site, "torch") || read(t, filepath.Join(torch, "lib", "libtorch_cpu.so")) != "cpu" || read(t, filepath.Join(site, "extra", "a.py")) != "a" {
+			if torch != filepath.Join(site, "torch") ||
+				read(t, filepath.Join(torch, "lib", "libtorch_cpu.so")) != "cpu" ||
+				read(t, filepath.Join(site, "extra", "a.py")) != "a" {
 				t.Errorf("LibTorch is in %s, want it in %s, with the files of the wheels",
 					torch, filepath.Join(site, "torch"))
 			}
-			if info, err := os.Stat(filepath.Join(site, "nvidia", "cu13", "bin", "nvcc")); err != nil || info.Mode()&0o011 == 0 {
+			if info, err := os.Stat(filepath.Join(site, "nvidia", "cu13", "bin", "nvcc")); err != nil ||
+				info.Mode()&0o011 == 0 {
 				t.Errorf("nvcc cannot be run: %v", err)
 			}
 			left, err := filepath.Glob(filepath.Join(i.cache, "*"))
@@ -205,7 +212,8 @@ func TestWheelsAreInstalled(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := s.requests.Load()
-			if again, err := i.install(t.Context(), lockText); err != nil || again != torch || s.requests.Load() != before {
+			if again, err := i.install(t.Context(), lockText); err != nil || again != torch ||
+				s.requests.Load() != before {
 				t.Errorf("a second set-up: %s, %v, %d requests, want %v, 0, nil",
 					again, err, s.requests.Load()-before, torch)
 			}
@@ -240,7 +248,8 @@ func TestWheelsThatCannotBeInstalled(t *testing.T) {
 	good := index{urls: []string{s.URL + "/simple"}}
 	evil := zipped(t, entry{"../../evil", "x", 0})
 	folder := t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "torch-2.11.0-cp312-cp312-linux_x86_64.whl"), evil, 0o666); err != nil {
+	if err := os.WriteFile(filepath.Join(folder, "torch-2.11.0-cp312-cp312-linux_x86_64.whl"), evil,
+		0o666); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -248,12 +257,15 @@ func TestWheelsThatCannotBeInstalled(t *testing.T) {
 		from       index
 		want       string
 	}{
-		{"no such file", strings.Replace(lockText, "sha256:", "sha256:00000000", 1)[:len("# a comment\n\ntorch==2.11.0 --hash=sha256:")+64] + "\n", good, "no package index has the file"},
-		{"no such package", "torch==2.11.0 --hash=sha256:" + strings.Repeat("0", 64), index{urls: []string{s.URL + "/nowhere"}}, "PIP_INDEX_URL"},
+		{"no such file", strings.Replace(lockText, "sha256:", "sha256:00000000",
+			1)[:len("# a comment\n\ntorch==2.11.0 --hash=sha256:")+64] + "\n", good, "no package index has the file"},
+		{"no such package", "torch==2.11.0 --hash=sha256:" + strings.Repeat("0", 64),
+			index{urls: []string{s.URL + "/nowhere"}}, "PIP_INDEX_URL"},
 		{"no line", "torch 2.11.0\n", good, `"torch 2.11.0"`},
 		{"no torch", "nvidia-nccl==1 --hash=sha256:" + strings.Repeat("0", 64), good, "does not begin with torch"},
 		{"full disk", "# on disk: 1e9 GB\n" + lockText, good, "GB free"},
-		{"a wheel that leaves its folder", "torch==2.11.0 --hash=sha256:" + digest(evil), index{files: []string{folder}}, "evil"},
+		{"a wheel that leaves its folder", "torch==2.11.0 --hash=sha256:" + digest(evil),
+			index{files: []string{folder}}, "evil"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			i := installer{cache: t.TempDir(), from: c.from, log: io.Discard}
@@ -271,11 +283,14 @@ func TestWheelsThatCannotBeInstalled(t *testing.T) {
 func TestIndexIsPips(t *testing.T) {
 	folder := t.TempDir()
 	conf := filepath.Join(folder, "pip.conf")
-	if err := os.WriteFile(conf, []byte("[install]\nindex-url = https://wrong\n[global]\nindex-url = https://conf/simple\nfind-links = /wheels file:///more https://page\n"), 0o666); err != nil {
+	if err := os.WriteFile(conf, []byte("[install]\nindex-url = https://wrong\n[global]\nindex-url = "+
+		"https://conf/simple\nfind-links = /wheels file:///more https://page\n"), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	download := filepath.Join(folder, "download.conf")
-	if err := os.WriteFile(download, []byte("[download]\n# a comment\nindex_url: https://own/simple\nextra-index-url =\n    https://d\n    https://e\ntrusted-host = host:8443\n"), 0o666); err != nil {
+	if err := os.WriteFile(download, []byte("[download]\n# a comment\nindex_url: "+
+		"https://own/simple\nextra-index-url =\n    https://d\n    https://e\ntrusted-host = host:8443\n"),
+		0o666); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -285,16 +300,31 @@ func TestIndexIsPips(t *testing.T) {
 		want        index
 	}{
 		{"nothing", nil, nil, index{urls: []string{"https://pypi.org/simple"}}},
-		{"the environment", map[string]string{"PIP_INDEX_URL": "https://a/simple", "PIP_EXTRA_INDEX_URL": "https://b https://c"}, []string{conf},
-			index{urls: []string{"https://a/simple", "https://b", "https://c"}, links: []string{"https://page"}, files: []string{"/wheels", "/more"}}},
-		{"a file", nil, []string{conf}, index{urls: []string{"https://conf/simple"}, links: []string{"https://page"}, files: []string{"/wheels", "/more"}}},
-		{"no file", map[string]string{"PIP_CONFIG_FILE": os.DevNull}, []string{conf}, index{urls: []string{"https://pypi.org/simple"}}},
-		{"the section of the command", nil, []string{download, conf}, index{urls: []string{"https://own/simple", "https://d", "https://e"}, links: []string{"https://page"}, files: []string{"/wheels", "/more"}, trusted: []string{"host:8443"}}},
-		{"no index", map[string]string{"PIP_NO_INDEX": "True", "PIP_FIND_LINKS": "/w"}, []string{conf}, index{files: []string{"/w"}}},
-		{"an index in spite of no-index", map[string]string{"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": "/w"}, []string{conf}, index{urls: []string{"https://conf/simple"}, files: []string{"/w"}}},
-		{"certificates of other programs", map[string]string{"REQUESTS_CA_BUNDLE": "/r.pem", "CURL_CA_BUNDLE": "/c.pem", "HOME": "/h"}, nil, index{urls: []string{"https://pypi.org/simple"}, cert: "/r.pem", netrc: "/h/.netrc"}},
-		{"pip's certificates", map[string]string{"REQUESTS_CA_BUNDLE": "/r.pem", "PIP_CERT": "/p.pem", "HOME": "/h", "NETRC": "/n"}, nil, index{urls: []string{"https://pypi.org/simple"}, cert: "/p.pem", netrc: "/n"}},
-		{"a named file", map[string]string{"PIP_CONFIG_FILE": conf}, nil, index{urls: []string{"https://conf/simple"}, links: []string{"https://page"}, files: []string{"/wheels", "/more"}}},
+		{"the environment", map[string]string{"PIP_INDEX_URL": "https://a/simple",
+			"PIP_EXTRA_INDEX_URL": "https://b https://c"}, []string{conf},
+			index{urls: []string{"https://a/simple", "https://b", "https://c"},
+				links: []string{"https://page"}, files: []string{"/wheels", "/more"}}},
+		{"a file", nil, []string{conf},
+			index{urls: []string{"https://conf/simple"}, links: []string{"https://page"},
+				files: []string{"/wheels", "/more"}}},
+		{"no file", map[string]string{"PIP_CONFIG_FILE": os.DevNull}, []string{conf},
+			index{urls: []string{"https://pypi.org/simple"}}},
+		{"the section of the command", nil, []string{download, conf},
+			index{urls: []string{"https://own/simple", "https://d", "https://e"},
+				links: []string{"https://page"}, files: []string{"/wheels", "/more"}, trusted: []string{"host:8443"}}},
+		{"no index", map[string]string{"PIP_NO_INDEX": "True", "PIP_FIND_LINKS": "/w"}, []string{conf},
+			index{files: []string{"/w"}}},
+		{"an index in spite of no-index", map[string]string{"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": "/w"},
+			[]string{conf}, index{urls: []string{"https://conf/simple"}, files: []string{"/w"}}},
+		{"certificates of other programs",
+			map[string]string{"REQUESTS_CA_BUNDLE": "/r.pem", "CURL_CA_BUNDLE": "/c.pem", "HOME": "/h"},
+			nil, index{urls: []string{"https://pypi.org/simple"}, cert: "/r.pem", netrc: "/h/.netrc"}},
+		{"pip's certificates", map[string]string{"REQUESTS_CA_BUNDLE": "/r.pem", "PIP_CERT": "/p.pem",
+			"HOME": "/h", "NETRC": "/n"}, nil,
+			index{urls: []string{"https://pypi.org/simple"}, cert: "/p.pem", netrc: "/n"}},
+		{"a named file", map[string]string{"PIP_CONFIG_FILE": conf}, nil,
+			index{urls: []string{"https://conf/simple"}, links: []string{"https://page"},
+				files: []string{"/wheels", "/more"}}},
 	} {
 		got := readIndex(func(name string) string { return c.environment[name] }, c.files)
 		if fmt.Sprint(got) != fmt.Sprint(c.want) {
@@ -344,14 +374,21 @@ func TestIndexUsesPipProxyAndCA(t *testing.T) {
 		options map[string]string
 		want    string
 	}{
-		{"proxy", map[string]string{"PIP_INDEX_URL": "http://index.invalid/simple", "PIP_PROXY": strings.TrimPrefix(proxy.URL, "http://")}, ""},
+		{"proxy", map[string]string{"PIP_INDEX_URL": "http://index.invalid/simple",
+			"PIP_PROXY": strings.TrimPrefix(proxy.URL, "http://")}, ""},
 		{"certificate", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_CERT": cert}, ""},
 		{"no certificate", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple"}, "certificate"},
-		{"no file", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_CERT": cert + "s"}, "pip's option cert"},
-		{"a file without certificates", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_CERT": "setup_test.go"}, "no certificate in PEM"},
-		{"a trusted host", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_TRUSTED_HOST": "other 127.0.0.1"}, ""},
-		{"another trusted host", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_TRUSTED_HOST": "other"}, "certificate"},
-		{"no URL", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_PROXY": "http://a:secret@b:c"}, "pip's option proxy: http://b:c is no"},
+		{"no file", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_CERT": cert + "s"},
+			"pip's option cert"},
+		{"a file without certificates",
+			map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_CERT": "setup_test.go"},
+			"no certificate in PEM"},
+		{"a trusted host", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple",
+			"PIP_TRUSTED_HOST": "other 127.0.0.1"}, ""},
+		{"another trusted host",
+			map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_TRUSTED_HOST": "other"}, "certificate"},
+		{"no URL", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple",
+			"PIP_PROXY": "http://a:secret@b:c"}, "pip's option proxy: http://b:c is no"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			from := readIndex(func(name string) string { return c.options[name] }, nil)
@@ -374,7 +411,8 @@ func TestNextIndexIsAsked(t *testing.T) {
 	for name, handler := range map[string]http.HandlerFunc{
 		"another file": func(w http.ResponseWriter, r *http.Request) {
 			if strings.HasPrefix(r.URL.Path, "/simple/") { // links without checksums
-				fmt.Fprint(w, `<a href="/torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl">x</a><a href="/nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_x86_64.whl">x</a>`)
+				fmt.Fprint(w, `<a href="/torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl">x</a>`+
+					`<a href="/nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_x86_64.whl">x</a>`)
 				return
 			}
 			fmt.Fprint(w, "another file")
@@ -392,7 +430,8 @@ func TestNextIndexIsAsked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bad := httptest.NewServer(handler)
 			t.Cleanup(bad.Close)
-			i := installer{cache: t.TempDir(), from: index{urls: []string{bad.URL + "/simple", good.URL + "/simple"}}, log: io.Discard}
+			i := installer{cache: t.TempDir(),
+				from: index{urls: []string{bad.URL + "/simple", good.URL + "/simple"}}, log: io.Discard}
 			if _, err := i.install(t.Context(), lockText); err != nil {
 				t.Error(err)
 			}
@@ -400,7 +439,9 @@ func TestNextIndexIsAsked(t *testing.T) {
 			if _, err := i.install(t.Context(), "# index: "+good.URL+"/simple\n"+lockText); err != nil {
 				t.Error(err)
 			}
-			if _, err := i.install(t.Context(), lockText+"nvidia-nccl==1 --hash=sha256:"+strings.Repeat("0", 64)+"\n"); err == nil || !strings.Contains(err.Error(), bad.URL) {
+			if _, err := i.install(t.Context(),
+				lockText+"nvidia-nccl==1 --hash=sha256:"+strings.Repeat("0", 64)+"\n"); err == nil ||
+				!strings.Contains(err.Error(), bad.URL) {
 				t.Errorf("got %v, want one that names %s", err, bad.URL)
 			}
 		})
@@ -422,8 +463,10 @@ func TestErrorsKeepSecrets(t *testing.T) {
 	closed.Close()
 	lockText := "torch==1 --hash=sha256:" + strings.Repeat("0", 64) + "\n"
 	for _, address := range []string{
-		"http://user:secret@" + host + "/simple", "http://secret@" + host + "/simple", "http://user:secret@" + host + "/links",
-		"http://user:secret@" + strings.TrimPrefix(closed.URL, "http://"), "http://user:sec\x7fret@" + host, "http://user:secret/x@" + host,
+		"http://user:secret@" + host + "/simple", "http://secret@" + host + "/simple",
+		"http://user:secret@" + host + "/links",
+		"http://user:secret@" + strings.TrimPrefix(closed.URL, "http://"), "http://user:sec\x7fret@" + host,
+		"http://user:secret/x@" + host,
 		"http://user:secret#x@" + host, "http://user:secret@" + host + ":port",
 	} {
 		i := installer{cache: t.TempDir(), from: index{urls: []string{address}}, log: io.Discard}
@@ -432,10 +475,12 @@ func TestErrorsKeepSecrets(t *testing.T) {
 			t.Errorf("%q: %v", address, err)
 		}
 	}
-	for _, address := range []string{"https://user:secret@" + host + "/x.tar.gz?token=secret", "http://user:secret@" + host} {
+	for _, address := range []string{"https://user:secret@" + host + "/x.tar.gz?token=secret",
+		"http://user:secret@" + host} {
 		o := options(t, nil)
 		o.From, o.SHA256 = address, ""
-		if _, err := Run(t.Context(), o); err == nil || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "user") {
+		if _, err := Run(t.Context(), o); err == nil || strings.Contains(err.Error(), "secret") ||
+			strings.Contains(err.Error(), "user") {
 			t.Errorf("%q: %v", address, err)
 		}
 	}
@@ -455,26 +500,32 @@ func options(t *testing.T, archive []byte) Options {
 	if err := os.MkdirAll(filepath.Join(site, "torch", "lib"), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"lib/libtorch_cpu.so": "", "lib/libtorch_cuda.so": "", "version.py": "__version__ = '2.11.3'\n"} {
+	for name, text := range map[string]string{"lib/libtorch_cpu.so": "", "lib/libtorch_cuda.so": "",
+		"version.py": "__version__ = '2.11.3'\n"} {
 		if err := os.WriteFile(filepath.Join(site, "torch", name), []byte(text), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return Options{From: path, SHA256: digest(archive), LibTorch: site, Cache: t.TempDir(), Version: "0.1.0", Log: io.Discard}
+	return Options{From: path, SHA256: digest(archive), LibTorch: site, Cache: t.TempDir(),
+		Version: "0.1.0", Log: io.Discard}
 }
 
-var lockEntry = entry{"t/share/torchstream/libtorch-2.11.lock", "torch==2.11.0 --hash=sha256:" + strings.Repeat("0", 64) + "\n", 0}
+var lockEntry = entry{"t/share/torchstream/libtorch-2.11.lock",
+	"torch==2.11.0 --hash=sha256:" + strings.Repeat("0", 64) + "\n", 0}
 
 // A release archive is unpacked in the folder that programs search, with links to LibTorch, and
 // replaces an earlier one.
 func TestReleaseIsInstalled(t *testing.T) {
 	for _, version := range []string{"first", "second"} {
-		o := options(t, tarred(t, entry{"t/lib/libtorchstream.so", version, 0o111}, entry{"t/lib/libtorchstream_image.so", version, 0o111}, entry{"t/lib/link.so", "libtorchstream.so", fs.ModeSymlink}, lockEntry))
+		o := options(t, tarred(t, entry{"t/lib/libtorchstream.so", version, 0o111},
+			entry{"t/lib/libtorchstream_image.so", version, 0o111},
+			entry{"t/lib/link.so", "libtorchstream.so", fs.ModeSymlink}, lockEntry))
 		lib, err := Run(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if lib != filepath.Join(library.Installed(o.Cache, "0.1.0"), "lib") || read(t, filepath.Join(lib, "link.so")) != version {
+		if lib != filepath.Join(library.Installed(o.Cache, "0.1.0"), "lib") ||
+			read(t, filepath.Join(lib, "link.so")) != version {
 			t.Errorf("installed in %s", lib)
 		}
 		for _, path := range []string{"libtorch/torch/lib/libtorch_cpu.so", "libtorch/nvidia"} {
@@ -488,7 +539,8 @@ func TestReleaseIsInstalled(t *testing.T) {
 		// The next set-up replaces it.
 		o2 := options(t, tarred(t, entry{"t/lib/libtorchstream_image.so", "image", 0}))
 		o2.Cache, o2.Image = o.Cache, true
-		if lib, err = Run(t.Context(), o2); err != nil || read(t, filepath.Join(lib, "libtorchstream_image.so")) != "image" {
+		if lib, err = Run(t.Context(), o2); err != nil ||
+			read(t, filepath.Join(lib, "libtorchstream_image.so")) != "image" {
 			t.Error(err)
 		}
 		if _, err := os.Stat(filepath.Join(lib, "libtorchstream.so")); err == nil {
@@ -507,7 +559,8 @@ func TestAnotherFileIsNotDownloadedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := s.requests.Load()
-		if err := download(t.Context(), http.DefaultClient, s.URL+"/x", path, strings.Repeat("0", 64), io.Discard); err == nil {
+		if err := download(t.Context(), http.DefaultClient, s.URL+"/x", path, strings.Repeat("0", 64),
+			io.Discard); err == nil {
 			t.Error("download of a file with another checksum: got no error, want one")
 		}
 		if n := s.requests.Load() - before; n > 3 { // one is interrupted, one is resumed, one is complete
@@ -574,21 +627,28 @@ func TestReleasesThatAreRefused(t *testing.T) {
 	}{
 		{"another checksum", good, func(o *Options) { o.SHA256 = strings.Repeat("0", 64) }, "damaged or another file"},
 		{"no checksum", good, func(o *Options) { o.SHA256 = "" }, "-sha256"},
-		{"no file", good, func(o *Options) { o.SHA256, o.From = "", filepath.Join(o.Cache, "none.tgz") }, "the archive: stat"},
+		{"no file", good, func(o *Options) { o.SHA256, o.From = "", filepath.Join(o.Cache, "none.tgz") },
+			"the archive: stat"},
 		{"not a checksum", good, func(o *Options) { o.SHA256 = "12" }, "64 hexadecimal digits"},
 		{"no archive", []byte("text"), nil, "no .tar.gz"},
 		{"cut off", good[:len(good)-20], nil, "unexpected EOF"},
-		{"without the shim", tarred(t, entry{"t/lib/libtorchstream_image.so", "", 0}, lockEntry), nil, "no lib/libtorchstream.so"},
-		{"without a lock", tarred(t, entry{"t/lib/libtorchstream.so", "", 0}, entry{"t/lib/libtorchstream_image.so", "", 0}), nil, "0 files share/torchstream/libtorch-*.lock"},
+		{"without the shim", tarred(t, entry{"t/lib/libtorchstream_image.so", "", 0}, lockEntry), nil,
+			"no lib/libtorchstream.so"},
+		{"without a lock", tarred(t, entry{"t/lib/libtorchstream.so", "", 0},
+			entry{"t/lib/libtorchstream_image.so", "", 0}), nil, "0 files share/torchstream/libtorch-*.lock"},
 		{"a name outside", tarred(t, entry{"t/../../evil", "", 0}), nil, "evil"},
-		{"through a link outside", tarred(t, entry{"t/out", "/tmp", fs.ModeSymlink}, entry{"t/out/evil", "x", 0}), nil, "evil"},
+		{"through a link outside",
+			tarred(t, entry{"t/out", "/tmp", fs.ModeSymlink}, entry{"t/out/evil", "x", 0}), nil, "evil"},
 		{"a pipe", tarred(t, entry{"t/pipe", "", fs.ModeNamedPipe}), nil, "which no release archive has"},
 		{"http", good, func(o *Options) { o.From = "http://127.0.0.1/x.tar.gz" }, "https://"},
 		{"a LibTorch release", good, func(o *Options) { o.Release = "2.15" }, "for one LibTorch"},
 		{"no LibTorch", good, func(o *Options) { o.LibTorch = o.Cache }, "libtorch_cpu.so"},
-		{"LibTorch without CUDA", good, func(o *Options) { os.Remove(filepath.Join(o.LibTorch, "torch", "lib", "libtorch_cuda.so")) }, "without CUDA"},
+		{"LibTorch without CUDA", good,
+			func(o *Options) { os.Remove(filepath.Join(o.LibTorch, "torch", "lib", "libtorch_cuda.so")) },
+			"without CUDA"},
 		{"another LibTorch", good, func(o *Options) {
-			if err := os.WriteFile(filepath.Join(o.LibTorch, "torch", "version.py"), []byte("__version__ = '2.15.0'\n"), 0o666); err != nil {
+			if err := os.WriteFile(filepath.Join(o.LibTorch, "torch", "version.py"),
+				[]byte("__version__ = '2.15.0'\n"), 0o666); err != nil {
 				t.Fatal(err)
 			}
 		}, "LibTorch 2.15.0, and LibTorch 2.11 is wanted"},

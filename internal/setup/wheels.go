@@ -141,7 +141,8 @@ func (i installer) install(ctx context.Context, lockText string) (string, error)
 	if extra := described(lockText, "index"); extra != "" {
 		i.from.urls = append(slices.Clip(i.from.urls), extra)
 	}
-	fmt.Fprintf(i.log, "setup: installing LibTorch %s into %s (once; packages: %d; on disk: %s)\n", all[0].version, target, len(all), size)
+	fmt.Fprintf(i.log, "setup: installing LibTorch %s into %s (once; packages: %d; on disk: %s)\n",
+		all[0].version, target, len(all), size)
 	for n, w := range all {
 		fmt.Fprintf(i.log, "setup: %d of %d: %s %s\n", n+1, len(all), w.name, w.version)
 		file := filepath.Join(files, w.name+"-"+w.version+".whl")
@@ -342,5 +343,6 @@ func find(ctx context.Context, client *http.Client, address string, w wheel) (st
 
 // fits reports whether a wheel's name matches the platform of the locks.
 func fits(name string) bool {
-	return strings.HasSuffix(name, "x86_64.whl") && (strings.Contains(name, "-py3-") || strings.Contains(name, "-cp312-cp312-"))
+	return strings.HasSuffix(name, "x86_64.whl") &&
+		(strings.Contains(name, "-py3-") || strings.Contains(name, "-cp312-cp312-"))
 }

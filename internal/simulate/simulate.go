@@ -430,7 +430,8 @@ func (w *World) TouchAfter(m *Cell, by string, gen int, events ...*Event) {
 func (w *World) touch(m *Cell, actor int, c *Clock, by string, gen int, write bool) {
 	a := Access{by, gen, c[actor]}
 	if last := m.write; last.time > c[m.actor] {
-		w.Report("%s: %s (%d) is not ordered after %s that wrote it (%d)%s", m.Name, by, gen, last.By, last.Gen, w.missing(m, last, a))
+		w.Report("%s: %s (%d) is not ordered after %s that wrote it (%d)%s", m.Name, by, gen, last.By,
+			last.Gen, w.missing(m, last, a))
 	}
 	if !write {
 		m.reads[actor] = a
@@ -438,7 +439,8 @@ func (w *World) touch(m *Cell, actor int, c *Clock, by string, gen int, write bo
 	}
 	for who, read := range m.reads {
 		if read.time > c[who] {
-			w.Report("%s: %s (%d) writes while %s may still read (%d)%s", m.Name, by, gen, read.By, read.Gen, w.missing(m, a, read))
+			w.Report("%s: %s (%d) writes while %s may still read (%d)%s", m.Name, by, gen, read.By,
+				read.Gen, w.missing(m, a, read))
 		}
 	}
 	m.write, m.actor = a, actor

@@ -30,7 +30,8 @@ func (k *checked) external(o Op) bool {
 // device.
 func externalProgram(seed uint64, externals int) *Program {
 	rng := rand.New(rand.NewPCG(seed, 5))
-	p := &Program{Streams: 2 + rng.IntN(4), Devices: 1, Tensors: 2 + rng.IntN(6), HostBuffers: 1, Events: externals + 2, Graphs: 3}
+	p := &Program{Streams: 2 + rng.IntN(4), Devices: 1, Tensors: 2 + rng.IntN(6), HostBuffers: 1,
+		Events: externals + 2, Graphs: 3}
 	for i := range p.Tensors {
 		p.Ops = append(p.Ops, Op{Kind: Upload, Dst: i, Stream: 0})
 	}
@@ -102,7 +103,8 @@ func TestSanitizerKnowsExternalEvents(t *testing.T) {
 		}
 	}
 	if nodes == 0 || races == 0 || clean == 0 {
-		t.Errorf("%d nodes of external events, %d programs with races and %d without: the comparison proves nothing", nodes, races, clean)
+		t.Errorf("%d nodes of external events, %d programs with races and %d without: the comparison "+
+			"proves nothing", nodes, races, clean)
 	}
 	t.Logf("%d nodes of external events; %d programs have races, %d have none", nodes, races, clean)
 }

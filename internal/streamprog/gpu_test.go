@@ -137,7 +137,8 @@ func (m *machine) check(err error) {
 
 // run runs the program and returns the number of checks that differ from the oracle.
 func (m *machine) run(p *Program) (wrong int) {
-	m.tensors, m.events, m.graphs, m.want = make([]*torch.Tensor, p.Tensors), make([]*cuda.Event, p.Events), make([]*cuda.Graph, p.Graphs), p.Values()
+	m.tensors, m.events, m.graphs, m.want = make([]*torch.Tensor, p.Tensors), make([]*cuda.Event,
+		p.Events), make([]*cuda.Graph, p.Graphs), p.Values()
 	for i := range m.events {
 		var err error
 		m.events[i], err = cuda.NewEvent(cuda.EventOptions{})
@@ -217,7 +218,8 @@ func (m *machine) compute(o Op) (err error) {
 		on(func() error {
 			if m.tensors[o.Dst] == nil {
 				var err error
-				if m.tensors[o.Dst], err = torch.Empty(m.streams[o.Stream].Device(), torch.Int64, m.elements); err != nil {
+				if m.tensors[o.Dst], err = torch.Empty(m.streams[o.Stream].Device(), torch.Int64,
+					m.elements); err != nil {
 					return err
 				}
 			}

@@ -21,5 +21,6 @@ func (m *machine) capture(o Op) (*cuda.Graph, error) {
 
 // copyPeer copies between two devices, or between two streams of one device.
 func (m *machine) copyPeer(o Op) error {
-	return torch.CopyPeer([]*torch.Tensor{m.tensors[o.Dst]}, m.streams[o.Other], []*torch.Tensor{m.tensors[o.A]}, m.streams[o.Stream])
+	return torch.CopyPeer([]*torch.Tensor{m.tensors[o.Dst]}, m.streams[o.Other],
+		[]*torch.Tensor{m.tensors[o.A]}, m.streams[o.Stream])
 }

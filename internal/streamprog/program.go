@@ -49,7 +49,8 @@ const (
 	HandOver // Stream waits for Other, of the same device: DLPack's export of a tensor
 )
 
-var kinds = [...]string{"New", "Mix", "Copy", "Upload", "Download", "HostFill", "Busy", "Check", "Free", "Drop", "Record", "Graph", "Replay", "Wait", "WaitEvent", "Fork",
+var kinds = [...]string{"New", "Mix", "Copy", "Upload", "Download", "HostFill", "Busy", "Check", "Free",
+	"Drop", "Record", "Graph", "Replay", "Wait", "WaitEvent", "Fork",
 	"Join", "Sync", "SyncEvent", "Use", "HandOver"}
 
 func (k Kind) String() string { return kinds[k] }
@@ -151,7 +152,8 @@ type body struct {
 // Generate returns the program of a seed.
 func Generate(seed uint64, o Options) *Program {
 	p := &Program{Streams: o.Streams, Devices: o.Devices}
-	g := &generator{Program: p, o: o, rng: rand.New(rand.NewPCG(seed, 2)), ops: &p.Ops, clocks: newClocks(o.Streams + 1)}
+	g := &generator{Program: p, o: o, rng: rand.New(rand.NewPCG(seed, 2)), ops: &p.Ops,
+		clocks: newClocks(o.Streams + 1)}
 	for range 3 {
 		h := &tensor{live: true, device: -1, reads: map[int]int{}}
 		g.hosts = append(g.hosts, h)
@@ -288,7 +290,8 @@ func (g *generator) order(actor int, accesses ...access) {
 		// Choose first an access that no other edge covers.
 		next := needs[0]
 		for _, n := range needs {
-			if !slices.ContainsFunc(needs, func(by stamp) bool { return by.actor != n.actor && g.clocks[by.actor][n.actor] >= n.time }) {
+			if !slices.ContainsFunc(needs,
+				func(by stamp) bool { return by.actor != n.actor && g.clocks[by.actor][n.actor] >= n.time }) {
 				next = n
 				break
 			}
@@ -576,7 +579,8 @@ func (g *generator) free(i int) {
 	if g.rng.IntN(2) == 0 && g.body == nil {
 		needs := g.missing(t.owner, []access{write(t)})
 		for _, n := range needs {
-			covered := slices.ContainsFunc(needs, func(by stamp) bool { return by.actor != n.actor && g.clocks[by.actor][n.actor] >= n.time })
+			covered := slices.ContainsFunc(needs,
+				func(by stamp) bool { return by.actor != n.actor && g.clocks[by.actor][n.actor] >= n.time })
 			g.emit(Op{Kind: Use, Stream: n.actor, Dst: i, Needed: !covered})
 		}
 	} else {

@@ -120,8 +120,9 @@ func (o *order) access(m *memory, node int, write bool, at string) {
 
 func (m *memory) access(q racecheck.Queue, write bool) racecheck.Access {
 	return racecheck.Access{
-		Memory: racecheck.Memory{Device: m.device, Storage: m.address, StorageBytes: 512, Region: racecheck.Bytes(m.address, 512), Track: true},
-		Queue:  q, Write: write,
+		Memory: racecheck.Memory{Device: m.device, Storage: m.address, StorageBytes: 512,
+			Region: racecheck.Bytes(m.address, 512), Track: true},
+		Queue: q, Write: write,
 	}
 }
 
@@ -152,8 +153,9 @@ func runChecked(t *testing.T, p *Program) *checked {
 
 func newChecked(t *testing.T, p *Program) *checked {
 	k := &checked{
-		t: t, p: p, c: racecheck.New(racecheck.Options{MaxFindings: 1 << 20}), want: newOrder(), tensors: make([]*memory, p.Tensors),
-		free: map[int][]*memory{}, graphs: make([]*replayed, p.Graphs), next: 1 << 20,
+		t: t, p: p, c: racecheck.New(racecheck.Options{MaxFindings: 1 << 20}), want: newOrder(),
+		tensors: make([]*memory, p.Tensors),
+		free:    map[int][]*memory{}, graphs: make([]*replayed, p.Graphs), next: 1 << 20,
 	}
 	for s := range p.Streams {
 		k.c.NewQueue(fmt.Sprint("stream ", s), int32(s%p.Devices))
@@ -397,13 +399,15 @@ func (k *checked) compare(what string) {
 	for _, f := range k.c.Findings() {
 		first := f.First.What
 		if !k.want.races[race{first, f.Second.What}] {
-			k.t.Errorf("%s: the sanitizer reports operations %s and %s, which are ordered:\n%v", what, first, f.Second.What, &f)
+			k.t.Errorf("%s: the sanitizer reports operations %s and %s, which are ordered:\n%v", what,
+				first, f.Second.What, &f)
 		}
 		found[f.Second.What] = true
 	}
 	for at := range k.want.second {
 		if !found[at] {
-			k.t.Errorf("%s: operation %s is not ordered after an earlier one, and the sanitizer does not report it", what, at)
+			k.t.Errorf("%s: operation %s is not ordered after an earlier one, and the sanitizer does not "+
+				"report it", what, at)
 		}
 	}
 	if s := k.c.Stats(); s.Forgotten > 0 {
@@ -468,7 +472,8 @@ func TestSanitizerFindsMissingEdges(t *testing.T) {
 	if races == 0 || clean == 0 {
 		t.Errorf("%d programs with races and %d without: the comparison proves nothing", races, clean)
 	}
-	t.Logf("%d programs have races (%d findings), %d are correct without the edges that were left out", races, pairs, clean)
+	t.Logf("%d programs have races (%d findings), %d are correct without the edges that were left out",
+		races, pairs, clean)
 }
 
 // The sanitizer agrees with the simulated device about each program that lacks one needed edge.

@@ -51,7 +51,8 @@ type captured struct {
 func simulateProgram(seed uint64, p *Program, trace func(string, ...any)) []string {
 	w := simulate.New(seed, p.Streams)
 	w.Trace, w.Lenient = trace, true
-	m := &simulated{World: w, p: p, tensors: make([]*block, p.Tensors), events: make([]*simulate.Event, p.Events), graphs: make([]*captured, p.Graphs), want: p.Values(),
+	m := &simulated{World: w, p: p, tensors: make([]*block, p.Tensors),
+		events: make([]*simulate.Event, p.Events), graphs: make([]*captured, p.Graphs), want: p.Values(),
 		free: map[int][]*block{}}
 	for i := range p.HostBuffers {
 		m.hosts = append(m.hosts, &simulate.Cell{Name: fmt.Sprint("host buffer ", i)})
@@ -100,10 +101,12 @@ func (m *simulated) do(o Op) {
 	switch o.Kind {
 	case New:
 		a, b, dst := m.cell(o.A), m.cell(o.B), m.allocate(o.Dst, o.Stream)
-		m.kernel(o.Stream, o.Kind.String(), cells(a, b), cells(dst), func() { dst.Value = int(o.Result(0, int64(a.Value), int64(b.Value))) })
+		m.kernel(o.Stream, o.Kind.String(), cells(a, b), cells(dst),
+			func() { dst.Value = int(o.Result(0, int64(a.Value), int64(b.Value))) })
 	case Mix:
 		a, dst := m.cell(o.A), m.cell(o.Dst)
-		m.kernel(o.Stream, o.Kind.String(), cells(a), cells(dst), func() { dst.Value = int(o.Result(int64(dst.Value), int64(a.Value), 0)) })
+		m.kernel(o.Stream, o.Kind.String(), cells(a), cells(dst),
+			func() { dst.Value = int(o.Result(int64(dst.Value), int64(a.Value), 0)) })
 	case Copy:
 		a, dst := m.cell(o.A), m.cell(o.Dst)
 		m.order(o.Other, o.Stream)
@@ -221,7 +224,8 @@ func (m *simulated) back(b *block) {
 func (m *simulated) capture(o Op) *captured {
 	g := &captured{ops: o.Body}
 	g.itself.Name = fmt.Sprint("graph ", o.Dst)
-	inside := &simulated{World: simulate.New(uint64(m.gen), m.p.Streams), p: m.p, tensors: slices.Clone(m.tensors), events: make([]*simulate.Event, m.p.Events),
+	inside := &simulated{World: simulate.New(uint64(m.gen), m.p.Streams), p: m.p,
+		tensors: slices.Clone(m.tensors), events: make([]*simulate.Event, m.p.Events),
 		free: map[int][]*block{}}
 	inside.Lenient = true
 	for i := range inside.events {
@@ -331,7 +335,8 @@ func TestPrograms(t *testing.T) {
 	for seed := uint64(1); seed <= *programs; seed++ {
 		p := Generate(seed, options(seed))
 		for _, r := range simulateProgram(seed, p, nil) {
-			t.Errorf("seed %d: %s\nreplay it with: go test ./internal/streamprog -run TestPrograms -v -seed %d", seed, r, seed)
+			t.Errorf("seed %d: %s\nreplay it with: go test ./internal/streamprog -run TestPrograms -v "+
+				"-seed %d", seed, r, seed)
 		}
 		if t.Failed() {
 			return
@@ -360,7 +365,10 @@ func TestMissingEdgeIsReported(t *testing.T) {
 			if len(reports) == 0 {
 				t.Fatalf("seed %d without edge %d, %v: nothing is reported", seed, e, gone)
 			}
-			if !slices.ContainsFunc(reports, func(r string) bool { return strings.Contains(r, "ordered") || strings.Contains(r, "may still read") }) {
+			if !slices.ContainsFunc(reports, func(r string) bool {
+				return strings.Contains(r, "ordered") ||
+					strings.Contains(r, "may still read")
+			}) {
 				t.Errorf("seed %d without edge %d, %v: %v", seed, e, gone, reports)
 			}
 			edges++

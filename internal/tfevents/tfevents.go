@@ -38,7 +38,8 @@ func Create(dir string, first int64) (*Writer, error) {
 		host = "localhost"
 	}
 	now := time.Now()
-	name := fmt.Sprintf("events.out.tfevents.%d.%s.%d.%09d", now.Unix(), filepath.Base(host), os.Getpid(), now.Nanosecond())
+	name := fmt.Sprintf("events.out.tfevents.%d.%s.%d.%09d", now.Unix(), filepath.Base(host), os.Getpid(),
+		now.Nanosecond())
 	f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return nil, err

@@ -60,7 +60,8 @@ func TestCreate(t *testing.T) {
 	}
 	for _, f := range files {
 		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
-		if err != nil || !strings.HasPrefix(f.Name(), "events.out.tfevents.") || !bytes.Contains(text, []byte("brain.Event:2")) || !bytes.Contains(text, []byte("\x10\x01:\x02\x08\x01")) {
+		if err != nil || !strings.HasPrefix(f.Name(), "events.out.tfevents.") ||
+			!bytes.Contains(text, []byte("brain.Event:2")) || !bytes.Contains(text, []byte("\x10\x01:\x02\x08\x01")) {
 			t.Errorf("%s: %q, %v", f.Name(), text, err)
 		}
 	}

@@ -59,7 +59,8 @@ TS_API ts_error* ts_c(ts_tensor* const* tensors,
 			t.Errorf("got %+v, want %+v", all[i], want[i])
 		}
 	}
-	if _, err := functions("TS_API int ts_a(void (*callback)(int));"); err == nil || !strings.Contains(err.Error(), "0 can be read") {
+	if _, err := functions("TS_API int ts_a(void (*callback)(int));"); err == nil ||
+		!strings.Contains(err.Error(), "0 can be read") {
 		t.Errorf("a declaration that cannot be read: %v, want an error with \"0 can be read\"", err)
 	}
 }

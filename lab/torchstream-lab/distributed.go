@@ -76,8 +76,10 @@ type distBench struct {
 // benchDistributed measures collectives and data-parallel training. Without a launcher it starts
 // the ranks itself. Ranks that a launcher started measure together.
 func benchDistributed(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream-lab distributed", "Measures collectives, and training steps of ranks that average their gradients beside ranks that do not, and of a GPT-2 whose\n"+
-		"optimizer state, gradients and parameters the ranks divide, on data that lie on the device. Without a launcher it starts -ranks processes\n"+
+	set := cli.Flags("torchstream-lab distributed", "Measures collectives, and training steps of ranks "+
+		"that average their gradients beside ranks that do not, and of a GPT-2 whose\n"+
+		"optimizer state, gradients and parameters the ranks divide, on data that lie on the device. "+
+		"Without a launcher it starts -ranks processes\n"+
 		"on this machine, and then those of PyTorch, if a python3 can import its torch.", stderr)
 	b := distBench{trainBench: trainBench{memory: fedMemory}}
 	// Without a GPU the benchmark takes a minute at most.
@@ -97,14 +99,17 @@ func benchDistributed(ctx context.Context, args []string, stdout, stderr io.Writ
 	set.IntVar(&b.size, "size", size, "pixels of an image's side")
 	set.IntVar(&b.steps, "steps", steps, "steps of a round")
 	set.IntVar(&b.Rounds, "rounds", 3, "rounds, of which the best counts")
-	gpts := set.String("sharded", sharded, "the GPT-2s whose memory the ranks divide, "+tinyGPT+" for a quick look; empty for none")
+	gpts := set.String("sharded", sharded,
+		"the GPT-2s whose memory the ranks divide, "+tinyGPT+" for a quick look; empty for none")
 	set.IntVar(&sequences, "sequences", sequences, "sequences in a batch of a rank, for a GPT-2")
 	set.IntVar(&b.context, "context", context, "tokens of a sequence, for a GPT-2")
 	set.IntVar(&b.shardedSteps, "sharded-steps", shardedSteps, "steps of a round, for a GPT-2")
 	python := set.String("python", "python3", "the Python whose torch is the peer; empty for none")
-	set.StringVar(&b.archive, "archive", "", "`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
+	set.StringVar(&b.archive, "archive", "",
+		"`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
 	set.IntVar(&b.workers, "workers", 0, "with -archive: a rank's goroutines that decode (default: the number of CPUs)")
-	decode := set.String("decode", "host", "with -archive, where images are decoded: host, device, or auto, which is the device if it can")
+	decode := set.String("decode", "host",
+		"with -archive, where images are decoded: host, device, or auto, which is the device if it can")
 	set.BoolVar(&b.bf16, "bfloat16", false, "reduce gradients in bfloat16")
 	threads := cli.ThreadsOption(set)
 	graphs := set.Bool("graphs", true, "on a GPU, measure steps as graphs too")
@@ -157,7 +162,8 @@ func benchDistributed(ctx context.Context, args []string, stdout, stderr io.Writ
 }
 
 // startAll measures in separate processes, first this program's and then PyTorch's.
-func (b *distBench) startAll(ctx context.Context, ranks int, args []string, python string, cpu bool, stderr io.Writer) (*distReport, error) {
+func (b *distBench) startAll(ctx context.Context, ranks int, args []string, python string, cpu bool,
+	stderr io.Writer) (*distReport, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -214,7 +220,8 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 	}{peerJob{Device: device, Size: b.size, Context: b.context, Rows: []peerRow{}, Threads: torch.NumThreads()},
 		measured{[]collectiveJob{}, collectives.Replays, b.steps, b.Rounds, []dividedRow{}, b.shardedSteps}}
 	for _, row := range report.Collectives {
-		job.Dist.Collectives = append(job.Dist.Collectives, collectiveJob{row.Name, row.Bytes, collectives.Calls(row.Bytes)})
+		job.Dist.Collectives = append(job.Dist.Collectives,
+			collectiveJob{row.Name, row.Bytes, collectives.Calls(row.Bytes)})
 	}
 	for _, row := range report.Train {
 		if row.Mode == "eager" {
@@ -313,7 +320,8 @@ func (b *distBench) measureAll(ctx context.Context, names, sizes string, largest
 	}
 	r := &distReport{
 		Device: name, Ranks: b.World.Size(), LibTorch: capi.LibTorchVersion(),
-		Method: fmt.Sprintf("the slowest rank of the best of %d rounds, of 20 to 200 collectives or %d steps of %d x %d pixels", b.Rounds, b.steps, b.size, b.size),
+		Method: fmt.Sprintf("the slowest rank of the best of %d rounds, of 20 to 200 collectives or %d "+
+			"steps of %d x %d pixels", b.Rounds, b.steps, b.size, b.size),
 	}
 	for _, c := range b.measured {
 		for mib := 1; mib <= largest; mib *= 4 {
@@ -431,20 +439,23 @@ func (r *distReport) write(out io.Writer, asJSON bool) error {
 }
 
 func (r *distReport) table(out io.Writer) error {
-	fmt.Fprintf(out, "%s on %s, LibTorch %s; %s\n", printable.Counted(r.Ranks, "rank", "ranks"), r.Device, r.LibTorch, r.Method)
+	fmt.Fprintf(out, "%s on %s, LibTorch %s; %s\n", printable.Counted(r.Ranks, "rank", "ranks"), r.Device,
+		r.LibTorch, r.Method)
 	if err := r.collectivesTable(out); err != nil {
 		return err
 	}
 	w := printable.NewTable(out, tabwriter.AlignRight)
 	if len(r.Train) > 0 {
-		fmt.Fprintln(w, "\nmodel\tbatch\tmode\timages/s alone\ttogether\tof linear\tPyTorch alone\tDDP\tof linear\twith its static graph\t")
+		fmt.Fprintln(w, "\nmodel\tbatch\tmode\timages/s alone\ttogether\tof linear\tPyTorch "+
+			"alone\tDDP\tof linear\twith its static graph\t")
 	}
 	for _, row := range r.Train {
 		theirs := "-\t-\t-\t-"
 		if p := row.PyTorch; p != nil {
 			theirs = fmt.Sprintf("%.0f\t%.0f\t%.1f %%\t%.1f %%", p.Alone, p.DDP, 100*p.Linear, 100*p.StaticLinear)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%.0f\t%.0f\t%.1f %%\t%s\t\n", row.Model, row.Batch, row.Mode, row.Alone, row.Together, 100*row.Linear, theirs)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%.0f\t%.0f\t%.1f %%\t%s\t\n", row.Model, row.Batch, row.Mode, row.Alone,
+			row.Together, 100*row.Linear, theirs)
 	}
 	if err := errors.Join(w.Flush(), r.fedTable(out), r.shardedTable(out)); err != nil {
 		return err

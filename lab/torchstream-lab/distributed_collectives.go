@@ -13,7 +13,8 @@ func (r *distReport) collectivesTable(out io.Writer) error {
 		return nil
 	}
 	w := printable.NewTable(out, tabwriter.AlignRight)
-	fmt.Fprintln(w, "\ncollective\tMiB\tbus GB/s\tms\tof the host\tin a graph\tPyTorch, bus GB/s\tms\tof the host\tin a graph\t")
+	fmt.Fprintln(w, "\ncollective\tMiB\tbus GB/s\tms\tof the host\tin a graph\tPyTorch, bus GB/s\tms\tof "+
+		"the host\tin a graph\t")
 	for _, row := range r.Collectives {
 		fmt.Fprintf(w, "%s\t%d\t%v\t%v\t\n", row.Name, row.Bytes>>20, &row.Times, row.PyTorch)
 	}

@@ -33,21 +33,26 @@ type distFedRow struct {
 
 // fed trains on batches of the archive. Each rank gets its share.
 func (b *distBench) fed(ctx context.Context, model string, batch int) (*distFedRow, error) {
-	row := &distFedRow{Archive: printable.Archive(b.archive), Model: model, Batch: batch, Decode: strings.ToLower(b.decode.String())}
+	row := &distFedRow{Archive: printable.Archive(b.archive), Model: model, Batch: batch,
+		Decode: strings.ToLower(b.decode.String())}
 	err := train.WithPrecedence(b.device, func() error {
-		return b.withTrainee(model, "eager", true, func(t *trainee, scope *torch.Scope) error { return b.measureFed(ctx, row, t, scope) })
+		return b.withTrainee(model, "eager", true,
+			func(t *trainee, scope *torch.Scope) error { return b.measureFed(ctx, row, t, scope) })
 	})
 	return row, err
 }
 
 // measureFed measures rounds with the same number of steps on every rank.
 func (b *distBench) measureFed(ctx context.Context, row *distFedRow, t *trainee, scope *torch.Scope) error {
-	m := fedMeasurement{b: &b.trainBench, begin: b.Together, maximum: b.maximum, over: func(steps int, _ time.Duration) bool { return steps == b.steps }}
-	if err := m.run(ctx, t, scope, row.Batch, imageloader.Options{Rank: b.World.Rank(), World: b.World.Size()}); err != nil {
+	m := fedMeasurement{b: &b.trainBench, begin: b.Together, maximum: b.maximum,
+		over: func(steps int, _ time.Duration) bool { return steps == b.steps }}
+	if err := m.run(ctx, t, scope, row.Batch,
+		imageloader.Options{Rank: b.World.Rank(), World: b.World.Size()}); err != nil {
 		return err
 	}
 	images := float64(m.steps * row.Batch)
-	row.Workers, row.ImagesPerSecond, row.Resident, row.Share = m.workers, images/m.fed.took.Seconds(), images/m.still.took.Seconds(), median(m.shares)
+	row.Workers, row.Share = m.workers, median(m.shares)
+	row.ImagesPerSecond, row.Resident = images/m.fed.took.Seconds(), images/m.still.took.Seconds()
 	return nil
 }
 
@@ -68,7 +73,8 @@ func (r *distReport) fedTable(out io.Writer) error {
 	w := printable.NewTable(out, tabwriter.AlignRight)
 	fmt.Fprintln(w, "model\tbatch\tdecoded by\tworkers\timages/s\tresident\tshare\t")
 	for _, row := range r.Fed {
-		fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%.0f\t%.0f\t%.3f\t\n", row.Model, row.Batch, row.Decode, row.Workers, row.ImagesPerSecond, row.Resident, row.Share)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%.0f\t%.0f\t%.3f\t\n", row.Model, row.Batch, row.Decode,
+			row.Workers, row.ImagesPerSecond, row.Resident, row.Share)
 	}
 	return w.Flush()
 }

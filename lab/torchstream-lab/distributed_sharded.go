@@ -40,7 +40,8 @@ type distShardedFigure struct {
 
 // shardedWays lists what ranks shard: nothing, optimizer state, also gradients, also parameters.
 // pytorch_train.py uses the same names.
-var shardedWays = []string{"DataParallel", "ZeroRedundancyOptimizer", "FullyShardedDataParallel, stage 2", "FullyShardedDataParallel, stage 3",
+var shardedWays = []string{"DataParallel", "ZeroRedundancyOptimizer", "FullyShardedDataParallel, stage 2",
+	"FullyShardedDataParallel, stage 3",
 	"FullyShardedDataParallel, stage 3, gathered in bfloat16"}
 
 // tinyGPT is a GPT-2 for tests. Package models does not know its name.
@@ -233,7 +234,8 @@ func (b *distBench) shardedStep(model string, batch int, way, mode string) (_ *d
 	}
 	all, err := distributed.AllGatherObject(b.World, [3]int64{m.Allocated, m.PeakAllocated, m.PeakReserved})
 	for _, m := range all {
-		f.HeldBytes, f.PeakBytes, f.ReservedBytes = max(f.HeldBytes, m[0]), max(f.PeakBytes, m[1]), max(f.ReservedBytes, m[2])
+		f.HeldBytes, f.PeakBytes, f.ReservedBytes = max(f.HeldBytes, m[0]), max(f.PeakBytes,
+			m[1]), max(f.ReservedBytes, m[2])
 	}
 	return f, err
 }
@@ -243,7 +245,8 @@ func (r *distReport) shardedTable(out io.Writer) error {
 	if len(r.Sharded) == 0 {
 		return nil
 	}
-	fmt.Fprintf(out, "\n%d sequences of %d tokens a rank, AdamW; GiB: what the rank with most has allocated between steps, at the maximum without the memory of graphs, and reserved\n\n",
+	fmt.Fprintf(out, "\n%d sequences of %d tokens a rank, AdamW; GiB: what the rank with most has "+
+		"allocated between steps, at the maximum without the memory of graphs, and reserved\n\n",
 		r.Sharded[0].Batch, r.Sharded[0].Context)
 	w := printable.NewTable(out, tabwriter.AlignRight)
 	fmt.Fprintln(w, "model\tway\tmode\tstep, ms\theld, GiB\tpeak, GiB\treserved\tPyTorch, ms\theld\tpeak\treserved\t")
@@ -261,5 +264,6 @@ func (f *distShardedFigure) String() string {
 		return fmt.Sprintf("%.2f\t-\t-\t-", f.StepMS)
 	}
 	const gib = 1 << 30
-	return fmt.Sprintf("%.2f\t%.2f\t%.2f\t%.2f", f.StepMS, float64(f.HeldBytes)/gib, float64(f.PeakBytes)/gib, float64(f.ReservedBytes)/gib)
+	return fmt.Sprintf("%.2f\t%.2f\t%.2f\t%.2f", f.StepMS, float64(f.HeldBytes)/gib,
+		float64(f.PeakBytes)/gib, float64(f.ReservedBytes)/gib)
 }

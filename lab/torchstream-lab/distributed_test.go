@@ -21,8 +21,10 @@ import (
 
 // Two processes on the CPU measure everything, and PyTorch too if this machine has it.
 func TestBenchDist(t *testing.T) {
-	args := []string{"distributed", "-json", "-ranks", "2", "-cpu", "-mib", "1", "-rounds", "1", "-steps", "1", "-models", "resnet18", "-batches", "2", "-size", "32",
-		"-sharded", tinyGPT, "-sequences", "1", "-context", "8", "-sharded-steps", "1", "-archive", clitest.FewPhotos(t, map[string]int{"a": 8, "b": 8}), "-workers", "1"}
+	args := []string{"distributed", "-json", "-ranks", "2", "-cpu", "-mib", "1", "-rounds", "1", "-steps",
+		"1", "-models", "resnet18", "-batches", "2", "-size", "32",
+		"-sharded", tinyGPT, "-sequences", "1", "-context", "8", "-sharded-steps", "1", "-archive",
+		clitest.FewPhotos(t, map[string]int{"a": 8, "b": 8}), "-workers", "1"}
 	if _, err := exec.LookPath("python3"); err != nil {
 		args = append(args, "-python", "")
 	}
@@ -40,7 +42,8 @@ func TestBenchDist(t *testing.T) {
 	t.Log(report.PythonNote)
 	peer := report.PythonNote == ""
 	// For two ranks, from nccl-tests' doc/PERFORMANCE.md.
-	factors := map[string]float64{"all-reduce": 1, "reduce-scatter": 0.5, "all-gather": 0.5, "broadcast": 1, "all-to-all": 0.5}
+	factors := map[string]float64{"all-reduce": 1, "reduce-scatter": 0.5, "all-gather": 0.5, "broadcast": 1,
+		"all-to-all": 0.5}
 	if len(report.Collectives) != len(factors) {
 		t.Errorf("collectives: %s, want %d", out, len(factors))
 	}
@@ -57,16 +60,19 @@ func TestBenchDist(t *testing.T) {
 		}
 		delete(factors, row.Name)
 	}
-	if r := report.Train; len(r) != 1 || r[0].Alone <= 0 || r[0].Together <= 0 || peer && (r[0].PyTorch == nil || r[0].PyTorch.DDP <= 0) {
+	if r := report.Train; len(r) != 1 || r[0].Alone <= 0 || r[0].Together <= 0 || peer &&
+		(r[0].PyTorch == nil || r[0].PyTorch.DDP <= 0) {
 		t.Errorf("training: %s", out)
 	}
-	if r := report.Fed; len(r) != 1 || r[0].ImagesPerSecond <= 0 || r[0].Resident <= 0 || r[0].Share <= 0 || r[0].Workers != 1 || r[0].Decode != "host" {
+	if r := report.Fed; len(r) != 1 || r[0].ImagesPerSecond <= 0 || r[0].Resident <= 0 || r[0].Share <= 0 ||
+		r[0].Workers != 1 || r[0].Decode != "host" {
 		t.Errorf("fed: %s", out)
 	}
 	var ways []string
 	for _, row := range report.Sharded {
 		ways = append(ways, row.Way)
-		if row.Model != tinyGPT || row.Batch != 1 || row.Context != 8 || row.Go.StepMS <= 0 || peer && (row.PyTorch == nil || row.PyTorch.StepMS <= 0) {
+		if row.Model != tinyGPT || row.Batch != 1 || row.Context != 8 || row.Go.StepMS <= 0 || peer &&
+			(row.PyTorch == nil || row.PyTorch.StepMS <= 0) {
 			t.Errorf("%+v: %+v, %+v", row, row.Go, row.PyTorch)
 		}
 	}
@@ -74,7 +80,8 @@ func TestBenchDist(t *testing.T) {
 		t.Errorf("%q, want %q", ways, shardedWays)
 	}
 	var table strings.Builder
-	if err := report.table(&table); err != nil || strings.Count(table.String(), tinyGPT) != len(shardedWays) || !strings.Contains(table.String(), "all-to-all") {
+	if err := report.table(&table); err != nil ||
+		strings.Count(table.String(), tinyGPT) != len(shardedWays) || !strings.Contains(table.String(), "all-to-all") {
 		t.Errorf("got %v\n%s\nwant %d rows of %s and \"all-to-all\"",
 			err, table.String(), len(shardedWays), tinyGPT)
 	}

@@ -18,9 +18,12 @@ type loaderReport struct {
 // benchLoader measures the loader like `torchstream bench loader`, and other decoders on the same
 // images.
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set, o := loaderbench.Flags("torchstream-lab loader -archive FILE", "Does what torchstream bench loader does, and then measures other GPU decoders of the archive's images: NVIDIA's nvJPEG, and torchvision\n"+
-		"and DALI, if -python has them.", stderr)
-	names := set.String("peers", "", "then measure other GPU decoders of the same images on the same GPU, for 3 s each: all, or some of nvjpeg,torchvision,dali")
+	set, o := loaderbench.Flags("torchstream-lab loader -archive FILE",
+		"Does what torchstream bench loader does, and then measures other GPU decoders of the archive's "+
+			"images: NVIDIA's nvJPEG, and torchvision\n"+
+			"and DALI, if -python has them.", stderr)
+	names := set.String("peers", "", "then measure other GPU decoders of the same images on the same "+
+		"GPU, for 3 s each: all, or some of nvjpeg,torchvision,dali")
 	python := set.String("python", "python3", "the Python that has the peers torchvision and dali; empty for none")
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err

@@ -23,12 +23,17 @@ func program() *cli.Program {
 		Name:  "torchstream-lab",
 		About: "torchstream-lab measures torchstream, beside PyTorch and other peers where there are any.",
 		Commands: cli.Commands{Kind: "benchmark", List: []cli.Command{
-			{Name: "loader", Args: "-archive FILE", About: "torchstream bench loader, and other GPU decoders", Run: benchLoader},
+			{Name: "loader", Args: "-archive FILE",
+				About: "torchstream bench loader, and other GPU decoders", Run: benchLoader},
 			{Name: "streams", Args: "[-json]", About: "what the stream calls cost, on a GPU", Run: benchStreams},
-			{Name: "train", Args: "[-json]", About: "images and tokens a second in training, beside PyTorch", Run: benchTrain},
-			{Name: "operators", Args: "[-json]", About: "what the call of an operator costs, beside C++", Run: benchOperators},
-			{Name: "distributed", Args: "[-ranks N]", About: "collectives and training of several processes", Run: benchDistributed},
-			{Name: "serve", Args: "-images FOLDER", About: "the latency of requests of encoded images to a batch", Run: benchServe},
+			{Name: "train", Args: "[-json]",
+				About: "images and tokens a second in training, beside PyTorch", Run: benchTrain},
+			{Name: "operators", Args: "[-json]", About: "what the call of an operator costs, beside C++",
+				Run: benchOperators},
+			{Name: "distributed", Args: "[-ranks N]",
+				About: "collectives and training of several processes", Run: benchDistributed},
+			{Name: "serve", Args: "-images FOLDER",
+				About: "the latency of requests of encoded images to a batch", Run: benchServe},
 		}},
 	}
 }

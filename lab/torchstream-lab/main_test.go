@@ -34,14 +34,18 @@ func TestCommandLine(t *testing.T) {
 		status int
 		says   string // on stderr
 	}{
-		{nil, 2, "torchstream-lab: a benchmark is needed: loader, streams, train, operators, distributed or serve\nRun `torchstream-lab help` for what there is.\n"},
+		{nil, 2, "torchstream-lab: a benchmark is needed: loader, streams, train, operators, distributed " +
+			"or serve\nRun `torchstream-lab help` for what there is.\n"},
 		{[]string{"trian"}, 2, `no benchmark "trian": did you mean train?`},
-		{[]string{"streams", "x"}, 2, "torchstream-lab: streams takes options only, and no argument: x\nSee `torchstream-lab streams -h`.\n"},
+		{[]string{"streams", "x"}, 2,
+			"torchstream-lab: streams takes options only, and no argument: x\nSee `torchstream-lab streams -h`.\n"},
 		{[]string{"loader"}, 2, "torchstream-lab: loader needs -archive FILE\n"},
 		{[]string{"loader", "-archive", "none.tgz"}, 1, "none.tgz"},
 	} {
-		if status, stdout, stderr := command(t, c.args...); status != c.status || stdout != "" || !strings.Contains(stderr, c.says) {
-			t.Errorf("%q: got status %d, %q and %q, want status %d and %q", c.args, status, stdout, stderr, c.status, c.says)
+		if status, stdout, stderr := command(t, c.args...); status != c.status || stdout != "" ||
+			!strings.Contains(stderr, c.says) {
+			t.Errorf("%q: got status %d, %q and %q, want status %d and %q", c.args, status, stdout, stderr,
+				c.status, c.says)
 		}
 	}
 }
@@ -74,8 +78,10 @@ func TestHelpFitsATerminal(t *testing.T) {
 
 // A -size that is too large is reported as a wrong option before any measurement.
 func TestSizesThatAreTooLarge(t *testing.T) {
-	for _, args := range [][]string{{"loader", "-archive", photos}, {"serve", "-images", "."}, {"train"}, {"distributed"}} {
-		if status, stdout, stderr := command(t, append(args, "-size", "28673")...); status != 2 || stdout != "" || !strings.Contains(stderr, "-size 28673: must be from ") {
+	for _, args := range [][]string{{"loader", "-archive", photos}, {"serve", "-images", "."}, {"train"},
+		{"distributed"}} {
+		if status, stdout, stderr := command(t, append(args, "-size", "28673")...); status != 2 ||
+			stdout != "" || !strings.Contains(stderr, "-size 28673: must be from ") {
 			t.Errorf("%q: got status %d, %s%s, want 2, \"\", it to contain \"-size 28673: must be from \"",
 				args, status, stdout, stderr)
 		}
@@ -88,7 +94,8 @@ func TestWithoutLibTorch(t *testing.T) {
 	c, stderr := clitest.Process(t, "streams")
 	c.Env = append(c.Env, "TORCHSTREAM_LIBRARY="+folder)
 	_ = c.Run() // the status is checked
-	if status := c.ProcessState.ExitCode(); status != 1 || !strings.Contains(stderr.String(), "there is no libtorchstream") || !strings.Contains(stderr.String(), folder) {
+	if status := c.ProcessState.ExitCode(); status != 1 ||
+		!strings.Contains(stderr.String(), "there is no libtorchstream") || !strings.Contains(stderr.String(), folder) {
 		t.Errorf("got status %d, %s, want 1, it to contain \"there is no libtorchstream\", %q",
 			status, stderr, folder)
 	}
@@ -113,9 +120,11 @@ func TestThreadsOption(t *testing.T) {
 			t.Fatal(err)
 		}
 		if status, stdout, _ := command(t, append(args, "-threads", "3")...); status == 0 || torch.NumThreads() != 3 {
-			t.Errorf("%q: got status %d and %d threads, want an error and 3 threads: %s", args, status, torch.NumThreads(), stdout)
+			t.Errorf("%q: got status %d and %d threads, want an error and 3 threads: %s", args, status,
+				torch.NumThreads(), stdout)
 		}
-		if status, _, stderr := command(t, append(args, "-threads", "-1")...); status != 2 || !strings.Contains(stderr, "-threads -1: must be from 1 to 65536") {
+		if status, _, stderr := command(t, append(args, "-threads", "-1")...); status != 2 ||
+			!strings.Contains(stderr, "-threads -1: must be from 1 to 65536") {
 			t.Errorf("%q: got status %d, %s, want status 2 and the bounds", args, status, stderr)
 		}
 	}

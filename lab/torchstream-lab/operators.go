@@ -58,7 +58,8 @@ type operands struct {
 }
 
 func (o *operands) all() []**torch.Tensor {
-	return []**torch.Tensor{&o.a, &o.b, &o.m, &o.n, &o.batch, &o.image, &o.kernel, &o.pair, &o.heads, &o.index, &o.mask, &o.target}
+	return []**torch.Tensor{&o.a, &o.b, &o.m, &o.n, &o.batch, &o.image, &o.kernel, &o.pair, &o.heads,
+		&o.index, &o.mask, &o.target}
 }
 
 // newOperands makes the operands, filled with ones.
@@ -205,7 +206,8 @@ func operatorTable() []operatorEntry {
 
 // benchOperators measures the host time of operators on tiny tensors, called from Go and from C++.
 func benchOperators(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream-lab operators", "Measures the host time of operators on tiny tensors, called from Go and, in turn, from C++: what the way through Go costs. Results are\n"+
+	set := cli.Flags("torchstream-lab operators", "Measures the host time of operators on tiny tensors, "+
+		"called from Go and, in turn, from C++: what the way through Go costs. Results are\n"+
 		"freed 400 calls at a time, by a scope in Go, as those of a training step are.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	device := set.String("device", "", "cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)")
@@ -225,7 +227,8 @@ func benchOperators(ctx context.Context, args []string, stdout, stderr io.Writer
 	if err != nil {
 		return err
 	}
-	report := operatorReport{Device: name, LibTorch: capi.LibTorchVersion(), Go: runtime.Version(), Repeats: *repeats, Calls: *rounds * heldCalls}
+	report := operatorReport{Device: name, LibTorch: capi.LibTorchVersion(), Go: runtime.Version(),
+		Repeats: *repeats, Calls: *rounds * heldCalls}
 	if err := report.measure(ctx, d); err != nil {
 		return err
 	}
@@ -308,7 +311,8 @@ func hostNanoseconds(d cuda.Device, entry operatorEntry, o *operands, rounds int
 }
 
 func (r *operatorReport) table(w io.Writer) error {
-	fmt.Fprintf(w, "%s, LibTorch %s, %s: host nanoseconds a call, medians of %d repeats of %d calls\n\n", r.Device, r.LibTorch, r.Go, r.Repeats, r.Calls)
+	fmt.Fprintf(w, "%s, LibTorch %s, %s: host nanoseconds a call, medians of %d repeats of %d calls\n\n",
+		r.Device, r.LibTorch, r.Go, r.Repeats, r.Calls)
 	table := printable.NewTable(w, tabwriter.AlignRight)
 	fmt.Fprintln(table, "operator\tcall\tC++\tGo\tdifference\t")
 	for _, row := range r.Rows {
@@ -325,6 +329,7 @@ func (r *operatorReport) table(w io.Writer) error {
 	for i, row := range r.Rows {
 		differences[i] = row.Difference
 	}
-	_, err := fmt.Fprintf(w, "\ndifference: median %.0f, maximum %.0f; over %d ns in %d of %d\n", median(differences), slices.Max(differences), maxDifference, r.Over, len(r.Rows))
+	_, err := fmt.Fprintf(w, "\ndifference: median %.0f, maximum %.0f; over %d ns in %d of %d\n",
+		median(differences), slices.Max(differences), maxDifference, r.Over, len(r.Rows))
 	return err
 }

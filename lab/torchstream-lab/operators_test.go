@@ -13,7 +13,8 @@ import (
 // Every operator of the table has a C++ peer, runs without an error and has a positive time.
 func TestBenchOperators(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	if err := benchOperators(t.Context(), []string{"-json", "-repeats", "1", "-rounds", "1"}, &stdout, &stderr); err != nil {
+	if err := benchOperators(t.Context(), []string{"-json", "-repeats", "1", "-rounds", "1"}, &stdout,
+		&stderr); err != nil {
 		t.Fatal(err)
 	}
 	var report operatorReport

@@ -78,18 +78,21 @@ func peersOf(names string, o *loaderbench.Options, to cuda.Device) (*peerBench, 
 	if names == "" {
 		return nil, nil
 	}
-	p := &peerBench{names: strings.Split(names, ","), archive: o.Archive, device: to, batch: o.Batch, size: o.Size, dtype: o.DType(), seconds: min(o.Seconds, maxPeerSeconds)}
+	p := &peerBench{names: strings.Split(names, ","), archive: o.Archive, device: to, batch: o.Batch,
+		size: o.Size, dtype: o.DType(), seconds: min(o.Seconds, maxPeerSeconds)}
 	if names == "all" {
 		p.names = peerNames
 	}
 	for _, name := range p.names {
 		if !slices.Contains(peerNames, name) {
-			return nil, cli.Usagef("-peers %s: there is no peer %q: want all, or some of %s", names, name, strings.Join(peerNames, ","))
+			return nil, cli.Usagef("-peers %s: there is no peer %q: want all, or some of %s", names, name,
+				strings.Join(peerNames, ","))
 		}
 	}
 	switch {
 	case len(o.Images.Settings()) > 0:
-		return nil, cli.Usagef("-peers %s is for -policy none, and takes no -list, -webdataset, -upright, -balanced, -mixup or -cutmix: the peers crop and flip, and read no labels", names)
+		return nil, cli.Usagef("-peers %s is for -policy none, and takes no -list, -webdataset, "+
+			"-upright, -balanced, -mixup or -cutmix: the peers crop and flip, and read no labels", names)
 	case to == cuda.CPU:
 		return nil, cli.Usagef("-peers %s needs -device cuda: the peers decode on a GPU", names)
 	case o.Contract == "eval":
@@ -137,17 +140,20 @@ func (p *peerBench) nvjpeg(data []byte, sizes []uintptr) []gpuPeer {
 		rows = append(rows, p.engines("whole images to uint8 RGB, no crop", threads, data, sizes))
 	}
 	for _, threads := range p.threads() {
-		rows = append(rows, p.decoded(labcapi.NVJPEGCUDA, "CUDA cores, whole images to uint8 RGB, no crop", threads, data, sizes))
+		rows = append(rows, p.decoded(labcapi.NVJPEGCUDA, "CUDA cores, whole images to uint8 RGB, no crop",
+			threads, data, sizes))
 	}
 	return rows
 }
 
 // besideLoader measures the engines while the loader runs, to see whether both together decode
 // more.
-func (p *peerBench) besideLoader(ctx context.Context, m *loaderbench.Measurement, data []byte, sizes []uintptr) gpuPeer {
+func (p *peerBench) besideLoader(ctx context.Context, m *loaderbench.Measurement, data []byte,
+	sizes []uintptr) gpuPeer {
 	threads := p.threads()
 	var row gpuPeer
-	rate, err := m.Beside(ctx, func() { row = p.engines("while the loader runs", threads[len(threads)-1], data, sizes) })
+	rate, err := m.Beside(ctx,
+		func() { row = p.engines("while the loader runs", threads[len(threads)-1], data, sizes) })
 	if err != nil {
 		return gpuPeer{Peer: "nvjpeg", Way: row.Way, WhyNot: err.Error()}
 	}
@@ -182,7 +188,8 @@ func (p *peerBench) inPython(ctx context.Context, name string) []gpuPeer {
 		return absent(err.Error())
 	}
 	job, err := json.Marshal(map[string]any{
-		"peer": name, "archive": archive, "images": peerBatches * p.batch, "bytes": peerBytes, "device": int(p.device), "batch": p.batch, "size": p.size,
+		"peer": name, "archive": archive, "images": peerBatches * p.batch, "bytes": peerBytes,
+		"device": int(p.device), "batch": p.batch, "size": p.size,
 		"dtype": p.dtype, "seconds": p.seconds, "threads": p.threads(),
 	})
 	if err != nil {
@@ -201,7 +208,8 @@ func (p *peerBench) inPython(ctx context.Context, name string) []gpuPeer {
 	for _, row := range answer.Rows {
 		row.Peer = name
 		if row.Images < 1 || row.Seconds <= 0 {
-			return absent(fmt.Sprintf("%s: it printed a row without images or time: %s", p.python, printable.Text(row.Way)))
+			return absent(fmt.Sprintf("%s: it printed a row without images or time: %s", p.python,
+				printable.Text(row.Way)))
 		}
 		row.rate(row.CPUSeconds)
 		rows = append(rows, row.gpuPeer)
@@ -213,7 +221,8 @@ func (p *peerBench) inPython(ctx context.Context, name string) []gpuPeer {
 // the same ones as gpu_peers.py.
 func readJPEGs(ctx context.Context, archive string, max int) (data []byte, sizes []uintptr, err error) {
 	fail := func(err error) ([]byte, []uintptr, error) {
-		return nil, nil, fmt.Errorf("%s: other decoders get the JPEGs of a file, .tar or .tar.gz: %w", printable.ArchiveName(archive), err)
+		return nil, nil, fmt.Errorf("%s: other decoders get the JPEGs of a file, .tar or .tar.gz: %w",
+			printable.ArchiveName(archive), err)
 	}
 	file, err := os.Open(archive)
 	if err != nil {

@@ -56,9 +56,12 @@ type serveBench struct {
 
 // benchServe measures the latency of requests that turn encoded images into a normalised batch.
 func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream-lab serve -images FOLDER", "Makes normalised batches of requests of encoded images, as a server does, for a while: the time of a request, from its bytes to the end of\n"+
-		"the work on the device. On a GPU it measures both, images that the host decodes and images that the GPU decodes.", stderr)
-	folder := set.String("images", "", "`FOLDER` of images, or of folders of them; other files are left out, and so are images beyond 1 GiB in all")
+	set := cli.Flags("torchstream-lab serve -images FOLDER", "Makes normalised batches of requests of "+
+		"encoded images, as a server does, for a while: the time of a request, from its bytes to the end of\n"+
+		"the work on the device. On a GPU it measures both, images that the host decodes and images that "+
+		"the GPU decodes.", stderr)
+	folder := set.String("images", "",
+		"`FOLDER` of images, or of folders of them; other files are left out, and so are images beyond 1 GiB in all")
 	request := set.Int("request", 8, "images of a request")
 	clients := set.Int("clients", 1, "requests at a time, each on a stream of its own")
 	size := set.Int("size", 224, "pixels of a result's side: the centre of the image, resized to 8/7 of it")
@@ -86,11 +89,13 @@ func benchServe(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		return err
 	}
 	b := serveBench{request: *request, clients: *clients, length: time.Duration(*seconds * float64(time.Second))}
-	b.o = serve.Options{Device: device, Concurrent: *clients, Decode: decode.Options{Transform: transform.Eval(*size*8/7, *size)}}
+	b.o = serve.Options{Device: device, Concurrent: *clients,
+		Decode: decode.Options{Transform: transform.Eval(*size*8/7, *size)}}
 	if err := b.read(ctx, *folder); err != nil {
 		return err
 	}
-	report := serveReport{Device: device.String(), Images: len(b.images), LeftOut: b.leftOut, Request: *request, Clients: *clients}
+	report := serveReport{Device: device.String(), Images: len(b.images), LeftOut: b.leftOut,
+		Request: *request, Clients: *clients}
 	for _, image := range b.images {
 		report.BytesPerImage += float64(len(image)) / float64(len(b.images))
 	}
@@ -121,7 +126,8 @@ func (b *serveBench) read(ctx context.Context, folder string) error {
 	if info, err := os.Stat(root); err != nil {
 		return err
 	} else if !info.IsDir() {
-		return fmt.Errorf("%s is a file: -images is a folder of images: unpack an archive first (tar -xf ARCHIVE -C FOLDER)", printable.Name(folder))
+		return fmt.Errorf("%s is a file: -images is a folder of images: unpack an archive first (tar -xf "+
+			"ARCHIVE -C FOLDER)", printable.Name(folder))
 	}
 	d, err := decode.New(b.o.Decode)
 	if err != nil {
@@ -154,7 +160,8 @@ func (b *serveBench) read(ctx context.Context, folder string) error {
 		return nil
 	})
 	if err == nil && len(b.images) == 0 {
-		err = fmt.Errorf("%s has no images (%s left out): -images is a folder with them", printable.Name(folder), printable.Counted(b.leftOut, "file", "files"))
+		err = fmt.Errorf("%s has no images (%s left out): -images is a folder with them",
+			printable.Name(folder), printable.Counted(b.leftOut, "file", "files"))
 	}
 	return err
 }
@@ -184,8 +191,10 @@ func (b *serveBench) measure(ctx context.Context) (row serveRow, err error) {
 	all, elapsed, after := slices.Concat(took...), time.Since(began), d.Stats()
 	slices.Sort(all)
 	at := func(share float64) float64 { return all[int(share*float64(len(all)-1))].Seconds() * 1e3 }
-	row = serveRow{Decode: "host", Requests: len(all), ImagesPerSecond: float64(len(all)*b.request) / elapsed.Seconds(), MedianMS: at(0.5), P90MS: at(0.9),
-		P99MS: at(0.99), DecodedOnDevice: after.Decoded - before.Decoded, DecodedAgain: after.DecodedAgain - before.DecodedAgain}
+	row = serveRow{Decode: "host", Requests: len(all),
+		ImagesPerSecond: float64(len(all)*b.request) / elapsed.Seconds(), MedianMS: at(0.5), P90MS: at(0.9),
+		P99MS: at(0.99), DecodedOnDevice: after.Decoded - before.Decoded,
+		DecodedAgain: after.DecodedAgain - before.DecodedAgain}
 	if b.o.OnDevice {
 		row.Decode = "device"
 	}
@@ -193,7 +202,8 @@ func (b *serveBench) measure(ctx context.Context) (row serveRow, err error) {
 }
 
 // client makes requests for the given duration, at least one, and returns their times.
-func (b *serveBench) client(ctx context.Context, d *serve.Decoder, number int, length time.Duration) (took []time.Duration, err error) {
+func (b *serveBench) client(ctx context.Context, d *serve.Decoder, number int,
+	length time.Duration) (took []time.Duration, err error) {
 	if d.Device() == cuda.CPU {
 		return b.requests(ctx, d, number, length, func() error { return nil })
 	}
@@ -209,7 +219,8 @@ func (b *serveBench) client(ctx context.Context, d *serve.Decoder, number int, l
 	return took, err
 }
 
-func (b *serveBench) requests(ctx context.Context, d *serve.Decoder, number int, length time.Duration, wait func() error) (took []time.Duration, err error) {
+func (b *serveBench) requests(ctx context.Context, d *serve.Decoder, number int, length time.Duration,
+	wait func() error) (took []time.Duration, err error) {
 	images := make([][]byte, b.request)
 	next := number * b.request
 	for began := time.Now(); len(took) == 0 || time.Since(began) < length; {
@@ -233,13 +244,16 @@ func (b *serveBench) requests(ctx context.Context, d *serve.Decoder, number int,
 
 func (r *serveReport) table(w io.Writer) error {
 	if r.LeftOut > 0 {
-		fmt.Fprintf(w, "%s; %s left out: no images, or more than 1 GiB\n", printable.Counted(r.Images, "image", "images"), printable.Counted(r.LeftOut, "file", "files"))
+		fmt.Fprintf(w, "%s; %s left out: no images, or more than 1 GiB\n",
+			printable.Counted(r.Images, "image", "images"), printable.Counted(r.LeftOut, "file", "files"))
 	}
-	fmt.Fprintf(w, "requests of %s, %d at a time, of %.0f bytes an image, to %s\n", printable.Counted(r.Request, "image", "images"), r.Clients, r.BytesPerImage, r.Device)
+	fmt.Fprintf(w, "requests of %s, %d at a time, of %.0f bytes an image, to %s\n",
+		printable.Counted(r.Request, "image", "images"), r.Clients, r.BytesPerImage, r.Device)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "decoded by\tmedian ms\tp90\tp99\timages/s\trequests\ton the device\tagain\t")
 	for _, row := range r.Rows {
-		fmt.Fprintf(t, "%s\t%.3f\t%.3f\t%.3f\t%.0f\t%d\t%d\t%d\t\n", row.Decode, row.MedianMS, row.P90MS, row.P99MS, row.ImagesPerSecond, row.Requests,
+		fmt.Fprintf(t, "%s\t%.3f\t%.3f\t%.3f\t%.0f\t%d\t%d\t%d\t\n", row.Decode, row.MedianMS, row.P90MS,
+			row.P99MS, row.ImagesPerSecond, row.Requests,
 			row.DecodedOnDevice, row.DecodedAgain)
 	}
 	return t.Flush()

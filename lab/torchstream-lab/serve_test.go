@@ -16,7 +16,8 @@ const testImages = "../../cshim/test/data" // includes a file that is not an ima
 // TestBenchServe checks that every way of decoding on this machine is measured, with the images of
 // a folder.
 func TestBenchServe(t *testing.T) {
-	arguments := []string{"serve", "-images", testImages, "-seconds", "0.05", "-request", "3", "-clients", "2", "-size", "32"}
+	arguments := []string{"serve", "-images", testImages, "-seconds", "0.05", "-request", "3", "-clients",
+		"2", "-size", "32"}
 	status, stdout, stderr := command(t, append(arguments, "-json")...)
 	if status != 0 {
 		t.Fatal(stderr)
@@ -31,18 +32,21 @@ func TestBenchServe(t *testing.T) {
 	if cuda.DeviceCount() > 0 {
 		ways = 2
 	}
-	if len(report.Rows) != ways || report.Images < 20 || report.BytesPerImage < 100 || report.Request != 3 || report.Clients != 2 {
+	if len(report.Rows) != ways || report.Images < 20 || report.BytesPerImage < 100 ||
+		report.Request != 3 || report.Clients != 2 {
 		t.Errorf("%+v", report)
 	}
 	for i, row := range report.Rows {
-		if row.Requests < 2 || row.ImagesPerSecond <= 0 || row.MedianMS <= 0 || row.P90MS < row.MedianMS || row.P99MS < row.P90MS {
+		if row.Requests < 2 || row.ImagesPerSecond <= 0 || row.MedianMS <= 0 || row.P90MS < row.MedianMS ||
+			row.P99MS < row.P90MS {
 			t.Errorf("%+v", row)
 		}
 		if onDevice := i == 1; onDevice != (row.Decode == "device") || onDevice != (row.DecodedOnDevice > 0) {
 			t.Errorf("%+v", row)
 		}
 	}
-	if status, stdout, stderr := command(t, append(arguments, "-device", "cpu")...); status != 0 || !strings.Contains(stdout, "decoded by") {
+	if status, stdout, stderr := command(t, append(arguments, "-device", "cpu")...); status != 0 ||
+		!strings.Contains(stdout, "decoded by") {
 		t.Errorf("%d: %s%s, want 0, it to contain \"decoded by\"", status, stdout, stderr)
 	}
 }
@@ -54,7 +58,8 @@ func TestBenchServeOfClasses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range map[string][]byte{"a/1.png": pixels, "b/c/2.png": pixels, "b/notes.txt": []byte("no image"), "empty": nil} {
+	for name, data := range map[string][]byte{"a/1.png": pixels, "b/c/2.png": pixels,
+		"b/notes.txt": []byte("no image"), "empty": nil} {
 		path := filepath.Join(folder, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, data, 0o666)); err != nil {
 			t.Fatal(err)
@@ -64,10 +69,12 @@ func TestBenchServeOfClasses(t *testing.T) {
 	if err := os.Symlink(folder, link); err != nil {
 		t.Fatal(err)
 	}
-	arguments := []string{"serve", "-images", link, "-seconds", "0.01", "-request", "2", "-size", "32", "-device", "cpu"}
+	arguments := []string{"serve", "-images", link, "-seconds", "0.01", "-request", "2", "-size", "32",
+		"-device", "cpu"}
 	status, stdout, stderr := command(t, append(arguments, "-json")...)
 	var report serveReport
-	if err := json.Unmarshal([]byte(stdout), &report); err != nil || status != 0 || report.Images != 2 || report.LeftOut != 2 {
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil || status != 0 || report.Images != 2 ||
+		report.LeftOut != 2 {
 		t.Errorf("%d: %v: %+v %s, want 0, Images 2, LeftOut 2, nil", status, err, report, stderr)
 	}
 	if _, stdout, _ := command(t, arguments...); !strings.Contains(stdout, "2 images; 2 files left out") {
@@ -88,7 +95,8 @@ func TestBenchServeArguments(t *testing.T) {
 		"has no images":                  {1, []string{"-images", t.TempDir(), "-device", "cpu"}},
 		"no such file or d":              {1, []string{"-images", t.TempDir() + "/none", "-device", "cpu"}},
 	} {
-		if status, _, stderr := command(t, append([]string{"serve"}, c.args...)...); status != c.status || !strings.Contains(stderr, words) {
+		if status, _, stderr := command(t, append([]string{"serve"}, c.args...)...); status != c.status ||
+			!strings.Contains(stderr, words) {
 			t.Errorf("%s: %d: %s", words, status, stderr)
 		}
 	}

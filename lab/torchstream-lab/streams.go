@@ -90,8 +90,10 @@ type operatorRow struct {
 // benchStreams measures the host time of the stream calls, and of a small operator from Go, C++ and
 // Python, all in one run.
 func benchStreams(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream-lab streams", "Measures the host time of the stream calls, and of a one-element add from Go, from C++ and from Python. Without a GPU the stream\n"+
-		"calls are omitted and the operator runs on the CPU. Python's figures need a python3 that can import torch.", stderr)
+	set := cli.Flags("torchstream-lab streams", "Measures the host time of the stream calls, and of a "+
+		"one-element add from Go, from C++ and from Python. Without a GPU the stream\n"+
+		"calls are omitted and the operator runs on the CPU. Python's figures need a python3 that can "+
+		"import torch.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	python := set.String("python", "python3", "the Python whose torch is the peer; empty for none")
 	repeats := set.Int("repeats", 31, "number of repeats of every measurement")
@@ -104,14 +106,16 @@ func benchStreams(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	device := cuda.Device(0)
 	if cuda.DeviceCount() == 0 {
 		device = cuda.CPU
-		fmt.Fprintln(stderr, "streams: no usable GPU: the stream calls are omitted, and the operator runs on the CPU (torchstream doctor says why)")
+		fmt.Fprintln(stderr, "streams: no usable GPU: the stream calls are omitted, and the operator "+
+			"runs on the CPU (torchstream doctor says why)")
 	}
 	name, err := cli.DeviceName(device)
 	if err != nil {
 		return err
 	}
 	report := streamsReport{
-		Device: name, LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(), CPUs: runtime.NumCPU(),
+		Device: name, LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(),
+		CPUs:   runtime.NumCPU(),
 		Method: streamsMethod{"median of the repeats' means; min_ns is the minimum", *repeats, 10_000, 400},
 	}
 	if err := report.measure(ctx, device); err != nil {
@@ -448,7 +452,8 @@ if gpu:
         for _ in range(n): event.record(other)
     def event_wait(n):
         for _ in range(n): side.wait_event(event)
-    rows.update(get=(get, calls), with_stream=(with_stream, calls), wait=(wait, enqueued), event_record=(record, enqueued), event_wait=(event_wait, enqueued))
+    rows.update(get=(get, calls), with_stream=(with_stream, calls), wait=(wait, enqueued), event_record=(record, enqueued),
+                event_wait=(event_wait, enqueued))
 means = {name: [] for name in rows}
 for round in range(repeats + 1):
     for name, (run, n) in rows.items():
@@ -508,7 +513,8 @@ func (r *streamsReport) measurePython(ctx context.Context, python string, device
 		Torch string               `json:"torch"`
 		Means map[string][]float64 `json:"means"`
 	}
-	if err := runPython(ctx, python, pythonPeer, &peer, device.String(), strconv.Itoa(m.Repeats), strconv.Itoa(m.Calls), strconv.Itoa(m.EnqueuedCalls)); err != nil {
+	if err := runPython(ctx, python, pythonPeer, &peer, device.String(), strconv.Itoa(m.Repeats),
+		strconv.Itoa(m.Calls), strconv.Itoa(m.EnqueuedCalls)); err != nil {
 		return err
 	}
 	for name, means := range peer.Means {
@@ -535,7 +541,8 @@ func (r *streamsReport) measurePython(ctx context.Context, python string, device
 }
 
 func (r *streamsReport) table(w io.Writer) error {
-	fmt.Fprintf(w, "%s, LibTorch %s, CUDA %s, %s, %d CPUs; host ns per call: median (minimum) of %d repeats of %d calls, %d where the device gets work\n\n",
+	fmt.Fprintf(w, "%s, LibTorch %s, CUDA %s, %s, %d CPUs; host ns per call: median (minimum) of %d "+
+		"repeats of %d calls, %d where the device gets work\n\n",
 		r.Device, r.LibTorch, r.CUDA, r.Go, r.CPUs, r.Method.Repeats, r.Method.Calls, r.Method.EnqueuedCalls)
 	table := printable.NewTable(w, tabwriter.AlignRight)
 	fmt.Fprintln(table, "call\tns\tover an empty call\tPython\t")

@@ -12,7 +12,8 @@ import (
 // Every row exists. Figures that this machine can measure are positive, the others are null.
 func TestBenchStreams(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	if err := benchStreams(t.Context(), []string{"-json", "-repeats", "2", "-python", ""}, &stdout, &stderr); err != nil {
+	if err := benchStreams(t.Context(), []string{"-json", "-repeats", "2", "-python", ""}, &stdout,
+		&stderr); err != nil {
 		t.Fatal(err)
 	}
 	var report streamsReport
@@ -58,10 +59,12 @@ func TestBenchStreams(t *testing.T) {
 
 func TestBenchStreamsTable(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	if err := benchStreams(t.Context(), []string{"-repeats", "1", "-python", "/nonexistent/python"}, &stdout, &stderr); err != nil {
+	if err := benchStreams(t.Context(), []string{"-repeats", "1", "-python", "/nonexistent/python"},
+		&stdout, &stderr); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range append([]string{"over an empty call", "/nonexistent/python"}, append(callNames, operatorNames...)...) {
+	for _, want := range append([]string{"over an empty call", "/nonexistent/python"},
+		append(callNames, operatorNames...)...) {
 		if !strings.Contains(stdout.String(), want) {
 			t.Errorf("%q is not in the table:\n%s", want, stdout.String())
 		}

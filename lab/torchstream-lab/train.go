@@ -156,28 +156,37 @@ func (b *trainBench) issues() bool { return b.device != cuda.CPU }
 
 // benchTrain measures training steps, and PyTorch's in the same run.
 func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream-lab train", "Measures training steps on data that lie on the device, eager and, on a GPU, as CUDA graphs: ResNets with SGD and momentum, ViT and GPT-2\n"+
-		"with AdamW; on a GPU under autocast to bfloat16, images in channels_last. PyTorch does the same in the same run, if a python3 can import\n"+
-		"torch. The issue time is the host's for a step whose input is so small that the device waits for the host.", stderr)
+	set := cli.Flags("torchstream-lab train", "Measures training steps on data that lie on the device, "+
+		"eager and, on a GPU, as CUDA graphs: ResNets with SGD and momentum, ViT and GPT-2\n"+
+		"with AdamW; on a GPU under autocast to bfloat16, images in channels_last. PyTorch does the same "+
+		"in the same run, if a python3 can import\n"+
+		"torch. The issue time is the host's for a step whose input is so small that the device waits "+
+		"for the host.", stderr)
 	var b trainBench
 	asJSON := set.Bool("json", false, "print one JSON object")
 	tableToo := set.Bool("table", false, "with -json: print the table too, on standard error")
 	python := set.String("python", "python3", "the Python whose torch is the peer; empty for none")
 	device := set.String("device", "", "cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)")
 	names := set.String("models", "resnet50,resnet18,vit_b_16,gpt2", "the networks")
-	sizes := set.String("batches", "", "samples a batch (default: 256,64,32 for ResNets, 128,64 for a ViT, 8 for a GPT-2)")
+	sizes := set.String("batches", "",
+		"samples a batch (default: 256,64,32 for ResNets, 128,64 for a ViT, 8 for a GPT-2)")
 	set.IntVar(&b.size, "size", 224, "pixels of an image's side")
 	set.IntVar(&b.context, "context", 1024, "tokens of a sequence")
 	set.Float64Var(&b.seconds, "seconds", 0.7, "how long to measure each, after the warm-up")
-	set.IntVar(&b.first, "first", 0, "measure so many times how long a new process takes until it has made one step of the first network at its smallest batch")
-	set.StringVar(&b.archive, "archive", "", "`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
+	set.IntVar(&b.first, "first", 0, "measure so many times how long a new process takes until it has "+
+		"made one step of the first network at its smallest batch")
+	set.StringVar(&b.archive, "archive", "",
+		"`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
 	set.Int64Var(&b.memory, "memory", fedMemory, "`MB` of compressed images: a .tgz that fits in is held in memory")
 	set.IntVar(&b.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	set.IntVar(&b.sms, "decode-sms", 0, cli.DecodeSMsHelp)
-	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
-	set.BoolVar(&b.engines, "engines", false, "with -archive, on a GPU: measure resident steps beside the GPU's JPEG engines too, which decode the archive meanwhile (nvJPEG)")
+	decode := set.String("decode", "host",
+		"where images are decoded: host, device, or auto, which is the device if it can")
+	set.BoolVar(&b.engines, "engines", false, "with -archive, on a GPU: measure resident steps beside "+
+		"the GPU's JPEG engines too, which decode the archive meanwhile (nvJPEG)")
 	threads := cli.ThreadsOption(set)
-	one := set.Bool("one-step", false, "only make one step of the first network at its smallest batch, and print a line: what -first runs")
+	one := set.Bool("one-step", false,
+		"only make one step of the first network at its smallest batch, and print a line: what -first runs")
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
@@ -202,8 +211,10 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		return err
 	}
 	report := trainReport{
-		Device: name, LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(), CPUs: runtime.NumCPU(),
-		Method: fmt.Sprintf("images of %d x %d pixels, sequences of %d tokens, about %v s of steps each; issue times: %s", b.size, b.size, b.context, b.seconds, issueMethod),
+		Device: name, LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(),
+		CPUs: runtime.NumCPU(),
+		Method: fmt.Sprintf("images of %d x %d pixels, sequences of %d tokens, about %v s of steps each; "+
+			"issue times: %s", b.size, b.size, b.context, b.seconds, issueMethod),
 	}
 	if err := b.measureFirst(ctx, *python, &report, stderr); err != nil {
 		return err
@@ -273,7 +284,8 @@ func (b *trainBench) check(names, sizes, device string) error {
 	}
 	for _, name := range b.models {
 		if !slices.Contains(models.Names(), name) {
-			return cli.Usagef("train: -models %s: there is no network %q: want some of %s", names, name, strings.Join(models.Names(), ", "))
+			return cli.Usagef("train: -models %s: there is no network %q: want some of %s", names, name,
+				strings.Join(models.Names(), ", "))
 		}
 		if strings.HasPrefix(name, "vit") && b.size%16 != 0 {
 			return cli.Usagef("train: -size %d: a ViT needs a multiple of 16", b.size)
@@ -332,7 +344,8 @@ type peerRow struct {
 }
 
 func (b *trainBench) peerJob() peerJob {
-	return peerJob{Device: b.device.String(), Size: b.size, Context: b.context, Seconds: b.seconds, Threads: torch.NumThreads()}
+	return peerJob{Device: b.device.String(), Size: b.size, Context: b.context, Seconds: b.seconds,
+		Threads: torch.NumThreads()}
 }
 
 // comparePython adds PyTorch's figures.
@@ -401,51 +414,62 @@ func (r *trainReport) table(w io.Writer) error {
 		rows(t)
 		return t.Flush()
 	}
-	err := table("Resident data, a second", "network\tbatch\tmode\tGo\tPyTorch\tratio\tCPU ms a step\tPyTorch\tGB\t", func(t *tabwriter.Writer) {
-		for _, row := range r.Rows {
-			ours, theirs, ratio, cpu, theirCPU := "-", "-", "-", "-", "-"
-			if row.Go != nil {
-				ours, cpu = fmt.Sprintf("%.0f %s", row.Go.PerSecond, row.Unit), fmt.Sprintf("%.1f", row.Go.CPUMS)
+	err := table("Resident data, a second",
+		"network\tbatch\tmode\tGo\tPyTorch\tratio\tCPU ms a step\tPyTorch\tGB\t", func(t *tabwriter.Writer) {
+			for _, row := range r.Rows {
+				ours, theirs, ratio, cpu, theirCPU := "-", "-", "-", "-", "-"
+				if row.Go != nil {
+					ours, cpu = fmt.Sprintf("%.0f %s", row.Go.PerSecond, row.Unit), fmt.Sprintf("%.1f", row.Go.CPUMS)
+				}
+				if row.PyTorch != nil {
+					theirs, theirCPU = fmt.Sprintf("%.0f", row.PyTorch.PerSecond), fmt.Sprintf("%.1f",
+						row.PyTorch.CPUMS)
+				}
+				if row.Ratio > 0 {
+					ratio = fmt.Sprintf("%.3f", row.Ratio)
+				}
+				fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.1f\t\n", row.Model, row.Batch, row.Mode, ours,
+					theirs, ratio, cpu, theirCPU, float64(row.MemoryBytes)/1e9)
 			}
-			if row.PyTorch != nil {
-				theirs, theirCPU = fmt.Sprintf("%.0f", row.PyTorch.PerSecond), fmt.Sprintf("%.1f", row.PyTorch.CPUMS)
-			}
-			if row.Ratio > 0 {
-				ratio = fmt.Sprintf("%.3f", row.Ratio)
-			}
-			fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.1f\t\n", row.Model, row.Batch, row.Mode, ours, theirs, ratio, cpu, theirCPU, float64(row.MemoryBytes)/1e9)
-		}
-	})
+		})
 	if len(r.Issue) > 0 {
 		header := "network\tmode\tGo\tPyTorch\tratio to PyTorch, eager\tGo: forward + backward + optimizer\tPyTorch\t"
-		err = errors.Join(err, table("The host's time for a step, ms (what the device still had to do afterwards)", header, func(t *tabwriter.Writer) {
-			for _, row := range r.Issue {
-				theirs, ratio, parts := "-", "-", "-"
-				if p := row.PyTorch; p != nil {
-					theirs, ratio, parts = fmt.Sprintf("%.2f (%.2f)", p.IssueMS, p.DrainMS), fmt.Sprintf("%.2f", row.Ratio), p.String()
+		err = errors.Join(err, table(
+			"The host's time for a step, ms (what the device still had to do afterwards)", header,
+			func(t *tabwriter.Writer) {
+				for _, row := range r.Issue {
+					theirs, ratio, parts := "-", "-", "-"
+					if p := row.PyTorch; p != nil {
+						theirs, ratio, parts = fmt.Sprintf("%.2f (%.2f)", p.IssueMS,
+							p.DrainMS), fmt.Sprintf("%.2f", row.Ratio), p.String()
+					}
+					fmt.Fprintf(t, "%s\t%s\t%.2f (%.2f)\t%s\t%s\t%v\t%s\t\n", row.Model, row.Mode,
+						row.Go.IssueMS, row.Go.DrainMS, theirs, ratio, row.Go.issueParts, parts)
 				}
-				fmt.Fprintf(t, "%s\t%s\t%.2f (%.2f)\t%s\t%s\t%v\t%s\t\n", row.Model, row.Mode, row.Go.IssueMS, row.Go.DrainMS, theirs, ratio, row.Go.issueParts, parts)
-			}
-		}))
+			}))
 	}
 	if len(r.First) > 0 {
-		err = errors.Join(err, table("From the start of a process to the end of its first step, s (median)", "network\tbatch\tGo\tPyTorch\tratio\t", func(t *tabwriter.Writer) {
-			for _, row := range r.First {
-				theirs, ratio := "-", "-"
-				if row.PyTorch > 0 {
-					theirs, ratio = fmt.Sprintf("%.2f", row.PyTorch), fmt.Sprintf("%.2f", row.Ratio)
+		err = errors.Join(err, table("From the start of a process to the end of its first step, s (median)",
+			"network\tbatch\tGo\tPyTorch\tratio\t", func(t *tabwriter.Writer) {
+				for _, row := range r.First {
+					theirs, ratio := "-", "-"
+					if row.PyTorch > 0 {
+						theirs, ratio = fmt.Sprintf("%.2f", row.PyTorch), fmt.Sprintf("%.2f", row.Ratio)
+					}
+					fmt.Fprintf(t, "%s\t%d\t%.2f\t%s\t%s\t\n", row.Model, row.Batch, row.Go, theirs, ratio)
 				}
-				fmt.Fprintf(t, "%s\t%d\t%.2f\t%s\t%s\t\n", row.Model, row.Batch, row.Go, theirs, ratio)
-			}
-		}))
+			}))
 	}
 	if len(r.Fed) > 0 {
-		err = errors.Join(err, table("Fed from "+r.Fed[0].Archive, "network\tbatch\tmode\timages/s\tresident\tratio\tshare waited\tworkers\thost cores\tresident\t", func(t *tabwriter.Writer) {
-			for _, row := range r.Fed {
-				fmt.Fprintf(t, "%s\t%d\t%s\t%.0f\t%.0f\t%.3f\t%.3f\t%d\t%.1f\t%.1f\t\n", row.Model, row.Batch, row.Mode, row.ImagesPerSecond, row.Resident, row.Share, row.WaitShare,
-					row.Workers, row.HostCores, row.ResidentHostCores)
-			}
-		}))
+		err = errors.Join(err, table("Fed from "+r.Fed[0].Archive,
+			"network\tbatch\tmode\timages/s\tresident\tratio\tshare waited\tworkers\thost "+
+				"cores\tresident\t", func(t *tabwriter.Writer) {
+				for _, row := range r.Fed {
+					fmt.Fprintf(t, "%s\t%d\t%s\t%.0f\t%.0f\t%.3f\t%.3f\t%d\t%.1f\t%.1f\t\n", row.Model,
+						row.Batch, row.Mode, row.ImagesPerSecond, row.Resident, row.Share, row.WaitShare,
+						row.Workers, row.HostCores, row.ResidentHostCores)
+				}
+			}))
 		for _, row := range r.Fed {
 			if e := row.Engines; e != nil {
 				_, note := fmt.Fprintf(w, "%s beside the JPEG engines: %s\n", row.Model, e)

@@ -78,7 +78,8 @@ func (e *enginesRow) String() string {
 	if e.WhyNot != "" {
 		return "not measured: " + e.WhyNot
 	}
-	return fmt.Sprintf("%.0f images/s, %.3f of resident, while they decode %.0f images/s", e.ImagesPerSecond, e.Share, e.Decoded)
+	return fmt.Sprintf("%.0f images/s, %.3f of resident, while they decode %.0f images/s",
+		e.ImagesPerSecond, e.Share, e.Decoded)
 }
 
 const oneStepDone = "first step done"
@@ -122,7 +123,8 @@ func (b *trainBench) measureFirst(ctx context.Context, python string, report *tr
 	if err != nil {
 		return err
 	}
-	commands := [][]string{{self, "train", "-one-step", "-models", row.Model, "-batches", strconv.Itoa(row.Batch), "-size", strconv.Itoa(b.size),
+	commands := [][]string{{self, "train", "-one-step", "-models", row.Model, "-batches",
+		strconv.Itoa(row.Batch), "-size", strconv.Itoa(b.size),
 		"-context", strconv.Itoa(b.context), "-device", b.device.String(), "-threads", strconv.Itoa(job.Threads)}}
 	if python != "" {
 		if python, err = exec.LookPath(python); err == nil {
@@ -207,7 +209,8 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 		if isGPT(name) {
 			continue
 		}
-		row := &fedRow{Archive: printable.Archive(b.archive), Model: name, Batch: b.batchesOf(name)[0], Mode: "eager", Decode: strings.ToLower(b.decode.String())}
+		row := &fedRow{Archive: printable.Archive(b.archive), Model: name, Batch: b.batchesOf(name)[0],
+			Mode: "eager", Decode: strings.ToLower(b.decode.String())}
 		fmt.Fprintf(stderr, "measuring %s, batch %d, fed from %s\n", name, row.Batch, printable.ArchiveName(b.archive))
 		if err := train.WithPrecedence(b.device, func() error { return b.measureFed(ctx, row) }); err != nil {
 			return fmt.Errorf("train: %s from %s: %w", name, printable.ArchiveName(b.archive), err)
@@ -291,7 +294,8 @@ func (b *trainBench) besideEngines(ctx context.Context, row *fedRow, step func()
 	case start.IsZero():
 		return &enginesRow{WhyNot: "a step takes longer than the measurement"}, nil
 	}
-	r := &enginesRow{ImagesPerSecond: float64(steps*row.Batch) / took.Seconds(), Decoded: float64(rate.Images) / rate.Seconds}
+	r := &enginesRow{ImagesPerSecond: float64(steps*row.Batch) / took.Seconds(),
+		Decoded: float64(rate.Images) / rate.Seconds}
 	r.Share = r.ImagesPerSecond / row.Resident
 	return r, nil
 }
@@ -332,7 +336,8 @@ func usedSince(start time.Time, cpu time.Duration) (usedTime, error) {
 }
 
 // run measures rounds. o selects this rank's share of the archive, and run sets the other options.
-func (m *fedMeasurement) run(ctx context.Context, t *trainee, scope *torch.Scope, batch int, o imageloader.Options) (err error) {
+func (m *fedMeasurement) run(ctx context.Context, t *trainee, scope *torch.Scope, batch int,
+	o imageloader.Options) (err error) {
 	b := m.b
 	o.BatchSize, o.Transform, o.Shuffle, o.Seed = batch, imageloader.Train(b.size), true, 1
 	// Use one epoch of many passes, so that the start of an epoch does not count.
@@ -342,7 +347,8 @@ func (m *fedMeasurement) run(ctx context.Context, t *trainee, scope *torch.Scope
 		return err
 	}
 	defer func() { err = errors.Join(err, loader.Close()) }()
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: b.device, Decode: b.decode, DecodeMultiprocessors: b.sms})
+	feed, err := prefetcher.New(loader,
+		prefetcher.Options{Device: b.device, Decode: b.decode, DecodeMultiprocessors: b.sms})
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,8 @@ import (
 )
 
 // issueMethod describes how issue times are measured, here and in pytorch_train.py.
-const issueMethod = "the median of 5 rounds, each after the device was idle: 10 steps of 2 small samples, during which the device waits for the host and its queue " +
+const issueMethod = "the median of 5 rounds, each after the device was idle: 10 steps of 2 small " +
+	"samples, during which the device waits for the host and its queue " +
 	"cannot fill up, or one replay of a graph"
 
 // trainee is a network with everything that a step needs.
@@ -43,7 +44,8 @@ func (b *trainBench) newTrainee(model, mode string) (*trainee, error) {
 }
 
 // newTraineeAround is newTrainee with a Backward for the steps' options.
-func (b *trainBench) newTraineeAround(model, mode string, around func(pass func() error) error) (_ *trainee, err error) {
+func (b *trainBench) newTraineeAround(model, mode string, around func(pass func() error) error) (_ *trainee,
+	err error) {
 	t := &trainee{b: b, model: model}
 	defer func() {
 		if err != nil {
@@ -303,7 +305,8 @@ func (b *trainBench) issue(t *trainee, step func() error, n int) (*issueFigure, 
 		if err := b.wait(); err != nil {
 			return nil, err
 		}
-		rounds[i] = issueFigure{queued.Sub(start).Seconds() * 1e3 / float64(n), time.Since(queued).Seconds() * 1e3, t.parts(n)}
+		rounds[i] = issueFigure{queued.Sub(start).Seconds() * 1e3 / float64(n),
+			time.Since(queued).Seconds() * 1e3, t.parts(n)}
 	}
 	slices.SortFunc(rounds[:], func(a, b issueFigure) int { return cmp.Compare(a.DrainMS, b.DrainMS) })
 	drain := rounds[2].DrainMS

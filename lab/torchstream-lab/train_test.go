@@ -20,7 +20,8 @@ import (
 func TestBenchTrain(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	archive := clitest.FewPhotos(t, map[string]int{"a": 8, "b": 8})
-	args := []string{"-json", "-table", "-models", "resnet18", "-batches", "4,2", "-size", "32", "-seconds", "0.001", "-archive", archive, "-workers", "1"}
+	args := []string{"-json", "-table", "-models", "resnet18", "-batches", "4,2", "-size", "32", "-seconds",
+		"0.001", "-archive", archive, "-workers", "1"}
 	if _, err := exec.LookPath("python3"); err != nil {
 		args = append(args, "-python", "")
 	}
@@ -86,7 +87,8 @@ func TestBenchTrain(t *testing.T) {
 func TestBenchTrainBesideEngines(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	var out, stderr bytes.Buffer
-	if err := benchTrain(t.Context(), []string{"-json", "-table", "-python", "", "-models", "resnet18", "-batches", "4", "-size", "32", "-seconds", "0.05", "-archive", photos,
+	if err := benchTrain(t.Context(), []string{"-json", "-table", "-python", "", "-models", "resnet18",
+		"-batches", "4", "-size", "32", "-seconds", "0.05", "-archive", photos,
 		"-workers", "1", "-engines"}, &out, &stderr); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +96,8 @@ func TestBenchTrainBesideEngines(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
 		t.Fatal(err)
 	}
-	if len(report.Fed) != 1 || report.Fed[0].Engines == nil || !strings.Contains(stderr.String(), "resnet18 beside the JPEG engines") {
+	if len(report.Fed) != 1 || report.Fed[0].Engines == nil ||
+		!strings.Contains(stderr.String(), "resnet18 beside the JPEG engines") {
 		t.Fatalf("fed: %+v\n%s", report.Fed, &stderr)
 	}
 	e := *report.Fed[0].Engines
@@ -108,7 +111,8 @@ func TestBenchTrainBesideEngines(t *testing.T) {
 
 // A new process of this program runs a step and reports it.
 func TestBenchTrainFirstStep(t *testing.T) {
-	command, stderr := clitest.Process(t, "train", "-one-step", "-device", "cpu", "-models", "resnet18", "-batches", "2", "-size", "32")
+	command, stderr := clitest.Process(t, "train", "-one-step", "-device", "cpu", "-models", "resnet18",
+		"-batches", "2", "-size", "32")
 	out, err := command.Output()
 	if err != nil || string(out) != oneStepDone+"\n" {
 		t.Errorf("it printed %q: %v\n%s\nwant %v, nil", out, err, stderr, oneStepDone+"\n")
@@ -116,7 +120,8 @@ func TestBenchTrainFirstStep(t *testing.T) {
 }
 
 func TestBenchTrainArguments(t *testing.T) {
-	for _, args := range [][]string{{"-models", "gpt3"}, {"-models", "resnet19"}, {"-batches", "1"}, {"-batches", "8,x"}, {"-size", "8"}, {"-seconds", "0"},
+	for _, args := range [][]string{{"-models", "gpt3"}, {"-models", "resnet19"}, {"-batches", "1"},
+		{"-batches", "8,x"}, {"-size", "8"}, {"-seconds", "0"},
 		{"-seconds", "NaN"}, {"-context", "2000"}, {"-first", "-1"}, {"-models", "vit_b_16", "-size", "40"},
 		{"-decode-sms", "16"}, {"-decode", "device", "-decode-sms", "-1"}} {
 		var wrong cli.UsageError

@@ -70,7 +70,8 @@ func readWhole(p []byte, offset int64, sums []byte, read func(p []byte, offset i
 	for block := range slices.Chunk(p, BlockBytes) {
 		at := offset / BlockBytes * 4
 		if crc32.ChecksumIEEE(block) != binary.LittleEndian.Uint32(sums[at:]) {
-			return fmt.Errorf("its bytes %d to %d are not those that were written: copy the file again, or go on from an older checkpoint",
+			return fmt.Errorf("its bytes %d to %d are not those that were written: copy the file again, "+
+				"or go on from an older checkpoint",
 				offset, offset+int64(len(block))-1)
 		}
 		offset += int64(len(block))

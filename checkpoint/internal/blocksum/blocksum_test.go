@@ -21,7 +21,8 @@ func TestReadPartsOfBlocks(t *testing.T) {
 	if int64(len(sums)) != blocksum.Size(size) || len(sums) != 12 {
 		t.Fatalf("%d bytes of checksums, want 12", len(sums))
 	}
-	edges := []int64{0, 1, blocksum.BlockBytes - 1, blocksum.BlockBytes, blocksum.BlockBytes + 1, 2 * blocksum.BlockBytes, size - 1, size}
+	edges := []int64{0, 1, blocksum.BlockBytes - 1, blocksum.BlockBytes, blocksum.BlockBytes + 1,
+		2 * blocksum.BlockBytes, size - 1, size}
 	for _, bad := range []int64{-1, 0, blocksum.BlockBytes, size - 1} {
 		stored := bytes.Clone(data)
 		if bad >= 0 {
@@ -40,8 +41,10 @@ func TestReadPartsOfBlocks(t *testing.T) {
 				})
 				block := bad - bad%blocksum.BlockBytes
 				found := bad >= 0 && from < to && from < block+blocksum.BlockBytes && to > block
-				if (err != nil) != found || err != nil && !strings.Contains(err.Error(), "are not those that were written") || reads > 3 {
-					t.Errorf("%d to %d with byte %d wrong: %v after %d reads, want an error: %v", from, to, bad, err, reads, found)
+				if (err != nil) != found || err != nil &&
+					!strings.Contains(err.Error(), "are not those that were written") || reads > 3 {
+					t.Errorf("%d to %d with byte %d wrong: %v after %d reads, want an error: %v", from, to,
+						bad, err, reads, found)
 				}
 				if err == nil && !bytes.Equal(got, data[from:to]) {
 					t.Errorf("%d to %d: other bytes", from, to)
@@ -54,7 +57,8 @@ func TestReadPartsOfBlocks(t *testing.T) {
 func TestReadReturnsTheReadersError(t *testing.T) {
 	sums := blocksum.Append(nil, make([]byte, 10))
 	for _, p := range [][]byte{make([]byte, 10), make([]byte, 3)} {
-		if err := blocksum.Read(p, 0, 10, sums, func([]byte, int64) error { return io.ErrUnexpectedEOF }); !errors.Is(err, io.ErrUnexpectedEOF) {
+		if err := blocksum.Read(p, 0, 10, sums,
+			func([]byte, int64) error { return io.ErrUnexpectedEOF }); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%d bytes: %v, want %v", len(p), err, io.ErrUnexpectedEOF)
 		}
 	}

@@ -51,7 +51,8 @@ func (u *unpickler) global(module, name string) error {
 	}
 	full := module + "." + name
 	switch full {
-	case fnOrderedDict, fnCounter, fnEncode, fnBytes, fnSize, fnDevice, fnLayout, fnTensor, fnTensorTyped, fnParameter, fnParameterWith,
+	case fnOrderedDict, fnCounter, fnEncode, fnBytes, fnSize, fnDevice, fnLayout, fnTensor, fnTensorTyped,
+		fnParameter, fnParameterWith,
 		fnFromType, classTensor, classParameter:
 		u.push(function(full))
 		return nil
@@ -133,7 +134,8 @@ func (u *unpickler) persistent(id any) error {
 		return err
 	}
 	if n < 0 || n > s.Bytes/of.element.size {
-		return fmt.Errorf("storage %q should have %d elements of %d bytes and has %d bytes", key, n, of.element.size, s.Bytes)
+		return fmt.Errorf("storage %q should have %d elements of %d bytes and has %d bytes", key, n,
+			of.element.size, s.Bytes)
 	}
 	u.push(view{s, of, n})
 	return nil
@@ -392,14 +394,16 @@ func (u *unpickler) rebuild(name function, args []any) (any, error) {
 		return nil, errors.New("an untyped storage without a dtype")
 	}
 	if strings.HasPrefix(element.name, "q") {
-		return nil, &Opaque{What: "a tensor of dtype " + element.name, next: "in Python, save tensor.dequantize() instead"}
+		return nil, &Opaque{What: "a tensor of dtype " + element.name,
+			next: "in Python, save tensor.dequantize() instead"}
 	}
 	if len(rest) > 0 {
 		if err := checkMetadata(rest[0]); err != nil {
 			return nil, err
 		}
 	}
-	t := &Tensor{Shape: shape, Strides: strides, Offset: offset, RequiresGrad: grad, Storage: v.storage, element: element}
+	t := &Tensor{Shape: shape, Strides: strides, Offset: offset, RequiresGrad: grad, Storage: v.storage,
+		element: element}
 	if err := t.validate(available); err != nil {
 		return nil, err
 	}
@@ -418,7 +422,8 @@ func checkMetadata(v any) error {
 	}
 	for k, v := range d.All() {
 		if v != any(false) {
-			return &Opaque{What: fmt.Sprintf("a tensor with the bit %v set", describeKey(k)), next: "in Python, save tensor.resolve_conj().resolve_neg() instead"}
+			return &Opaque{What: fmt.Sprintf("a tensor with the bit %v set", describeKey(k)),
+				next: "in Python, save tensor.resolve_conj().resolve_neg() instead"}
 		}
 	}
 	return nil

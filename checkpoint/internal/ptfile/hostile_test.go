@@ -85,10 +85,13 @@ var hostilePickles = []struct {
 	{"protocol 0", "(lp0\n.", "refused: opcode LIST"},
 	{"protocol 1", "\x80\x01N.", "protocol 1"},
 	{"protocol 6", "\x80\x06N.", "protocol 6"},
-	{"system", "\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R.", "refused: all of the file is one object, posix.system"},
-	{"os.system", "\x80\x02cos\nsystem\nX\x02\x00\x00\x00id\x85R.", "x/data.pkl: refused: all of the file is one object, os.system"},
+	{"system", "\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R.",
+		"refused: all of the file is one object, posix.system"},
+	{"os.system", "\x80\x02cos\nsystem\nX\x02\x00\x00\x00id\x85R.",
+		"x/data.pkl: refused: all of the file is one object, os.system"},
 	{"eval", "\x80\x04\x8c\x08builtins\x8c\x04eval\x93.", "all of the file is one object, builtins.eval"},
-	{"getattr by a dot", "\x80\x04\x8c\x05torch\x8c\x0bSize.mro.__\x93.", "all of the file is one object, torch.Size.mro.__"},
+	{"getattr by a dot", "\x80\x04\x8c\x05torch\x8c\x0bSize.mro.__\x93.",
+		"all of the file is one object, torch.Size.mro.__"},
 	{"name of control characters", "\x80\x02ca\x1b[2J\nb\x00\n.", `all of the file is one object, a\x1b[2J.b\x00`},
 	{"long name", "\x80\x02c" + strings.Repeat("a", 10_000) + "\nb\n.", "aaa...: in Python"},
 	{"global without a newline", "\x80\x02cos", "cut short"},
@@ -107,9 +110,11 @@ var hostilePickles = []struct {
 	{"extension", "\x80\x02\x82\x01.", "refused: opcode EXT1"},
 	{"unknown opcode", "\x80\x02\xff.", "refused: opcode 0xff"},
 	{"a function as the value", "\x80\x02ctorch\nSize\n.", "all of the file is one object, torch.Size"},
-	{"a storage as the value", "\x80\x02" + storageID + ".", "all of the file is one object, a storage without a tensor"},
+	{"a storage as the value", "\x80\x02" + storageID + ".",
+		"all of the file is one object, a storage without a tensor"},
 	{"a call of a string", "\x80\x02X\x01\x00\x00\x00a)R.", "refused: a call of a string"},
-	{"a call of a storage type", "\x80\x02ctorch\nFloatStorage\n)R.", "refused: a call of the storage type torch.FloatStorage"},
+	{"a call of a storage type", "\x80\x02ctorch\nFloatStorage\n)R.",
+		"refused: a call of the storage type torch.FloatStorage"},
 	{"a call with a list", "\x80\x02ctorch\nSize\n]R.", "is called with a list"},
 	{"a call without arguments", "\x80\x02ctorch\nSize\n)R.", "torch.Size: unexpected arguments"},
 	{"build of a dict", "\x80\x02}}b.", "refused: opcode BUILD of a dict"},
@@ -128,7 +133,8 @@ var hostilePickles = []struct {
 	{"string of 2^63 bytes", "\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffa.", "cut short"},
 	{"bytes past the end", "\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fa.", "cut short"},
 	{"not UTF-8", "\x80\x02X\x01\x00\x00\x00\xff.", "all of the file is one object, a string that is not UTF-8"},
-	{"large integer", "\x80\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00.", "all of the file is one object, the integer 9223372036854775808"},
+	{"large integer", "\x80\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00.",
+		"all of the file is one object, the integer 9223372036854775808"},
 	{"large integer past the end", "\x80\x02\x8a\x09\x00.", "cut short"},
 	{"integer past the end", "\x80\x02\x8b\xff\xff\xff\x7f\x00.", "cut short"},
 	{"list in itself", "\x80\x02]q\x00h\x00a.", "a list contains itself"},
@@ -136,14 +142,22 @@ var hostilePickles = []struct {
 	{"list in itself through a tuple", "\x80\x02]q\x00h\x00\x85a.", "contains itself"},
 	{"deep", "\x80\x02" + strings.Repeat("]", 1000) + strings.Repeat("a", 999) + ".", "nested more than 64 deep"},
 	{"deep tuples", "\x80\x02)" + strings.Repeat("\x85", 100_000) + ".", "nested more than 64 deep"},
-	{"deep through the memo", "\x80\x02(]q\x00" + strings.Repeat("]h\x00aq\x00", 40) + "t" + strings.Repeat("\x85", 40) + ".", "nested more than 64 deep"},
-	{"persistent id of another kind", "\x80\x02X\x06\x00\x00\x00moduleQ.", "a persistent id that is no storage: a string"},
-	{"persistent id of strings", "\x80\x02(X\x07\x00\x00\x00storageX\x01\x00\x00\x000NNNtQ.", "a persistent id that is no storage"},
-	{"missing storage", "\x80\x02" + strings.Replace(storageID, "0X\x03", "7X\x03", 1) + ".", `storage "7" has no member data/7`},
-	{"storage of another folder", "\x80\x02" + strings.Replace(storageID, "X\x01\x00\x00\x000", "X\x06\x00\x00\x00../../", 1) + ".", "has no member"},
-	{"storage larger than its member", "\x80\x02" + strings.Replace(storageID, "K\x06", "K\x07", 1) + ".", "should have 7 elements of 4 bytes and has 24 bytes"},
-	{"storage of negative size", "\x80\x02" + strings.Replace(storageID, "K\x06", integer(-1), 1) + ".", "should have -1 elements"},
-	{"storage of 2^62 elements", "\x80\x02" + strings.Replace(storageID, "K\x06", integer(1<<62), 1) + ".", "should have"},
+	{"deep through the memo", "\x80\x02(]q\x00" + strings.Repeat("]h\x00aq\x00", 40) + "t" +
+		strings.Repeat("\x85", 40) + ".", "nested more than 64 deep"},
+	{"persistent id of another kind", "\x80\x02X\x06\x00\x00\x00moduleQ.",
+		"a persistent id that is no storage: a string"},
+	{"persistent id of strings", "\x80\x02(X\x07\x00\x00\x00storageX\x01\x00\x00\x000NNNtQ.",
+		"a persistent id that is no storage"},
+	{"missing storage", "\x80\x02" + strings.Replace(storageID, "0X\x03", "7X\x03", 1) + ".",
+		`storage "7" has no member data/7`},
+	{"storage of another folder", "\x80\x02" + strings.Replace(storageID, "X\x01\x00\x00\x000",
+		"X\x06\x00\x00\x00../../", 1) + ".", "has no member"},
+	{"storage larger than its member", "\x80\x02" + strings.Replace(storageID, "K\x06", "K\x07", 1) + ".",
+		"should have 7 elements of 4 bytes and has 24 bytes"},
+	{"storage of negative size", "\x80\x02" + strings.Replace(storageID, "K\x06", integer(-1), 1) + ".",
+		"should have -1 elements"},
+	{"storage of 2^62 elements", "\x80\x02" + strings.Replace(storageID, "K\x06", integer(1<<62), 1) + ".",
+		"should have"},
 	{"tensor past its storage", view(0, []int64{7}, []int64{1}), "reaches past its storage of 6"},
 	{"tensor from past its storage", view(6, []int64{1}, []int64{1}), "reaches past"},
 	{"scalar past its storage", view(6, nil, nil), "reaches past"},
@@ -162,16 +176,25 @@ var hostilePickles = []struct {
 	{"tensor of a string", "\x80\x02" + rebuild + "NNNNNNtR.", "unexpected arguments"},
 	{"tensor of nothing", "\x80\x02" + rebuild + "tR.", "unexpected arguments"},
 	{"parameter of a list", "\x80\x02ctorch._utils\n_rebuild_parameter\n]\x88\x86R.", "unexpected arguments"},
-	{"untyped tensor", "\x80\x02" + rebuild + strings.Replace(storageID, "ctorch\nFloatStorage", "ctorch.storage\nUntypedStorage", 1) + "K\x00))" + noHooks + "tR.", "without a dtype"},
+	{"untyped tensor", "\x80\x02" + rebuild + strings.Replace(storageID, "ctorch\nFloatStorage",
+		"ctorch.storage\nUntypedStorage", 1) + "K\x00))" + noHooks + "tR.", "without a dtype"},
 	{"bytes of a list", "\x80\x02c_codecs\nencode\n]N\x86R.", "_codecs.encode: unexpected arguments"},
-	{"bytes in another code", "\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.", "unexpected arguments"},
-	{"bytes over 255", "\x80\x02c_codecs\nencode\nX\x02\x00\x00\x00\xc4\x80X\x06\x00\x00\x00latin1\x86R.", "not in latin1"},
+	{"bytes in another code", "\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.",
+		"unexpected arguments"},
+	{"bytes over 255", "\x80\x02c_codecs\nencode\nX\x02\x00\x00\x00\xc4\x80X\x06\x00\x00\x00latin1\x86R.",
+		"not in latin1"},
 	{"device of a list", "\x80\x02ctorch\ndevice\n]\x85R.", "unexpected arguments"},
 	// Each call takes 5 bytes and copies much more.
-	{"dict copied often", "\x80\x02}(" + manyItems(3000) + "uq\x00ccollections\nCounter\nq\x01h\x00\x85q\x02(" + strings.Repeat("h\x01h\x02R", 3000) + "t.", "bytes of work"},
-	{"text copied often", "\x80\x02" + short(10_000) + strings.Repeat("a", 10_000) + "X\x06\x00\x00\x00latin1\x86q\x00c_codecs\nencode\nq\x01(" + strings.Repeat("h\x01h\x00R", 10_000) + "t.", "bytes of work"},
-	{"arguments searched often", "\x80\x02ctorch\ndevice\nq\x00](" + strings.Repeat("N", 10_000) + "eca\nb\n\x86q\x01(" + strings.Repeat("h\x00h\x01R", 10_000) + "t.", "bytes of work"},
-	{"long key hashed often", "\x80\x02}" + short(10_000) + strings.Repeat("a", 10_000) + "q\x00Ns" + strings.Repeat("h\x00Ns", 10_000) + ".", "bytes of work"},
+	{"dict copied often", "\x80\x02}(" + manyItems(3000) +
+		"uq\x00ccollections\nCounter\nq\x01h\x00\x85q\x02(" + strings.Repeat("h\x01h\x02R", 3000) + "t.",
+		"bytes of work"},
+	{"text copied often", "\x80\x02" + short(10_000) + strings.Repeat("a", 10_000) +
+		"X\x06\x00\x00\x00latin1\x86q\x00c_codecs\nencode\nq\x01(" + strings.Repeat("h\x01h\x00R", 10_000) +
+		"t.", "bytes of work"},
+	{"arguments searched often", "\x80\x02ctorch\ndevice\nq\x00](" + strings.Repeat("N", 10_000) +
+		"eca\nb\n\x86q\x01(" + strings.Repeat("h\x00h\x01R", 10_000) + "t.", "bytes of work"},
+	{"long key hashed often", "\x80\x02}" + short(10_000) + strings.Repeat("a", 10_000) + "q\x00Ns" +
+		strings.Repeat("h\x00Ns", 10_000) + ".", "bytes of work"},
 }
 
 func manyItems(n int) string {
@@ -187,7 +210,9 @@ var opaquePickles = []struct {
 	name, pickle, what string
 }{
 	{"a call", "\x80\x02]cposix\nsystem\nX\x02\x00\x00\x00id\x85Ra.", "posix.system"},
-	{"a call of what a call returns", "\x80\x02]cbuiltins\ngetattr\ncos\n\nX\x06\x00\x00\x00system\x86RX\x02\x00\x00\x00id\x85Ra.", "builtins.getattr"},
+	{"a call of what a call returns",
+		"\x80\x02]cbuiltins\ngetattr\ncos\n\nX\x06\x00\x00\x00system\x86RX\x02\x00\x00\x00id\x85Ra.",
+		"builtins.getattr"},
 	{"an object that is its own state", "\x80\x02]ca\nB\n)\x81q\x00}Nh\x00sba.", "a.B"},
 	{"an object with keywords", "\x80\x04]ca\nB\n)}\x92a.", "a.B"},
 	{"an object with items", "\x80\x04]ca\nB\n)\x81(NNeNNsNa(NNua.", "a.B"},
@@ -195,10 +220,14 @@ var opaquePickles = []struct {
 	{"a function", "\x80\x02]ctorch\nSize\na.", "torch.Size"},
 	{"a storage type", "\x80\x02]ctorch\nFloatStorage\na.", "torch.FloatStorage"},
 	{"a storage", "\x80\x02]" + storageID + "a.", "a storage without a tensor"},
-	{"a storage of an unknown class", "\x80\x02]" + strings.Replace(storageID, "FloatStorage", "OddStorage", 1) + "a.", "torch.OddStorage"},
-	{"a tensor of such a storage", "\x80\x02]" + rebuild + strings.Replace(storageID, "FloatStorage", "OddStorage", 1) + "K\x00))" + noHooks + "tRa.", "torch.OddStorage"},
-	{"a parameter of such a tensor", "\x80\x02]ctorch._utils\n_rebuild_parameter\n(" + rebuild + strings.Replace(storageID, "FloatStorage", "OddStorage", 1) +
-		"K\x00))" + noHooks + "tR" + noHooks + "tRa.", "torch.OddStorage"},
+	{"a storage of an unknown class", "\x80\x02]" + strings.Replace(storageID, "FloatStorage", "OddStorage",
+		1) + "a.", "torch.OddStorage"},
+	{"a tensor of such a storage", "\x80\x02]" + rebuild + strings.Replace(storageID, "FloatStorage",
+		"OddStorage", 1) + "K\x00))" + noHooks + "tRa.", "torch.OddStorage"},
+	{"a parameter of such a tensor",
+		"\x80\x02]ctorch._utils\n_rebuild_parameter\n(" + rebuild + strings.Replace(storageID,
+			"FloatStorage", "OddStorage", 1) +
+			"K\x00))" + noHooks + "tR" + noHooks + "tRa.", "torch.OddStorage"},
 	{"a storage type as a key", "\x80\x02}ctorch\nFloatStorage\nNs.", "the storage type torch.FloatStorage"},
 	{"a list as a key", "\x80\x02}]Ns.", "a list"},
 	{"an object as a key", "\x80\x02}ca\nB\nNs.", "a.B"},
@@ -248,7 +277,8 @@ func TestSharedContainersDoNotExplode(t *testing.T) {
 		for range n {
 			pickle = strings.TrimSuffix(pickle, ".") + "h\x00\x86q\x00."
 		}
-		if _, err := open(withPickle(t, pickle)); (err == nil) != (text == "") || err != nil && !strings.Contains(err.Error(), text) {
+		if _, err := open(withPickle(t, pickle)); (err == nil) != (text == "") || err != nil &&
+			!strings.Contains(err.Error(), text) {
 			t.Errorf("%d levels: %v", n, err)
 		}
 	}
@@ -274,26 +304,32 @@ func TestHostileArchives(t *testing.T) {
 		file []byte
 		text string
 	}{
-		"empty":              {nil, "not a zip archive"},
-		"short":              {[]byte("PK\x03\x04"), "that is cut short or damaged at its end: copy or save it again"},
-		"cut":                {file[:len(file)-30], "that is cut short or damaged at its end: copy or save it again"},
-		"safetensors":        {[]byte("\x02\x00\x00\x00\x00\x00\x00\x00{}"), "not a zip archive"},
-		"another archive":    {pack(t, member{name: "word/document.xml"}), "without a data.pkl"},
-		"no folder":          {pack(t, member{name: "data.pkl", data: none}), "without a data.pkl"},
-		"deep folder":        {pack(t, member{name: "a/b/data.pkl", data: none}), "without a data.pkl"},
-		"two pickles":        {pack(t, good, member{name: "y/data.pkl"}), "two pickles: x/data.pkl and y/data.pkl"},
-		"pickle twice":       {pack(t, good, good), "two pickles"},
-		"member twice":       {pack(t, good, member{name: "x/data/0"}, member{name: "x/data/0"}), "x/data/0 comes twice"},
-		"byteorder":          {pack(t, good, member{name: "x/byteorder", data: "middle"}), `x/byteorder is "middle"`},
-		"long byteorder":     {pack(t, good, member{name: "x/byteorder", data: strings.Repeat("little", 9)}), "at most 16"},
+		"empty":           {nil, "not a zip archive"},
+		"short":           {[]byte("PK\x03\x04"), "that is cut short or damaged at its end: copy or save it again"},
+		"cut":             {file[:len(file)-30], "that is cut short or damaged at its end: copy or save it again"},
+		"safetensors":     {[]byte("\x02\x00\x00\x00\x00\x00\x00\x00{}"), "not a zip archive"},
+		"another archive": {pack(t, member{name: "word/document.xml"}), "without a data.pkl"},
+		"no folder":       {pack(t, member{name: "data.pkl", data: none}), "without a data.pkl"},
+		"deep folder":     {pack(t, member{name: "a/b/data.pkl", data: none}), "without a data.pkl"},
+		"two pickles":     {pack(t, good, member{name: "y/data.pkl"}), "two pickles: x/data.pkl and y/data.pkl"},
+		"pickle twice":    {pack(t, good, good), "two pickles"},
+		"member twice": {pack(t, good, member{name: "x/data/0"}, member{name: "x/data/0"}),
+			"x/data/0 comes twice"},
+		"byteorder": {pack(t, good, member{name: "x/byteorder", data: "middle"}), `x/byteorder is "middle"`},
+		"long byteorder": {pack(t, good,
+			member{name: "x/byteorder", data: strings.Repeat("little", 9)}), "at most 16"},
 		"encrypted":          {encrypted, "x/data.pkl is encrypted"},
 		"outside":            {sizes, "x/data/0: 1073741824 bytes at"},
 		"unequal sizes":      {unequal, "x/data/0 is not compressed and has the sizes 24 and 1073741824"},
 		"place":              {place, "x/data/0"},
 		"compression method": {method(file, last), "x/data/0: compression method 99"},
-		"bomb":               {pack(t, good, member{"x/data/0", strings.Repeat("\x00", 4<<20), zip.Deflate}, member{name: "pad"}), ""},
-		"bomb in use":        {pack(t, member{name: "x/data.pkl", data: tensor}, member{"x/data/0", strings.Repeat("\x00", 4<<20), zip.Deflate}), "x/data/0 unpacks to 4194304 bytes, more than the whole file"},
-		"bomb of a pickle":   {pack(t, member{"x/data.pkl", strings.Repeat("N", 4<<20), zip.Deflate}), "x/data.pkl unpacks to"},
+		"bomb": {pack(t, good, member{"x/data/0", strings.Repeat("\x00", 4<<20), zip.Deflate},
+			member{name: "pad"}), ""},
+		"bomb in use": {pack(t, member{name: "x/data.pkl", data: tensor},
+			member{"x/data/0", strings.Repeat("\x00", 4<<20), zip.Deflate}),
+			"x/data/0 unpacks to 4194304 bytes, more than the whole file"},
+		"bomb of a pickle": {pack(t, member{"x/data.pkl", strings.Repeat("N", 4<<20), zip.Deflate}),
+			"x/data.pkl unpacks to"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := open(c.file)
@@ -322,7 +358,8 @@ func (failing) ReadAt([]byte, int64) (int, error) { return 0, os.ErrClosed }
 // TestDamagedCompressedMember reads a member that is shorter, once decompressed, than the directory
 // says.
 func TestDamagedCompressedMember(t *testing.T) {
-	file := pack(t, member{name: "x/data.pkl", data: view(0, []int64{6}, []int64{1})}, member{"x/data/0", strings.Repeat("\x00", 24), zip.Deflate})
+	file := pack(t, member{name: "x/data.pkl", data: view(0, []int64{6}, []int64{1})},
+		member{"x/data/0", strings.Repeat("\x00", 24), zip.Deflate})
 	last := bytes.LastIndex(file, []byte("PK\x01\x02"))
 	for size, text := range map[uint32]string{24: "", 25: "", 28: "unexpected EOF"} {
 		binary.LittleEndian.PutUint32(file[last+24:], size)
@@ -334,7 +371,8 @@ func TestDamagedCompressedMember(t *testing.T) {
 		if size == 28 {
 			x.Offset = 1
 		}
-		if err := x.ReadBytes(make([]byte, 24)); (err == nil) != (text == "") || err != nil && !strings.Contains(err.Error(), text) {
+		if err := x.ReadBytes(make([]byte, 24)); (err == nil) != (text == "") || err != nil &&
+			!strings.Contains(err.Error(), text) {
 			t.Errorf("%d bytes: %v", size, err)
 		}
 	}

@@ -134,12 +134,14 @@ func TestOpaqueSaysWhatToSaveInstead(t *testing.T) {
 	for name, want := range map[string]string{
 		"numpy_scalar": "numpy._core.multiarray.scalar is not read: in Python, save x.item()",
 		"namespace":    "argparse.Namespace is not read: in Python, save vars(args)",
-		"seed":         "the integer 9223372036854775809 is not read: it is over 64 bits: in Python, save it as text instead",
-		"conjugate":    "a tensor with the bit conj set is not read: in Python, save tensor.resolve_conj().resolve_neg() instead",
-		"sparse":       "torch._utils._rebuild_sparse_tensor is not read: in Python, save tensor.to_dense()",
-		"quantized":    "torch._utils._rebuild_qtensor is not read: in Python, save tensor.dequantize()",
-		"module":       "torch.nn.modules.linear.Linear is not read: in Python, save model.state_dict()",
-		"set":          "builtins.set is not read: in Python, save tensors, numbers, text, lists and dicts instead",
+		"seed": "the integer 9223372036854775809 is not read: it is over 64 bits: in Python, " +
+			"save it as text instead",
+		"conjugate": "a tensor with the bit conj set is not read: in Python, save " +
+			"tensor.resolve_conj().resolve_neg() instead",
+		"sparse":    "torch._utils._rebuild_sparse_tensor is not read: in Python, save tensor.to_dense()",
+		"quantized": "torch._utils._rebuild_qtensor is not read: in Python, save tensor.dequantize()",
+		"module":    "torch.nn.modules.linear.Linear is not read: in Python, save model.state_dict()",
+		"set":       "builtins.set is not read: in Python, save tensors, numbers, text, lists and dicts instead",
 	} {
 		f, err := open(fixture(t, filepath.Join("opaque", name+".pt")))
 		if err != nil {

@@ -61,7 +61,8 @@ func IsLegacy(head []byte) bool {
 }
 
 // ErrLegacy is the error for a file that IsLegacy recognizes.
-var ErrLegacy = errors.New("a file of PyTorch before 1.6, which is not a zip archive: rewrite it in Python with torch.save(torch.load(path, weights_only=True), path)")
+var ErrLegacy = errors.New("a file of PyTorch before 1.6, which is not a zip archive: rewrite it in " +
+	"Python with torch.save(torch.load(path, weights_only=True), path)")
 
 // Open reads the structure of a file of the given size: the zip directory and the pickle. It does
 // not read tensors. Use their ReadBytes, while r is still open.
@@ -82,7 +83,8 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 		return nil, err
 	}
 	if f.members["constants.pkl"] != nil {
-		return nil, errors.New("a TorchScript archive, which holds code: in Python, torch.save(torch.jit.load(path).state_dict(), \"weights.pt\") writes its weights")
+		return nil, errors.New("a TorchScript archive, which holds code: in Python, " +
+			"torch.save(torch.jit.load(path).state_dict(), \"weights.pt\") writes its weights")
 	}
 	if m := f.members["byteorder"]; m != nil {
 		order, err := f.readAll(m, 16)
@@ -104,7 +106,8 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 		return nil, fmt.Errorf("%s/data.pkl: %w", folder, err)
 	}
 	if o, ok := f.Root.(*Opaque); ok {
-		return nil, fmt.Errorf("%s/data.pkl: refused: all of the file is one object, %s: in Python, save model.state_dict() instead of the object", folder, o.What)
+		return nil, fmt.Errorf("%s/data.pkl: refused: all of the file is one object, %s: in Python, save "+
+			"model.state_dict() instead of the object", folder, o.What)
 	}
 	return f, nil
 }
@@ -113,7 +116,8 @@ func Open(r io.ReaderAt, size int64) (*File, error) {
 func (f *File) readDirectory() (folder string, err error) {
 	archive, err := zip.NewReader(f.r, f.size)
 	if err != nil && !errors.Is(err, zip.ErrInsecurePath) { // members are not extracted to paths
-		return "", fmt.Errorf("a zip archive, as torch.save writes, that is cut short or damaged at its end: copy or save it again: %w", err)
+		return "", fmt.Errorf("a zip archive, as torch.save writes, that is cut short or damaged at its "+
+			"end: copy or save it again: %w", err)
 	}
 	f.Comment = archive.Comment
 	for _, m := range archive.File {
@@ -146,7 +150,8 @@ func describeArchive(files []*zip.File) string {
 	for _, m := range files {
 		switch name := m.Name[strings.LastIndex(m.Name, "/")+1:]; name {
 		case "archive_format", "serialized_exported_program.json":
-			return "a program of torch.export (.pt2), which holds code: in Python, torch.save(torch.export.load(path).state_dict, \"weights.pt\") writes its weights; " +
+			return "a program of torch.export (.pt2), which holds code: in Python, " +
+				"torch.save(torch.export.load(path).state_dict, \"weights.pt\") writes its weights; " +
 				"one of AOTInductor (model.so) has none that can be read: save the model's state_dict()"
 		case "model.weights.h5":
 			return "a model of Keras (.keras): in Python, save its weights as safetensors"
@@ -155,7 +160,8 @@ func describeArchive(files []*zip.File) string {
 		}
 	}
 	if arrays {
-		return "arrays of NumPy (.npz): in Python, safetensors.numpy.save_file(dict(numpy.load(path)), \"weights.safetensors\") writes them"
+		return "arrays of NumPy (.npz): in Python, safetensors.numpy.save_file(dict(numpy.load(path)), " +
+			"\"weights.safetensors\") writes them"
 	}
 	return "a zip archive without a data.pkl in its folder: torch.save did not write it: name another file"
 }
@@ -208,7 +214,8 @@ func (f *File) readChecksums(pickle []byte) error {
 	if err != nil {
 		return err
 	}
-	const changed = "%s: its bytes are not those that were written: copy the file again, or go on from an older checkpoint"
+	const changed = "%s: its bytes are not those that were written: copy the file again, or go on from " +
+		"an older checkpoint"
 	if len(sums) < 4 || crc32.ChecksumIEEE(sums) != m.CRC32 {
 		return fmt.Errorf(changed, m.Name)
 	}
@@ -224,12 +231,14 @@ func (f *File) readChecksums(pickle []byte) error {
 		}
 		n := uint64(blocksum.Size(int64(min(storage.UncompressedSize64, math.MaxInt64/2))))
 		if n > uint64(len(sums)) {
-			return fmt.Errorf("%s has no checksums of %s: copy the file again, or go on from an older checkpoint", m.Name, storage.Name)
+			return fmt.Errorf("%s has no checksums of %s: copy the file again, or go on from an older "+
+				"checkpoint", m.Name, storage.Name)
 		}
 		f.sums[key], sums = sums[:n:n], sums[n:]
 	}
 	if len(sums) > 0 {
-		return fmt.Errorf("%s has checksums of a storage that is missing: copy the file again, or go on from an older checkpoint", m.Name)
+		return fmt.Errorf("%s has checksums of a storage that is missing: copy the file again, or go on "+
+			"from an older checkpoint", m.Name)
 	}
 	return nil
 }
@@ -260,7 +269,8 @@ func (f *File) reader(m *zip.File) (read func(p []byte, offset int64) error, err
 	case m.Method != zip.Deflate:
 		return nil, fmt.Errorf("%s: compression method %d is not handled", m.Name, m.Method)
 	case m.UncompressedSize64 > uint64(max(f.size, minBound)):
-		return nil, fmt.Errorf("%s unpacks to %d bytes, more than the whole file: write it without compression", m.Name, m.UncompressedSize64)
+		return nil, fmt.Errorf("%s unpacks to %d bytes, more than the whole file: write it without "+
+			"compression", m.Name, m.UncompressedSize64)
 	}
 	return func(p []byte, offset int64) error {
 		r := flate.NewReader(io.NewSectionReader(f.r, start, int64(size)))

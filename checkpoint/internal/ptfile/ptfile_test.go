@@ -105,7 +105,8 @@ func (d *description) tensor(t *testing.T, x *ptfile.Tensor) any {
 		return out
 	}
 	return map[string]any{
-		"tensor": x.DType().String(), "shape": floats(x.Shape), "stride": floats(x.Strides), "offset": float64(x.Offset), "grad": x.RequiresGrad,
+		"tensor": x.DType().String(), "shape": floats(x.Shape), "stride": floats(x.Strides),
+		"offset": float64(x.Offset), "grad": x.RequiresGrad,
 		"parameter": x.Parameter, "storage": float64(number), "bytes": hex.EncodeToString(b),
 	}
 }
@@ -159,7 +160,8 @@ func TestReadsWhatPyTorchWrites(t *testing.T) {
 func TestRefusesWhatIsNoTensorOrValue(t *testing.T) {
 	for name, text := range map[string]string{
 		"legacy.pt": "PyTorch before 1.6",
-		"module.pt": "refused: all of the file is one object, torch.nn.modules.linear.Linear: in Python, save model.state_dict()",
+		"module.pt": "refused: all of the file is one object, torch.nn.modules.linear.Linear: in Python, " +
+			"save model.state_dict()",
 		"script.pt": "TorchScript",
 	} {
 		if _, err := open(fixture(t, name)); err == nil || !strings.Contains(err.Error(), text) {
@@ -189,7 +191,8 @@ func TestRefusesWhatIsNoTensorOrValue(t *testing.T) {
 		v, _ := dict(t, f.Root).Get(key)
 		x := v.(*ptfile.Tensor)
 		err := x.ReadBytes(make([]byte, x.Bytes()))
-		if x.DType().Known() != (err == nil) || err != nil && !strings.Contains(err.Error(), "dtype "+dtype+" is not handled") {
+		if x.DType().Known() != (err == nil) || err != nil &&
+			!strings.Contains(err.Error(), "dtype "+dtype+" is not handled") {
 			t.Errorf("%s: %v", key, err)
 		}
 	}
@@ -348,9 +351,11 @@ func TestWriteRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, root := range map[string]any{
-		"contains itself": loop, "float32": float32(1), "not UTF-8": "\xff", "file already closed": failing, "big-endian": big.Root, "string": map[string]any{},
+		"contains itself": loop, "float32": float32(1), "not UTF-8": "\xff", "file already closed": failing,
+		"big-endian": big.Root, "string": map[string]any{},
 	} {
-		if err := ptfile.Write(new(bytes.Buffer), root, ""); err == nil || !strings.Contains(err.Error(), name) && name != "string" {
+		if err := ptfile.Write(new(bytes.Buffer), root, ""); err == nil ||
+			!strings.Contains(err.Error(), name) && name != "string" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -373,7 +378,8 @@ func TestWriteRefuses(t *testing.T) {
 			t.Errorf("NewTensor with the shape %v: got no error, want one", shape)
 		}
 	}
-	if _, err := ptfile.NewTensor(tensor.DType(9), nil, nil); err != nil && !strings.Contains(err.Error(), "cannot be written") {
+	if _, err := ptfile.NewTensor(tensor.DType(9), nil, nil); err != nil &&
+		!strings.Contains(err.Error(), "cannot be written") {
 		t.Error(err)
 	}
 }

@@ -145,7 +145,8 @@ func (t *Tensor) Check() error {
 		return err
 	}
 	if t.Bytes() > t.Storage.Bytes {
-		return fmt.Errorf("shape %v with strides %v repeats elements: it has %d bytes and its storage %d: save tensor.contiguous() instead",
+		return fmt.Errorf("shape %v with strides %v repeats elements: it has %d bytes and its storage "+
+			"%d: save tensor.contiguous() instead",
 			t.Shape, t.Strides, t.Bytes(), t.Storage.Bytes)
 	}
 	return nil
@@ -188,8 +189,10 @@ func (t *Tensor) ReadElements(dst []byte, first int64) error {
 		return err
 	}
 	size := t.element.size
-	if n, _ := elements(t.Shape); !tensor.Dense(t.Shape, t.Strides) || first < 0 || int64(len(dst))%size != 0 || int64(len(dst))/size > n-first {
-		return fmt.Errorf("%d bytes from element %d of a tensor of shape %v and strides %v", len(dst), first, t.Shape, t.Strides)
+	if n, _ := elements(t.Shape); !tensor.Dense(t.Shape, t.Strides) || first < 0 ||
+		int64(len(dst))%size != 0 || int64(len(dst))/size > n-first {
+		return fmt.Errorf("%d bytes from element %d of a tensor of shape %v and strides %v", len(dst),
+			first, t.Shape, t.Strides)
 	}
 	if len(dst) == 0 {
 		return nil
@@ -262,7 +265,9 @@ func (t *Tensor) validate(available int64) error {
 		return nil
 	}
 	if last, ok := t.last(); !ok || last >= available {
-		return fmt.Errorf("shape %v with strides %v from element %d reaches past its storage of %d elements", t.Shape, t.Strides, t.Offset, available)
+		return fmt.Errorf("shape %v with strides %v from element %d reaches past its storage of %d "+
+			"elements", t.Shape, t.Strides,
+			t.Offset, available)
 	}
 	return nil
 }

@@ -90,7 +90,8 @@ const (
 func refusedOpcode(op byte) string {
 	names := map[byte]string{
 		'i': "INST", 'o': "OBJ", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4", 'P': "PERSID",
-		'2': "DUP", 'S': "STRING", 'I': "INT", 'L': "LONG", 'F': "FLOAT", 'V': "UNICODE", 'd': "DICT", 'l': "LIST", 'p': "PUT", 'g': "GET",
+		'2': "DUP", 'S': "STRING", 'I': "INT", 'L': "LONG", 'F': "FLOAT", 'V': "UNICODE", 'd': "DICT",
+		'l': "LIST", 'p': "PUT", 'g': "GET",
 		0x97: "NEXT_BUFFER", 0x98: "READONLY_BUFFER",
 	}
 	if name, ok := names[op]; ok {
@@ -123,7 +124,8 @@ type unpickler struct {
 
 // unpickle returns a pickle's value.
 func unpickle(data []byte, limit limits, open func(key, location string) (*Storage, error)) (any, error) {
-	u := &unpickler{data: data, memo: map[uint32]any{}, open: open, types: elementTypes(), work: maxWork * len(data), opaques: map[string]*Opaque{}}
+	u := &unpickler{data: data, memo: map[uint32]any{}, open: open, types: elementTypes(),
+		work: maxWork * len(data), opaques: map[string]*Opaque{}}
 	for steps := 0; ; steps++ {
 		at := u.pos
 		done, err := u.step()
@@ -154,7 +156,8 @@ func (u *unpickler) step() (done bool, err error) {
 		return false, err
 	}
 	op := b[0]
-	for _, run := range []func(*unpickler, byte) (bool, error){(*unpickler).constant, (*unpickler).text, (*unpickler).container, (*unpickler).object, (*unpickler).other} {
+	for _, run := range []func(*unpickler, byte) (bool, error){(*unpickler).constant, (*unpickler).text,
+		(*unpickler).container, (*unpickler).object, (*unpickler).other} {
 		if handled, err := run(u, op); handled || err != nil {
 			return false, err
 		}
@@ -308,7 +311,8 @@ func (u *unpickler) object(op byte) (handled bool, err error) {
 			module, ok1 := names[0].(string)
 			name, ok2 := names[1].(string)
 			if !ok1 || !ok2 {
-				return true, fmt.Errorf("STACK_GLOBAL names a global with %s and %s", describe(names[0]), describe(names[1]))
+				return true, fmt.Errorf("STACK_GLOBAL names a global with %s and %s", describe(names[0]),
+					describe(names[1]))
 			}
 			err = u.global(module, name)
 		}

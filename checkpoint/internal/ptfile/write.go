@@ -32,7 +32,8 @@ func write(w io.Writer, root any, comment string, limit limits) error {
 	}
 	p.op(opStop)
 	if len(p.out) > maxPickle { // a file that Open refuses must not replace a readable one
-		return fmt.Errorf("all values but the tensors' elements take %d bytes, over the limit of %d", len(p.out), maxPickle)
+		return fmt.Errorf("all values but the tensors' elements take %d bytes, over the limit of %d",
+			len(p.out), maxPickle)
 	}
 	if _, err := unpickle(p.out, limit, p.storageOf); err != nil {
 		return fmt.Errorf("the values cannot be read again: %w", err)
@@ -106,7 +107,8 @@ func (a *archive) add(name string, data []byte) error {
 		return err
 	}
 	size := uint64(len(data))
-	h := &zip.FileHeader{Name: "archive/" + name, Method: zip.Store, CRC32: crc32.ChecksumIEEE(data), CompressedSize64: size, UncompressedSize64: size}
+	h := &zip.FileHeader{Name: "archive/" + name, Method: zip.Store, CRC32: crc32.ChecksumIEEE(data),
+		CompressedSize64: size, UncompressedSize64: size}
 	if size >= math.MaxUint32 {
 		h.Extra = binary.LittleEndian.AppendUint16(h.Extra, zip64Field)
 		h.Extra = binary.LittleEndian.AppendUint16(h.Extra, 16)
@@ -280,7 +282,8 @@ func (p *pickler) global(module, name string) {
 // _rebuild_parameter.
 func (p *pickler) tensor(t *Tensor) error {
 	if t.Storage.big && t.element.size > 1 {
-		return fmt.Errorf("a tensor of dtype %s of a big-endian file cannot be written to a PyTorch file", t.element.name)
+		return fmt.Errorf("a tensor of dtype %s of a big-endian file cannot be written to a PyTorch file",
+			t.element.name)
 	}
 	number, ok := p.numbers[t.Storage]
 	if !ok {

@@ -23,7 +23,8 @@ func TestWriteCountsAsTheReader(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var written bytes.Buffer
-			if err := write(&written, c.root, "", c.below); err == nil || !strings.Contains(err.Error(), c.says) || written.Len() > 0 {
+			if err := write(&written, c.root, "", c.below); err == nil ||
+				!strings.Contains(err.Error(), c.says) || written.Len() > 0 {
 				t.Errorf("over the limit: %v, and %d bytes, want an error with %q, 0",
 					err, written.Len(), c.says)
 			}

@@ -194,7 +194,8 @@ func TestSilentMemberIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	fmt.Fprintf(silent, `{"k":"hello","r":1,"t":%q,"n":"rank 1 (pid 5 on b)"}`+"\n"+`{"k":"arrive","n":"job","m":[0,1],"c":{"Seq":1},"d":%d}`+"\n",
+	fmt.Fprintf(silent, `{"k":"hello","r":1,"t":%q,"n":"rank 1 (pid 5 on b)"}`+"\n"+
+		`{"k":"arrive","n":"job","m":[0,1],"c":{"Seq":1},"d":%d}`+"\n",
 		token, patience)
 	if err := m.Arrive("job", []int{0, 1}, Call{Seq: 1}, false, patience); err != nil {
 		t.Fatal(err)
@@ -202,7 +203,8 @@ func TestSilentMemberIsNamed(t *testing.T) {
 	h.mu.Lock()
 	h.ranks[1].heard = h.ranks[1].heard.Add(-times.Silence)
 	h.mu.Unlock()
-	requireVerdict(t, []*Member{m}, Silent, 1, "rank 1 (pid 5 on b) has given no sign of life for 1m0s", "it has called no collective")
+	requireVerdict(t, []*Member{m}, Silent, 1, "rank 1 (pid 5 on b) has given no sign of life for 1m0s",
+		"it has called no collective")
 }
 
 func TestSilentHubIsNamed(t *testing.T) {
@@ -211,7 +213,8 @@ func TestSilentHubIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	m, err := Dial(t.Context(), []string{l.Addr().String()}, token, 1, Options{Interval: 10 * time.Millisecond, Silence: 200 * time.Millisecond})
+	m, err := Dial(t.Context(), []string{l.Addr().String()}, token, 1,
+		Options{Interval: 10 * time.Millisecond, Silence: 200 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,12 +224,14 @@ func TestSilentHubIsNamed(t *testing.T) {
 
 func TestRankMissingAtBarrierIsNamed(t *testing.T) {
 	_, members := job(t, 3)
-	err := members[2].Arrive("g#b", []int{0, 1, 2}, Call{Seq: 4, Name: "Barrier", Line: "b.go:2"}, false, 50*time.Millisecond)
+	err := members[2].Arrive("g#b", []int{0, 1, 2}, Call{Seq: 4, Name: "Barrier", Line: "b.go:2"}, false,
+		50*time.Millisecond)
 	var v *Verdict
 	if !errors.As(err, &v) {
 		t.Fatal(err)
 	}
-	requireVerdict(t, members, Timeout, 0, "rank 0 (pid ", "rank 1 (pid ", "did not reach Barrier #4 at b.go:2 within 50ms")
+	requireVerdict(t, members, Timeout, 0, "rank 0 (pid ", "rank 1 (pid ",
+		"did not reach Barrier #4 at b.go:2 within 50ms")
 }
 
 func TestMismatch(t *testing.T) {
@@ -234,7 +239,8 @@ func TestMismatch(t *testing.T) {
 	var all sync.WaitGroup
 	for r, what := range []string{"float32[3]", "float32[4]"} {
 		all.Go(func() {
-			members[r].Arrive("g#d", []int{0, 1}, Call{Seq: 2, Name: "AllReduce", What: what, Line: fmt.Sprintf("f.go:%d", r)}, true, patience)
+			members[r].Arrive("g#d", []int{0, 1},
+				Call{Seq: 2, Name: "AllReduce", What: what, Line: fmt.Sprintf("f.go:%d", r)}, true, patience)
 		})
 	}
 	all.Wait()
@@ -248,7 +254,8 @@ func TestReportBlamesTheRankThatIsBehind(t *testing.T) {
 	}
 	tell(t, members)
 	members[1].Report("g", []int{1, 2}, Call{Seq: 4, Name: "AllReduce", Line: "f.go:1"}, "connection reset")
-	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "has not entered it", "AllReduce #3 at f.go:2", "connection reset")
+	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "has not entered it", "AllReduce #3 at f.go:2",
+		"connection reset")
 }
 
 func TestAbortReachesAllRanks(t *testing.T) {
@@ -339,7 +346,8 @@ func TestTwoProcessesOfOneRankEndTheJob(t *testing.T) {
 // and the job continues.
 func TestRankOfAnotherJobIsRefused(t *testing.T) {
 	h, members := job(t, 2)
-	for rank, says := range map[int]string{0: "have the same rank", 1: "have the same rank", 2: "is no rank of the job of 2 ranks", -1: "is no rank of"} {
+	for rank, says := range map[int]string{0: "have the same rank", 1: "have the same rank",
+		2: "is no rank of the job of 2 ranks", -1: "is no rank of"} {
 		stranger, err := Dial(t.Context(), []string{h.listener.Addr().String()}, token, rank, times)
 		if err != nil {
 			t.Fatal(err)
@@ -349,7 +357,8 @@ func TestRankOfAnotherJobIsRefused(t *testing.T) {
 		if err == nil {
 			t.Errorf("Arrive() of a stranger as rank %d = nil, want an error", rank)
 		}
-		requireVerdict(t, []*Member{stranger}, Mismatch, rank, says, "set MASTER_PORT", fmt.Sprintf("rank %d (pid ", rank))
+		requireVerdict(t, []*Member{stranger}, Mismatch, rank, says, "set MASTER_PORT",
+			fmt.Sprintf("rank %d (pid ", rank))
 		if !stranger.Refused() {
 			t.Errorf("rank %d does not know that the hub has refused it", rank)
 		}
@@ -373,7 +382,8 @@ func TestRankThatNeverLeavesIsNamed(t *testing.T) {
 		h.mu.Unlock()
 	}
 	go members[1].Part(t.Context(), "b.go:9", 100*time.Millisecond)
-	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "did not close its group in time", "closed it at b.go:9", "AllReduce #5 at a.go:1")
+	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "did not close its group in time",
+		"closed it at b.go:9", "AllReduce #5 at a.go:1")
 }
 
 // lateConn delays a deadline in the future until another goroutine has set one in the past, if one

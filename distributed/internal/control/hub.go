@@ -195,7 +195,8 @@ func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 	defer h.mu.Unlock()
 	const another = "another job uses this address: set MASTER_PORT to a free port for each job"
 	if hello.Rank < 0 || hello.Rank >= h.size {
-		return fmt.Sprintf("%s is no rank of the job of %d ranks that %s serves: %s", hello.Name, h.size, h.ranks[0].name, another)
+		return fmt.Sprintf("%s is no rank of the job of %d ranks that %s serves: %s", hello.Name, h.size,
+			h.ranks[0].name, another)
 	}
 	p := &h.ranks[hello.Rank]
 	if p.out != nil {
@@ -308,7 +309,9 @@ func (h *Hub) receive(rank int, m message) {
 	p := &h.ranks[rank]
 	p.heard = time.Now()
 	if m.Call != nil && !h.isGroup(rank, m.Members) {
-		h.judge(&Verdict{Mismatch, rank, fmt.Sprintf("%s has a group %q of the ranks %v: want distinct ranks of %d, and its own", p.name, m.Name, m.Members, h.size)})
+		h.judge(&Verdict{Mismatch, rank,
+			fmt.Sprintf("%s has a group %q of the ranks %v: want distinct ranks of %d, and its own", p.name,
+				m.Name, m.Members, h.size)})
 		return
 	}
 	switch m.Kind {
@@ -321,7 +324,8 @@ func (h *Hub) receive(rank int, m message) {
 	case kindReport:
 		if m.Call != nil {
 			// Another rank's end or next beat may explain the failure, so wait for two intervals.
-			h.reports = append(h.reports, report{rank, m.Name, m.Members, *m.Call, m.Text, p.heard.Add(2 * h.o.Interval)})
+			h.reports = append(h.reports,
+				report{rank, m.Name, m.Members, *m.Call, m.Text, p.heard.Add(2 * h.o.Interval)})
 		}
 	case kindAbort:
 		h.judge(&Verdict{Aborted, rank, fmt.Sprintf("%s has ended the job: %s", p.name, m.Text)})
@@ -363,7 +367,9 @@ func (h *Hub) arrive(rank int, m message) {
 	a.calls[rank] = *m.Call
 	a.compare = a.compare || m.Compare
 	if !slices.Equal(a.members, m.Members) {
-		h.judge(&Verdict{Mismatch, rank, fmt.Sprintf("%s has a group %q of the ranks %v, and others one of %v", h.ranks[rank].name, m.Name, m.Members, a.members)})
+		h.judge(&Verdict{Mismatch, rank,
+			fmt.Sprintf("%s has a group %q of the ranks %v, and others one of %v", h.ranks[rank].name,
+				m.Name, m.Members, a.members)})
 		return
 	}
 	if len(a.calls) < len(a.members) {
@@ -375,7 +381,8 @@ func (h *Hub) arrive(rank int, m message) {
 	for _, r := range a.members {
 		if other, one := a.calls[r], a.calls[first]; a.compare && (other.Name != one.Name || other.What != one.What) {
 			h.judge(&Verdict{Mismatch, r, fmt.Sprintf("%s calls %s(%s) #%d at %s where %s calls %s(%s) at %s",
-				h.ranks[r].name, other.Name, other.What, other.Seq, other.Line, h.ranks[first].name, one.Name, one.What, one.Line)})
+				h.ranks[r].name, other.Name, other.What, other.Seq, other.Line, h.ranks[first].name,
+				one.Name, one.What, one.Line)})
 			return
 		}
 	}
@@ -410,8 +417,9 @@ func (h *Hub) check(now time.Time) {
 	}
 	for r := range h.ranks {
 		if p := &h.ranks[r]; p.conn != nil && p.left == "" && now.Sub(p.heard) > h.o.Silence {
-			h.judge(&Verdict{Silent, r, fmt.Sprintf("%s has given no sign of life for %v: it is stopped, or its host or network is gone; %s",
-				p.name, h.o.Silence, h.last(r, ""))})
+			h.judge(&Verdict{Silent, r,
+				fmt.Sprintf("%s has given no sign of life for %v: it is stopped, or its host or network is gone; %s",
+					p.name, h.o.Silence, h.last(r, ""))})
 			return
 		}
 	}
@@ -447,7 +455,8 @@ func (h *Hub) missing(key arrivalKey, a *arrival) *Verdict {
 		group, _, _ := strings.Cut(key.group, "#")
 		names = append(names, fmt.Sprintf("%s (%s)", h.ranks[r].name, h.state(r, group)))
 	}
-	return &Verdict{Timeout, rank, fmt.Sprintf("%s did not reach %v within %v", strings.Join(names, ", "), call, a.timeout)}
+	return &Verdict{Timeout, rank, fmt.Sprintf("%s did not reach %v within %v", strings.Join(names, ", "),
+		call, a.timeout)}
 }
 
 // state describes a rank that others wait for. The caller holds h.mu.
@@ -492,7 +501,9 @@ func (h *Hub) checkLeft() {
 		for other := range h.ranks {
 			for group, c := range h.ranks[other].calls {
 				if mine, ok := h.ranks[r].calls[group]; ok && mine.Seq < c.Seq && !c.Done {
-					h.judge(&Verdict{Left, r, fmt.Sprintf("%s closed its group at %s, and %s is in %v", h.ranks[r].name, h.ranks[r].left, h.ranks[other].name, c)})
+					h.judge(&Verdict{Left, r,
+						fmt.Sprintf("%s closed its group at %s, and %s is in %v", h.ranks[r].name,
+							h.ranks[r].left, h.ranks[other].name, c)})
 					return
 				}
 			}

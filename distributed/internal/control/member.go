@@ -100,9 +100,11 @@ func Dial(ctx context.Context, addresses []string, token string, rank int, o Opt
 	m := &Member{
 		o: o, rank: rank, conn: conn, out: make(chan message, queueLength), stop: make(chan struct{}),
 		failed: make(chan struct{}), left: make(chan struct{}), hub: hubState{heard: time.Now()},
-		memberCalls: memberCalls{calls: map[string]Call{}, begun: map[string]time.Time{}, waiting: map[arrivalKey]chan struct{}{}},
+		memberCalls: memberCalls{calls: map[string]Call{}, begun: map[string]time.Time{},
+			waiting: map[arrivalKey]chan struct{}{}},
 	}
-	m.out <- message{Kind: kindHello, Token: token, Rank: rank, Name: fmt.Sprintf("rank %d (pid %d on %s)", rank, os.Getpid(), host)}
+	m.out <- message{Kind: kindHello, Token: token, Rank: rank,
+		Name: fmt.Sprintf("rank %d (pid %d on %s)", rank, os.Getpid(), host)}
 	m.running.Add(3)
 	go m.read()
 	go m.write()
@@ -319,7 +321,8 @@ func (m *Member) beat() {
 		silence := time.Since(m.hub.heard)
 		m.mu.Unlock()
 		if silence > m.o.Silence {
-			m.fail(&Verdict{Silent, 0, fmt.Sprintf("rank 0, which serves the job, has given no sign of life for %v: it is stopped, or its host or network is gone", m.o.Silence)})
+			m.fail(&Verdict{Silent, 0, fmt.Sprintf("rank 0, which serves the job, has given no sign of "+
+				"life for %v: it is stopped, or its host or network is gone", m.o.Silence)})
 		}
 		select {
 		case m.out <- message{Kind: kindBeat}:

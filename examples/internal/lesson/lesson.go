@@ -48,7 +48,8 @@ func Main(name, about string, gpus int, more func(*flag.FlagSet), run func(conte
 	Usage(flags, name+" [options]", about)
 	flags.BoolVar(&l.JSON, "json", false, "print the figures as one JSON object")
 	device := flags.Int("device", 0, "the first GPU to use")
-	flags.StringVar(&l.Timeline, "timeline", "", "draw the timeline to this `file`: .svg, .png, or .json for ui.perfetto.dev")
+	flags.StringVar(&l.Timeline, "timeline", "",
+		"draw the timeline to this `file`: .svg, .png, or .json for ui.perfetto.dev")
 	flags.StringVar(&l.Python, "python", "python3", "interpreter with PyTorch for the peer's figures; empty for none")
 	if more != nil {
 		more(flags)
@@ -103,7 +104,8 @@ func ExplainMissing(err error, example, option, path string) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	case path == TrainArchive || path == TestArchive:
-		return fmt.Errorf("%w: the archive that comes with the repository is found from its root: run %s there, or name another with %s FILE", err, example, option)
+		return fmt.Errorf("%w: the archive that comes with the repository is found from its root: run %s "+
+			"there, or name another with %s FILE", err, example, option)
 	}
 	return fmt.Errorf("%w: name another archive with %s FILE", err, option)
 }
@@ -116,7 +118,8 @@ func (l *Lesson) needs(gpus int) error {
 	case gpus == 1:
 		return fmt.Errorf("needs a GPU, and there is no %v (torchstream doctor says more)", l.Device)
 	default:
-		return fmt.Errorf("needs %d GPUs from %v on, and there are %d (torchstream doctor says more)", gpus, l.Device, have)
+		return fmt.Errorf("needs %d GPUs from %v on, and there are %d (torchstream doctor says more)", gpus,
+			l.Device, have)
 	}
 }
 

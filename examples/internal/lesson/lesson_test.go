@@ -77,7 +77,8 @@ func TestStatus(t *testing.T) {
 		err    error
 		status int
 		says   string
-	}{{t.Context(), nil, 0, ""}, {ended, nil, 0, ""}, {t.Context(), failed, 1, "99-test: failed\n"}, {ended, context.Canceled, 130, "99-test: interrupted\n"}, {ended, failed, 130, "99-test: interrupted\n"}} {
+	}{{t.Context(), nil, 0, ""}, {ended, nil, 0, ""}, {t.Context(), failed, 1, "99-test: failed\n"},
+		{ended, context.Canceled, 130, "99-test: interrupted\n"}, {ended, failed, 130, "99-test: interrupted\n"}} {
 		var out bytes.Buffer
 		if status := Status(c.ctx, "99-test", c.err, &out); status != c.status || out.String() != c.says {
 			t.Errorf("%v: status %d, %q; want %d, %q", c.err, status, &out, c.status, c.says)
@@ -88,7 +89,8 @@ func TestStatus(t *testing.T) {
 // If an example's default archive is missing, the error says where to run the example.
 func TestExplainMissing(t *testing.T) {
 	for path, says := range map[string]string{
-		TrainArchive: "from its root: run 99-test there, or name another with -archive FILE", TestArchive: "run 99-test there", "mine.tgz": "file or directory: name another archive with -archive FILE",
+		TrainArchive: "from its root: run 99-test there, or name another with -archive FILE",
+		TestArchive:  "run 99-test there", "mine.tgz": "file or directory: name another archive with -archive FILE",
 	} {
 		_, err := os.Open(path)
 		got := ExplainMissing(err, "99-test", "-archive", path)
@@ -122,16 +124,19 @@ func TestPeer(t *testing.T) {
 		t.Skip("needs python3")
 	}
 	l := &Lesson{Python: python}
-	if err := l.Peer(t.Context(), "import sys; print('warming up'); print('{\"ms\": %s}' % sys.argv[1])", &figures, "1.5"); err != nil || figures.MS != 1.5 {
+	if err := l.Peer(t.Context(), "import sys; print('warming up'); print('{\"ms\": %s}' % sys.argv[1])",
+		&figures, "1.5"); err != nil || figures.MS != 1.5 {
 		t.Errorf("%v, %v, want 1.5, nil", figures, err)
 	}
 	if err := l.Peer(t.Context(), "import no_such_module", &figures); !errors.Is(err, ErrNoPeer) {
 		t.Errorf("a missing module: %v, want ErrNoPeer", err)
 	}
-	if err := l.Peer(t.Context(), "raise ValueError('boom')", &figures); err == nil || errors.Is(err, ErrNoPeer) || !strings.Contains(err.Error(), "boom") {
+	if err := l.Peer(t.Context(), "raise ValueError('boom')", &figures); err == nil ||
+		errors.Is(err, ErrNoPeer) || !strings.Contains(err.Error(), "boom") {
 		t.Errorf("a failing peer: %v", err)
 	}
-	if err := l.Peer(t.Context(), "print('no figures')", &figures); err == nil || !strings.Contains(err.Error(), "no JSON object") {
+	if err := l.Peer(t.Context(), "print('no figures')", &figures); err == nil ||
+		!strings.Contains(err.Error(), "no JSON object") {
 		t.Errorf("a peer without figures: %v, want an error with \"no JSON object\"", err)
 	}
 }

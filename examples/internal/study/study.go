@@ -46,7 +46,8 @@ func Device(name string) (cuda.Device, error) {
 			if i < cuda.DeviceCount() {
 				return cuda.Device(i), nil
 			}
-			return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable): see torchstream doctor", name, cuda.DeviceCount())
+			return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable): see "+
+				"torchstream doctor", name, cuda.DeviceCount())
 		}
 	}
 	return 0, fmt.Errorf("-device %q: want cpu, or cuda:N for the GPU N", name)
@@ -109,23 +110,29 @@ func Curves(path, title, steps string, curves []Curve, text []string) error {
 	x := func(i int) float64 { return left + (width-left-right)*float64(i)/float64(longest) }
 	y := func(v float64) float64 { return top + (height-top-bottom)*(high-v)/(high-low) }
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" font-family="sans-serif" font-size="13">`+"\n", width, height+18*float64(len(text))+10)
-	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="#fff"/><text x="%g" y="22" font-size="16">%s</text>`+"\n", left, escape(title))
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" font-family="sans-serif" font-size="13">`+"\n",
+		width, height+18*float64(len(text))+10)
+	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="#fff"/><text x="%g" y="22" font-size="16">%s</text>`+"\n", left,
+		escape(title))
 	for i := range 5 {
 		v := low + (high-low)*float64(i)/4
-		fmt.Fprintf(&b, `<path d="M%g %.1fH%g" stroke="#ddd"/><text x="%g" y="%.1f" text-anchor="end">%.3g</text>`+"\n", left, y(v), width-right, left-6, y(v)+4, v)
+		fmt.Fprintf(&b, `<path d="M%g %.1fH%g" stroke="#ddd"/><text x="%g" y="%.1f" text-anchor="end">%.3g</text>`+"\n", left, y(v),
+			width-right, left-6, y(v)+4, v)
 	}
-	fmt.Fprintf(&b, `<text x="%g" y="%g">0</text><text x="%g" y="%g" text-anchor="end">%d %s</text>`+"\n", left, height-bottom+18, width-right, height-bottom+18, longest, escape(steps))
+	fmt.Fprintf(&b, `<text x="%g" y="%g">0</text><text x="%g" y="%g" text-anchor="end">%d %s</text>`+"\n",
+		left, height-bottom+18, width-right, height-bottom+18, longest, escape(steps))
 	for i, c := range curves {
 		colour := []string{"#00458b", "#e69f00", "#009e73", "#cc79a7"}[i%4]
 		b.WriteString(`<path fill="none" stroke-width="2" stroke="` + colour + `" d="`)
 		for j, v := range c.Values {
 			fmt.Fprintf(&b, "%c%.1f %.1f", "ML"[min(j, 1)], x(j), y(v))
 		}
-		fmt.Fprintf(&b, `"/><text x="%g" y="%g" text-anchor="end" fill="%s">%s</text>`+"\n", width-right, 22+16*float64(i), colour, escape(c.Name))
+		fmt.Fprintf(&b, `"/><text x="%g" y="%g" text-anchor="end" fill="%s">%s</text>`+"\n", width-right,
+			22+16*float64(i), colour, escape(c.Name))
 	}
 	for i, line := range text {
-		fmt.Fprintf(&b, `<text x="20" y="%g" font-family="monospace" font-size="12" xml:space="preserve">%s</text>`+"\n", height+18*float64(i), escape(line))
+		fmt.Fprintf(&b, `<text x="20" y="%g" font-family="monospace" font-size="12" xml:space="preserve">%s</text>`+"\n",
+			height+18*float64(i), escape(line))
 	}
 	b.WriteString("</svg>\n")
 	return write(path, safefile.Prefix("SVG picture", "<svg"), func(f *os.File) error {

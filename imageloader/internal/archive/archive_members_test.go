@@ -79,7 +79,8 @@ func TestWalkFindsEveryMember(t *testing.T) {
 					t.Errorf("%s begins with %q, error %v", m.Name, magic, err)
 				}
 				if i%2 == 0 {
-					if first, err := a.Peek(5000); err != nil || string(first) != want.Data[:min(5000, len(want.Data))] {
+					if first, err := a.Peek(5000); err != nil ||
+						string(first) != want.Data[:min(5000, len(want.Data))] {
 						t.Errorf("%s: error %v, or another beginning", m.Name, err)
 					}
 				}
@@ -164,7 +165,8 @@ func TestMembersAreReadAgainInAnyOrder(t *testing.T) {
 						k--
 					}
 					from := &marks[m.Shard][k-1]
-					err = r.Inflate(m.Shard, bytes.NewReader(windows.Bytes()), from, m.Offset, a.Shards()[m.Shard].Info.Size(), nil, b)
+					err = r.Inflate(m.Shard, bytes.NewReader(windows.Bytes()), from, m.Offset,
+						a.Shards()[m.Shard].Info.Size(), nil, b)
 				default:
 					continue
 				}
@@ -192,7 +194,8 @@ func TestCutMemberIsNamed(t *testing.T) {
 		}
 	}
 	var damage *archive.Error
-	if !errors.As(err, &damage) || damage.File != path || damage.Member != "a/1.png" || damage.Position != 2 || !errors.Is(err, io.ErrUnexpectedEOF) {
+	if !errors.As(err, &damage) || damage.File != path || damage.Member != "a/1.png" ||
+		damage.Position != 2 || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("error %v, want an error of type *archive.Error, damage.File = %v, damage.Member = %q, "+
 			"damage.Position = 2, the error %v", err, path, "a/1.png", io.ErrUnexpectedEOF)
 	}

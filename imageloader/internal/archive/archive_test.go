@@ -49,7 +49,8 @@ func TestReplacedShardIsAnError(t *testing.T) {
 		r := archive.NewReader(a)
 		defer r.Close()
 		for try := range 3 {
-			if _, err := r.ReadAt(1, make([]byte, 1), 0); !errors.Is(err, archive.ErrSourceChanged) || !strings.Contains(err.Error(), "s1.tar") {
+			if _, err := r.ReadAt(1, make([]byte, 1), 0); !errors.Is(err, archive.ErrSourceChanged) ||
+				!strings.Contains(err.Error(), "s1.tar") {
 				t.Errorf("URL %v, try %d: error %v, want the error %v with %q",
 					url, try, err, archive.ErrSourceChanged, "s1.tar")
 			}

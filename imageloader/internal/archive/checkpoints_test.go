@@ -23,7 +23,8 @@ func TestLastCheckpointBeforeEachMemberIsKept(t *testing.T) {
 		slices.Sort(starts)
 		var i, j int
 		var kept []Checkpoint
-		k := newCheckpointer(func(c Checkpoint) { kept = append(kept, c) }, func() int64 { // the tar has been read up to here
+		// the tar has been read up to here
+		k := newCheckpointer(func(c Checkpoint) { kept = append(kept, c) }, func() int64 {
 			if j < len(starts) {
 				return starts[j] - int64(rng.IntN(20))
 			}

@@ -20,7 +20,8 @@ func OpenRemote(ctx context.Context, name string, open openSource, times sourceT
 }
 
 // ReopenRemote opens a Source that has been open before, and watches its requests.
-func ReopenRemote(ctx context.Context, name string, open openSource, times sourceTimes, requests *Requests) (*remoteFile, error) {
+func ReopenRemote(ctx context.Context, name string, open openSource, times sourceTimes,
+	requests *Requests) (*remoteFile, error) {
 	return openRemote(ctx, name, open, times, remoteOptions{again: true, requests: requests})
 }
 

@@ -39,7 +39,8 @@ func TestGzipOfAnyFormIsRead(t *testing.T) {
 	}
 	good := archivetest.GzipSplit(t, data, len(data), 6)
 	for _, zeros := range []int{1, 511, gzipReadBytes, 3*gzipReadBytes + 1} {
-		r, err := newGzipReader(&archivetest.Chunked{Reader: bytes.NewReader(append(bytes.Clone(good), make([]byte, zeros)...)), N: 4096})
+		r, err := newGzipReader(&archivetest.Chunked{Reader: bytes.NewReader(append(bytes.Clone(good),
+			make([]byte, zeros)...)), N: 4096})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +130,8 @@ func FuzzGzip(f *testing.F) {
 			if i > 8 {
 				part = part[:min(len(part), 1<<12)]
 			}
-			if err := in.read(bytes.NewReader(data), bytes.NewReader(windows), &c, c.Output, int64(len(data)), nil, part); err != nil && len(part) > 0 {
+			if err := in.read(bytes.NewReader(data), bytes.NewReader(windows), &c, c.Output,
+				int64(len(data)), nil, part); err != nil && len(part) > 0 {
 				t.Fatalf("checkpoint %d at %d of %d: %v", i, c.Output, len(got), err)
 			}
 			if !bytes.Equal(part, got[c.Output:][:len(part)]) {

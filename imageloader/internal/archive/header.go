@@ -61,7 +61,8 @@ func headsAlone(block []byte, name string, size int64) bool {
 	for _, c := range block[148:156] {
 		sum -= int64(c)
 	}
-	if flag := block[156]; octal(block[148:156]) != sum || octal(block[124:136]) != size || flag != tar.TypeReg && flag != 0 {
+	if flag := block[156]; octal(block[148:156]) != sum || octal(block[124:136]) != size ||
+		flag != tar.TypeReg && flag != 0 {
 		return false
 	}
 	last := bytes.TrimPrefix(field(block[:100]), []byte("./"))

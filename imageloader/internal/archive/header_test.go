@@ -12,7 +12,8 @@ import (
 // that Go writes, and no other member.
 func TestHeadMatchesOnlyItsMember(t *testing.T) {
 	long := "train/" + strings.Repeat("a long name ", 30) + ".jpg"
-	for _, name := range []string{"a.jpg", "a/b.jpg", "./a/b.jpg", "a//b.jpg", "ä/b.jpg", strings.Repeat("p", 120) + "/x.jpg", long, strings.Repeat("d/", 60) + strings.Repeat("y", 100)} {
+	for _, name := range []string{"a.jpg", "a/b.jpg", "./a/b.jpg", "a//b.jpg", "ä/b.jpg",
+		strings.Repeat("p", 120) + "/x.jpg", long, strings.Repeat("d/", 60) + strings.Repeat("y", 100)} {
 		for _, format := range []tar.Format{tar.FormatUSTAR, tar.FormatPAX, tar.FormatGNU} {
 			var b bytes.Buffer
 			w := tar.NewWriter(&b)
@@ -50,7 +51,8 @@ func TestHeadMatchesOnlyItsMember(t *testing.T) {
 				}
 			}
 			alone := blocks[len(blocks)-BlockBytes:]
-			if short := len(clean) <= 100 && !strings.Contains(clean, "ä"); short != Heads(alone, clean, 1234) && short {
+			if short := len(clean) <= 100 &&
+				!strings.Contains(clean, "ä"); short != Heads(alone, clean, 1234) && short {
 				t.Errorf("%.20s, %v: not by its own header", name, format)
 			}
 		}

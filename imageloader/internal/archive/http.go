@@ -126,8 +126,10 @@ func (a *httpAnswer) refuseEncoded(r *http.Response) error {
 		return err
 	}
 	if int64(len(body)) != a.left {
-		return fmt.Errorf("the server compresses ranges of the file (%s with Content-Encoding %.20q, though asked for identity): "+
-			"switch off compression for this file, or download the archive%w", r.Status, encoding, quietly{errors.ErrUnsupported})
+		return fmt.Errorf("the server compresses ranges of the file (%s with Content-Encoding %.20q, "+
+			"though asked for identity): "+
+			"switch off compression for this file, or download the archive%w", r.Status, encoding,
+			quietly{errors.ErrUnsupported})
 	}
 	a.body = struct {
 		io.Reader
@@ -164,7 +166,8 @@ func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Respon
 func refusal(r *http.Response) error {
 	switch code := r.StatusCode; {
 	case code == http.StatusOK, code == http.StatusRequestedRangeNotSatisfiable:
-		return fmt.Errorf("the server does not answer range requests (%s, or the file is empty): download the archive%w",
+		return fmt.Errorf("the server does not answer range requests (%s, or the file is empty): "+
+			"download the archive%w",
 			r.Status, quietly{errors.ErrUnsupported})
 	case code == http.StatusTooManyRequests, code == http.StatusRequestTimeout, code >= 500:
 		err := fmt.Errorf("the server answers %s", r.Status)
@@ -183,7 +186,8 @@ func refusal(r *http.Response) error {
 	switch {
 	case slices.Contains(expiryCodes, code), kind == fs.ErrPermission && r.Request.URL.RawQuery != "":
 		return fmt.Errorf("the server answers %s%s: if the signature of the URL has expired, "+
-			"open the archive again with a new URL, or resume with it%w", r.Status, code.shown(), quietly{fs.ErrPermission})
+			"open the archive again with a new URL, or resume with it%w", r.Status, code.shown(),
+			quietly{fs.ErrPermission})
 	case code != "":
 		return fmt.Errorf("the server answers %s%s%w", r.Status, code.shown(), quietly{kind})
 	}
@@ -195,11 +199,13 @@ type storeError string
 
 // expiryCodes are the names that S3, Google Cloud Storage and Azure give to an expired signature or
 // token. S3 answers AccessDenied for a signed URL that has expired.
-var expiryCodes = []storeError{"AccessDenied", "AuthenticationFailed", "ExpiredToken", "InvalidToken", "RequestExpired", "TokenRefreshRequired"}
+var expiryCodes = []storeError{"AccessDenied", "AuthenticationFailed", "ExpiredToken", "InvalidToken",
+	"RequestExpired", "TokenRefreshRequired"}
 
 // storeCodes matches the code in the XML or JSON of an error. The surrounding text may contain
 // secrets.
-var storeCodes = regexp.MustCompile(`<Code>\s*([A-Za-z0-9.]{1,64})\s*</Code>|"(?:code|Code|__type)"\s*:\s*"([A-Za-z0-9.]{1,64})"`)
+var storeCodes = regexp.MustCompile(
+	`<Code>\s*([A-Za-z0-9.]{1,64})\s*</Code>|"(?:code|Code|__type)"\s*:\s*"([A-Za-z0-9.]{1,64})"`)
 
 // storeCode finds the error code in the first bytes of a body.
 func storeCode(body io.Reader) storeError {
@@ -246,7 +252,8 @@ func rangeInfo(r *http.Response, offset int64) (_ SourceInfo, length int64, err 
 	text := r.Header.Get("Content-Range")
 	_, err = fmt.Sscanf(text, "bytes %d-%d/%d", &first, &last, &size)
 	if err != nil || first != offset || last < first || size <= last {
-		return SourceInfo{}, 0, fmt.Errorf("the server answers with the range %q to a request for the bytes from %d on%w",
+		return SourceInfo{}, 0, fmt.Errorf(
+			"the server answers with the range %q to a request for the bytes from %d on%w",
 			text, offset, quietly{errors.ErrUnsupported})
 	}
 	info := SourceInfo{Size: size}

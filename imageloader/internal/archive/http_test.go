@@ -27,7 +27,8 @@ var lastModified = time.Unix(1e9, 0).UTC().Format(http.TimeFormat)
 
 // rangeServer answers each range request for data with the function answer. The range is from
 // first, and has at most n bytes. k counts the requests from 1.
-func rangeServer(t *testing.T, data []byte, answer func(w http.ResponseWriter, k int, first, last int)) *httptest.Server {
+func rangeServer(t *testing.T, data []byte,
+	answer func(w http.ResponseWriter, k int, first, last int)) *httptest.Server {
 	var count atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var first, last int
@@ -49,7 +50,8 @@ func announce(w http.ResponseWriter, first, last, size int) {
 // readAll opens a URL, and reads the file in order and at random. A second try would wait for an
 // hour.
 func readAll(t *testing.T, server *httptest.Server, r *archive.Requests) ([]byte, error) {
-	f, err := archive.ReopenRemote(t.Context(), server.URL+"/a.tar?token=SECRET", byHTTP(server.Client()), archive.Times(time.Hour, time.Minute), r)
+	f, err := archive.ReopenRemote(t.Context(), server.URL+"/a.tar?token=SECRET", byHTTP(server.Client()),
+		archive.Times(time.Hour, time.Minute), r)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +92,8 @@ func TestShortRangeIsProgress(t *testing.T) {
 		requests := &archive.Requests{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 		got, err := readAll(t, server, requests)
 		if err != nil || !bytes.Equal(got, data) || log.Len() > 0 {
-			t.Errorf("at most %d bytes a response: got %d bytes, error %v, log %q, want all %d bytes and no log", most, len(got), err, &log, len(data))
+			t.Errorf("at most %d bytes a response: got %d bytes, error %v, log %q, want all %d bytes and no log", most, len(got), err,
+				&log, len(data))
 		}
 	}
 }
@@ -132,7 +135,8 @@ func TestCompressedRangeIsNamed(t *testing.T) {
 			if c.want == "" && (err != nil || !bytes.Equal(got, data)) {
 				t.Errorf("got %d bytes, error %v, want all %d bytes", len(got), err, len(data))
 			}
-			if c.want != "" && (!strings.Contains(fmt.Sprint(err), c.want) || !errors.Is(err, errors.ErrUnsupported) || len(got) > 0) {
+			if c.want != "" && (!strings.Contains(fmt.Sprint(err), c.want) ||
+				!errors.Is(err, errors.ErrUnsupported) || len(got) > 0) {
 				t.Errorf("got %d bytes, error %v, want none and an error with %s", len(got), err, c.want)
 			}
 		})
@@ -148,14 +152,22 @@ func TestVersionOfFileOverHTTP(t *testing.T) {
 		headers func(k int) (etag, modified string)
 		want    string // of the error; "": none
 	}{
-		{"weak ETags of replicas", func(k int) (string, string) { return fmt.Sprintf(`W/"r%d"`, k%3), lastModified }, ""},
-		{"strong ETags of replicas", func(k int) (string, string) { return fmt.Sprintf(`"r%d"`, k%3), lastModified }, ""},
+		{"weak ETags of replicas", func(k int) (string, string) {
+			return fmt.Sprintf(`W/"r%d"`, k%3),
+				lastModified
+		}, ""},
+		{"strong ETags of replicas", func(k int) (string, string) {
+			return fmt.Sprintf(`"r%d"`, k%3),
+				lastModified
+		}, ""},
 		{"one ETag and no time", func(int) (string, string) { return `"r"`, "" }, ""},
 		{"neither", func(int) (string, string) { return "", "" }, ""},
-		{"ETags and no time", func(k int) (string, string) { return fmt.Sprintf(`"r%d"`, k), "" }, `it has the version "\"r2\"", and had "\"r1\""`},
+		{"ETags and no time", func(k int) (string, string) { return fmt.Sprintf(`"r%d"`, k), "" },
+			`it has the version "\"r2\"", and had "\"r1\""`},
 		{"another time", func(k int) (string, string) {
 			return `"r"`, time.Unix(1e9+int64(k), 0).UTC().Format(http.TimeFormat)
-		}, "was last written at 2001-09-09T01:46:42Z, and before at 2001-09-09T01:46:41Z (servers that share a name need the same Last-Modified)"},
+		}, "was last written at 2001-09-09T01:46:42Z, and before at 2001-09-09T01:46:41Z (servers that " +
+			"share a name need the same Last-Modified)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			server := rangeServer(t, data, func(w http.ResponseWriter, k, first, last int) {
@@ -173,7 +185,8 @@ func TestVersionOfFileOverHTTP(t *testing.T) {
 			if c.want == "" && (err != nil || !bytes.Equal(got, data)) {
 				t.Errorf("got %d bytes, error %v, want all %d bytes", len(got), err, len(data))
 			}
-			if c.want != "" && (!strings.Contains(fmt.Sprint(err), c.want) || !errors.Is(err, archive.ErrSourceChanged)) {
+			if c.want != "" && (!strings.Contains(fmt.Sprint(err), c.want) ||
+				!errors.Is(err, archive.ErrSourceChanged)) {
 				t.Errorf("error %v, want one with %s", err, c.want)
 			}
 		})
@@ -191,10 +204,14 @@ func TestExpiredSignatureIsNamed(t *testing.T) {
 		want        string
 		kind        error
 	}{
-		{400, "?sig=SECRET", fmt.Sprintf(xml, "ExpiredToken"), "400 Bad Request (ExpiredToken): if the signature of the URL has expired, " + advice, fs.ErrPermission},
-		{403, "?sig=SECRET", fmt.Sprintf(xml, "AccessDenied"), "403 Forbidden (AccessDenied): if the signature", fs.ErrPermission},
-		{403, "?sig=SECRET", "SECRET", "403 Forbidden: if the signature of the URL has expired, " + advice, fs.ErrPermission},
-		{401, "", `{"error": {"code": "RequestExpired", "message": "SECRET"}}`, "401 Unauthorized (RequestExpired): if the signature", fs.ErrPermission},
+		{400, "?sig=SECRET", fmt.Sprintf(xml, "ExpiredToken"),
+			"400 Bad Request (ExpiredToken): if the signature of the URL has expired, " + advice, fs.ErrPermission},
+		{403, "?sig=SECRET", fmt.Sprintf(xml, "AccessDenied"),
+			"403 Forbidden (AccessDenied): if the signature", fs.ErrPermission},
+		{403, "?sig=SECRET", "SECRET", "403 Forbidden: if the signature of the URL has expired, " + advice,
+			fs.ErrPermission},
+		{401, "", `{"error": {"code": "RequestExpired", "message": "SECRET"}}`,
+			"401 Unauthorized (RequestExpired): if the signature", fs.ErrPermission},
 		{403, "", fmt.Sprintf(xml, "QuotaExceeded"), "403 Forbidden (QuotaExceeded)", fs.ErrPermission},
 		{403, "", "SECRET", "403 Forbidden: permission denied", fs.ErrPermission},
 		{400, "?sig=SECRET", fmt.Sprintf(xml, "InvalidURI"), "400 Bad Request (InvalidURI)", errors.ErrUnsupported},
@@ -206,7 +223,8 @@ func TestExpiredSignatureIsNamed(t *testing.T) {
 		}))
 		_, err := archive.OpenHTTP(t.Context(), server.URL+"/a.tar"+c.query, server.Client())
 		server.Close()
-		if text := fmt.Sprint(err); !strings.Contains(text, c.want) || strings.Contains(text, "SECRET") || !errors.Is(err, c.kind) ||
+		if text := fmt.Sprint(err); !strings.Contains(text, c.want) || strings.Contains(text, "SECRET") ||
+			!errors.Is(err, c.kind) ||
 			!strings.Contains(c.want, "signature") && strings.Contains(text, "signature") {
 			t.Errorf("%d with %q: error %v, want %q, which is %v", c.status, c.body, err, c.want, c.kind)
 		}
@@ -243,7 +261,8 @@ func TestReopeningWaitsLikeReading(t *testing.T) {
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%s: error %v after %v, want %q", c.name, err, time.Since(s.began), c.want)
 			}
-			if got := strings.Count(log.String(), "level=WARN"); got != c.warns || !strings.Contains(log.String(), "archive=store://x tries=1 failures=1 error=busy") {
+			if got := strings.Count(log.String(), "level=WARN"); got != c.warns ||
+				!strings.Contains(log.String(), "archive=store://x tries=1 failures=1 error=busy") {
 				t.Errorf("%s: %d warnings, want %d, the first of the first try:\n%s", c.name, got, c.warns, &log)
 			}
 		})
@@ -273,8 +292,10 @@ func TestFailureIsKeptWhenTheContextEnds(t *testing.T) {
 			t.Errorf("error %v, failure %v, want none of a request that succeeded", err, requests.Failure())
 		}
 		_, err = f.ReadAt(make([]byte, 10), 0)
-		if !errors.Is(err, archive.ErrStopped) || !errors.Is(archive.FailureOf(err), busy) || !errors.Is(requests.Failure(), busy) {
-			t.Errorf("error %v with the failure %v, and %v is kept: want ErrStopped with %v", err, archive.FailureOf(err), requests.Failure(), busy)
+		if !errors.Is(err, archive.ErrStopped) || !errors.Is(archive.FailureOf(err), busy) ||
+			!errors.Is(requests.Failure(), busy) {
+			t.Errorf("error %v with the failure %v, and %v is kept: want ErrStopped with %v", err,
+				archive.FailureOf(err), requests.Failure(), busy)
 		}
 	})
 }

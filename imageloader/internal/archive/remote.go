@@ -154,7 +154,8 @@ type remoteOptions struct {
 }
 
 // openRemote opens the Source called name by calling open.
-func openRemote(ctx context.Context, name string, open openSource, times sourceTimes, o remoteOptions) (*remoteFile, error) {
+func openRemote(ctx context.Context, name string, open openSource, times sourceTimes,
+	o remoteOptions) (*remoteFile, error) {
 	f := &remoteFile{name: name, times: times, requests: o.requests, ahead: readAhead{size: firstPiece}}
 	f.ctx, f.stop = context.WithCancel(ctx)
 	var budget time.Duration
@@ -192,7 +193,8 @@ func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func
 }
 
 // repeat implements persist for q.
-func (f *remoteFile) repeat(ctx context.Context, q *persistent, budget time.Duration, try func() (further bool, err error)) error {
+func (f *remoteFile) repeat(ctx context.Context, q *persistent, budget time.Duration,
+	try func() (further bool, err error)) error {
 	wait, began := f.times.backoff, time.Now()
 	for q.tries = 1; ; q.tries++ {
 		further, err := try()

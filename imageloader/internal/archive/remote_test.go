@@ -94,11 +94,13 @@ func TestFailedRequestsAreRepeated(t *testing.T) {
 	for i := range data {
 		data[i] = byte(rand.Uint32())
 	}
-	for mode, want := range map[string]string{"": "", "no ranges": "range requests", "gone": "404", "changes": "has changed", "down": "503"} {
+	for mode, want := range map[string]string{"": "", "no ranges": "range requests", "gone": "404",
+		"changes": "has changed", "down": "503"} {
 		f := &flaky{data: data, etag: `"one"`, every: 3, mode: mode}
 		server := httptest.NewServer(f)
 		read := func() error {
-			file, err := archive.OpenRemote(t.Context(), server.URL+"/x", byHTTP(server.Client()), archive.Times(time.Microsecond, time.Minute))
+			file, err := archive.OpenRemote(t.Context(), server.URL+"/x", byHTTP(server.Client()),
+				archive.Times(time.Microsecond, time.Minute))
 			if err != nil {
 				return err
 			}
@@ -133,7 +135,8 @@ func TestFailedRequestsAreRepeated(t *testing.T) {
 		}
 		err := read()
 		server.Close()
-		if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), server.URL)) {
+		if (err == nil) != (want == "") || err != nil &&
+			(!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), server.URL)) {
 			t.Errorf("%q: error %v", mode, err)
 		}
 		if mode == "gone" && !errors.Is(err, fs.ErrNotExist) {
@@ -149,7 +152,8 @@ func TestSilentResponsesAreRepeated(t *testing.T) {
 	stall.Store(3)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var first int
-		if _, err := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-", &first); err != nil || r.Header.Get("Range") == "bytes=0-0" || stall.Add(-1) < 0 {
+		if _, err := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-", &first); err != nil ||
+			r.Header.Get("Range") == "bytes=0-0" || stall.Add(-1) < 0 {
 			http.ServeContent(w, r, "", time.Unix(1e9, 0), strings.NewReader(string(data)))
 			return
 		}
@@ -162,7 +166,8 @@ func TestSilentResponsesAreRepeated(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	defer server.Close()
-	file, err := archive.OpenRemote(t.Context(), server.URL, byHTTP(server.Client()), archive.Times(time.Microsecond, 300*time.Millisecond))
+	file, err := archive.OpenRemote(t.Context(), server.URL, byHTTP(server.Client()),
+		archive.Times(time.Microsecond, 300*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +281,8 @@ func TestSourceThatBreaksItsContractIsAnError(t *testing.T) {
 	archivetest.Within(t)
 	for size, want := range map[int64]string{-1: "-1 bytes", 0: "empty", 5000: io.ErrNoProgress.Error()} {
 		times := archive.Times(time.Microsecond, time.Minute)
-		f, err := archive.OpenRemote(t.Context(), "store://x", func(context.Context, string) (archive.Source, error) { return lyingSource{size}, nil }, times)
+		f, err := archive.OpenRemote(t.Context(), "store://x",
+			func(context.Context, string) (archive.Source, error) { return lyingSource{size}, nil }, times)
 		if err == nil {
 			_, err = f.ReadAt(make([]byte, 10), 0)
 			if err == io.EOF {
@@ -312,12 +318,15 @@ func (r trickle) Read([]byte) (int, error) {
 // TestTrickleCountsAsStopped: a store that sends only a few bytes a second counts as stopped.
 func TestTrickleCountsAsStopped(t *testing.T) {
 	archivetest.Within(t)
-	f, err := archive.OpenRemote(t.Context(), "store://x", func(context.Context, string) (archive.Source, error) { return trickle{}, nil }, archive.Times(time.Microsecond, 20*time.Millisecond))
+	f, err := archive.OpenRemote(t.Context(), "store://x",
+		func(context.Context, string) (archive.Source, error) { return trickle{}, nil },
+		archive.Times(time.Microsecond, 20*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := f.ReadAt(make([]byte, 1<<20), 0); err == nil || !strings.Contains(err.Error(), "less than 32768 bytes have come in 20ms") {
+	if _, err := f.ReadAt(make([]byte, 1<<20), 0); err == nil ||
+		!strings.Contains(err.Error(), "less than 32768 bytes have come in 20ms") {
 		t.Errorf("error %v, want an error with %q", err, "less than 32768 bytes have come in 20ms")
 	}
 }
@@ -363,15 +372,27 @@ func TestRequestsAreRepeatedForALimitedTime(t *testing.T) {
 		least time.Duration // from the first request to the last
 		most  time.Duration
 	}{
-		"down":                   {always(busy), "busy (6 tries in 3.1s)", 6, 3100 * time.Millisecond, 3100 * time.Millisecond},
-		"goes down":              {after(2, busy), "busy (18 tries in 1m52.7s)", 19, 100 * time.Second, 2 * time.Minute},
-		"is back in a minute":    {func(n int) error { return map[bool]error{true: busy}[n > 1 && n < 13] }, "", 13, 50 * time.Second, time.Minute},
-		"opening waits as asked": {func(n int) error { return map[bool]error{true: archive.RetryAfter(busy, 40*time.Second)}[n < 3] }, "", 4, 80 * time.Second, 80 * time.Second},
-		"reading waits as asked": {func(n int) error { return map[bool]error{true: archive.RetryAfter(busy, 100*time.Second)}[n == 2] }, "", 3, 100 * time.Second, 100 * time.Second},
-		"asks for less":          {always(archive.RetryAfter(busy, time.Millisecond)), "busy (6 tries", 6, 3100 * time.Millisecond, 3100 * time.Millisecond},
-		"asks for an hour":       {after(2, archive.RetryAfter(busy, time.Hour)), "busy, and asks to wait 1h0m0s: the loader waits up to 2m0s in all", 2, 0, 0},
-		"asks again and again":   {always(archive.RetryAfter(busy, 50*time.Second)), "busy, and asks to wait 50s", 3, 100 * time.Second, 100 * time.Second},
-		"is gone":                {after(2, fs.ErrNotExist), "not exist", 2, 0, 0},
+		"down": {always(busy), "busy (6 tries in 3.1s)", 6, 3100 * time.Millisecond,
+			3100 * time.Millisecond},
+		"goes down": {after(2, busy), "busy (18 tries in 1m52.7s)", 19, 100 * time.Second,
+			2 * time.Minute},
+		"is back in a minute": {func(n int) error { return map[bool]error{true: busy}[n > 1 && n < 13] },
+			"", 13, 50 * time.Second, time.Minute},
+		"opening waits as asked": {func(n int) error {
+			return map[bool]error{true: archive.RetryAfter(busy,
+				40*time.Second)}[n < 3]
+		}, "", 4, 80 * time.Second, 80 * time.Second},
+		"reading waits as asked": {func(n int) error {
+			return map[bool]error{true: archive.RetryAfter(busy,
+				100*time.Second)}[n == 2]
+		}, "", 3, 100 * time.Second, 100 * time.Second},
+		"asks for less": {always(archive.RetryAfter(busy, time.Millisecond)), "busy (6 tries", 6,
+			3100 * time.Millisecond, 3100 * time.Millisecond},
+		"asks for an hour": {after(2, archive.RetryAfter(busy, time.Hour)),
+			"busy, and asks to wait 1h0m0s: the loader waits up to 2m0s in all", 2, 0, 0},
+		"asks again and again": {always(archive.RetryAfter(busy, 50*time.Second)),
+			"busy, and asks to wait 50s", 3, 100 * time.Second, 100 * time.Second},
+		"is gone": {after(2, fs.ErrNotExist), "not exist", 2, 0, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &failing{fail: c.fail, began: time.Now()}
@@ -381,7 +402,8 @@ func TestRequestsAreRepeatedForALimitedTime(t *testing.T) {
 				_, err = f.ReadAt(make([]byte, 1000), 5)
 			}
 			last := s.asked[len(s.asked)-1]
-			if len(s.asked) != c.tries || last < c.least || last > c.most || (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			if len(s.asked) != c.tries || last < c.least || last > c.most ||
+				(err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%s: %d tries in %v, error %v", name, len(s.asked), last, err)
 			}
 		})
@@ -397,7 +419,8 @@ func TestRetryAfterIsHonoured(t *testing.T) {
 	}{
 		{http.StatusTooManyRequests, "7", 7 * time.Second, 7 * time.Second},
 		{http.StatusServiceUnavailable, "120", 2 * time.Minute, 2 * time.Minute},
-		{http.StatusServiceUnavailable, time.Now().Add(time.Hour).UTC().Format(http.TimeFormat), 59 * time.Minute, time.Hour},
+		{http.StatusServiceUnavailable, time.Now().Add(time.Hour).UTC().Format(http.TimeFormat),
+			59 * time.Minute, time.Hour},
 		{http.StatusServiceUnavailable, time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat), 0, 0},
 		{http.StatusServiceUnavailable, "soon", 0, 0},
 		{http.StatusServiceUnavailable, "-3", 0, 0},
@@ -442,11 +465,13 @@ func TestDroppedResponseIsNotACutFile(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			fmt.Fprintf(buffered, "HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: %s\r\n\r\nx", last+1-first, text)
+			fmt.Fprintf(buffered, "HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: "+
+				"%s\r\n\r\nx", last+1-first, text)
 			buffered.Flush()
 			conn.Close()
 		}))
-		file, err := archive.OpenRemote(t.Context(), server.URL, byHTTP(server.Client()), archive.Times(time.Microsecond, time.Minute))
+		file, err := archive.OpenRemote(t.Context(), server.URL, byHTTP(server.Client()),
+			archive.Times(time.Microsecond, time.Minute))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -471,7 +496,8 @@ func TestErrorsOfURLsHaveNoSecret(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	for path, want := range map[string]string{"/refused.tgz": "/refused.tgz", "/moved.tgz": "/there.tgz", "/%zz.tgz": "no valid URL"} {
+	for path, want := range map[string]string{"/refused.tgz": "/refused.tgz", "/moved.tgz": "/there.tgz",
+		"/%zz.tgz": "no valid URL"} {
 		address := strings.Replace(server.URL, "://", "://name:SECRET@", 1) + path + "?token=SECRET"
 		_, err := archive.OpenHTTP(t.Context(), address, server.Client())
 		if err == nil || strings.Contains(err.Error(), "SECRET") {
@@ -496,8 +522,10 @@ func TestErrorsOfSourcesHaveNoSecret(t *testing.T) {
 		open := func(context.Context, string) (archive.Source, error) {
 			return nil, fmt.Errorf(`Get "https://store/a.tgz?sig=SECRET": %w`, kind)
 		}
-		_, err := archive.Open(t.Context(), "store://name:SECRET@bucket/a.tgz?token=SECRET", archive.Config{OpenSource: open})
-		if text := fmt.Sprint(err); !errors.Is(err, kind) || strings.Contains(text, "SECRET") || !strings.Contains(text, "https://store/a.tgz") ||
+		_, err := archive.Open(t.Context(), "store://name:SECRET@bucket/a.tgz?token=SECRET",
+			archive.Config{OpenSource: open})
+		if text := fmt.Sprint(err); !errors.Is(err, kind) || strings.Contains(text, "SECRET") ||
+			!strings.Contains(text, "https://store/a.tgz") ||
 			!strings.Contains(text, "store://bucket/a.tgz") {
 			t.Errorf("error %v, text %v, want the error %v, text with no %q, but %q and %q",
 				err, text, kind, "SECRET", "https://store/a.tgz", "store://bucket/a.tgz")

@@ -41,7 +41,8 @@ func (r *Requests) failed(q *persistent, name string, err error) {
 	r.count++
 	r.last, r.err = q, fmt.Errorf("%s: %w", Shown(name), err)
 	if now := time.Now(); r.Logger != nil && (r.warned.IsZero() || now.Sub(r.warned) >= warnEvery) {
-		r.Logger.Warn("request failed and is repeated", "archive", Shown(name), "tries", q.tries, "failures", r.count, "error", err)
+		r.Logger.Warn("request failed and is repeated", "archive", Shown(name), "tries", q.tries,
+			"failures", r.count, "error", err)
 		r.warned, r.count = now, 0
 	}
 }

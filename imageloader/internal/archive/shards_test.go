@@ -9,7 +9,8 @@ import (
 
 func TestShardPathsExpandPatterns(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"a1.tar", "a2.tar", "a3.tar", "a3.tar.tsidx", "a3.tar.tsidx.123.tmp", "a1.tar+2.tsidx.45.tmp", "odd{1..2}.tar"} {
+	for _, name := range []string{"a1.tar", "a2.tar", "a3.tar", "a3.tar.tsidx", "a3.tar.tsidx.123.tmp",
+		"a1.tar+2.tsidx.45.tmp", "odd{1..2}.tar"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -31,7 +32,8 @@ func TestShardPathsExpandPatterns(t *testing.T) {
 		"none*":             "error",
 		"{0..999}{0..999}x": "error",
 	} {
-		paths, err := ShardPaths(filepath.Join(dir, pattern), func(p string) bool { return strings.Contains(p, ".tsidx") })
+		paths, err := ShardPaths(filepath.Join(dir, pattern),
+			func(p string) bool { return strings.Contains(p, ".tsidx") })
 		for i := range paths {
 			paths[i] = strings.TrimPrefix(paths[i], dir+"/")
 		}

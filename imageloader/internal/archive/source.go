@@ -94,7 +94,8 @@ func (c Config) opener(ctx context.Context) func(path string, again bool) (File,
 		if !IsURL(path) {
 			return c.OpenFile(path)
 		}
-		f, err := openRemote(ctx, path, c.OpenSource, defaultSourceTimes, remoteOptions{again: again, requests: c.Requests})
+		f, err := openRemote(ctx, path, c.OpenSource, defaultSourceTimes,
+			remoteOptions{again: again, requests: c.Requests})
 		if err != nil {
 			return nil, err
 		}

@@ -32,7 +32,8 @@ func walked(t *testing.T, path string) (members, empty []string) {
 // TestLinksAreFollowed: a walk over a directory reads the targets of symbolic links, in the order
 // of the links' names, once for each link. Broken links and loops are members.
 func TestLinksAreFollowed(t *testing.T) {
-	elsewhere := archivetest.Extract(t, []archivetest.Member{{Name: "cat/1.jpg", Data: "one"}, {Name: "store/ab", Data: "x"}})
+	elsewhere := archivetest.Extract(t,
+		[]archivetest.Member{{Name: "cat/1.jpg", Data: "one"}, {Name: "store/ab", Data: "x"}})
 	link := func(name, to string) archivetest.Member {
 		return archivetest.Member{Name: name, Kind: tar.TypeSymlink, Link: to}
 	}
@@ -70,7 +71,8 @@ func TestLinksAreFollowed(t *testing.T) {
 func TestEmptyFoldersAreKnown(t *testing.T) {
 	dir := func(name string) archivetest.Member { return archivetest.Member{Name: name, Kind: tar.TypeDir} }
 	file := func(name string) archivetest.Member { return archivetest.Member{Name: name, Data: "x"} }
-	data := archivetest.Tar(t, dir("./"), dir("./a/"), dir("./a/none/"), dir("./a/b/"), file("./a/b/1"), dir("c/"), file("c/d/e/1"), dir("f"),
+	data := archivetest.Tar(t, dir("./"), dir("./a/"), dir("./a/none/"), dir("./a/b/"), file("./a/b/1"),
+		dir("c/"), file("c/d/e/1"), dir("f"),
 		dir("c/d/e/"), file("c/d/e/2"), file("top"))
 	want := []string{"a/none", "f"}
 	if _, got := walked(t, archivetest.WriteFile(t, "a.tar", data)); !slices.Equal(got, want) {

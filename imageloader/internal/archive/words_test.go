@@ -66,16 +66,19 @@ func TestUnreadArchiveSaysWhatToDo(t *testing.T) {
 		want []string // nil: it is read
 	}{
 		{"a newline behind gzip", behind(packed, "\n"), []string{"1 bytes follow the last gzip member", cut}},
-		{"a signature behind gzip", behind(packed, "-----BEGIN PGP SIGNATURE-----\n"), []string{"30 bytes follow the last gzip member", cut}},
+		{"a signature behind gzip", behind(packed, "-----BEGIN PGP SIGNATURE-----\n"),
+			[]string{"30 bytes follow the last gzip member", cut}},
 		{"zeros behind gzip", behind(packed, strings.Repeat("\x00", 700)), nil},
 		{"two gzip members", behind(packed, string(packed)), nil},
-		{"bytes behind zstd", behind(archivetest.Zstd(t, plain), "-----BEGIN PGP"), []string{"bytes follow the last zstd frame"}},
+		{"bytes behind zstd", behind(archivetest.Zstd(t, plain), "-----BEGIN PGP"),
+			[]string{"bytes follow the last zstd frame"}},
 		{"a long window", longWindow, []string{"window is over 128 MiB", "pack it from a file, or without --long"}},
 		{"a second volume", volume, []string{"a volume of a multi-volume tar", "tar -xM"}},
 		{"Parquet", []byte("PAR1\x15\x04\x15\x00"), []string{"a Parquet file", "write its images to files"}},
 		{"7z", []byte("7z\xbc\xaf\x27\x1c\x00\x04"), []string{"a 7z archive", "repack it"}},
 		{"gzip twice", twice.Bytes(), []string{"compressed twice", "decompress it once"}},
-		{"zip in gzip", archivetest.Gzip(t, append([]byte("PK\x03\x04"), make([]byte, 1000)...)), []string{"inside the compression", "a zip file"}},
+		{"zip in gzip", archivetest.Gzip(t, append([]byte("PK\x03\x04"), make([]byte, 1000)...)),
+			[]string{"inside the compression", "a zip file"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			members, err := walkFile(t, c.data)

@@ -77,7 +77,8 @@ func extension(name string) string {
 }
 
 var formatOfExtension = map[string]string{
-	"jpg": "JPEG", "jpeg": "JPEG", "jfif": "JPEG", "jpe": "JPEG", "png": "PNG", "webp": "WebP", "gif": "GIF", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF",
+	"jpg": "JPEG", "jpeg": "JPEG", "jfif": "JPEG", "jpe": "JPEG", "png": "PNG", "webp": "WebP",
+	"gif": "GIF", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF",
 	"avif": "AVIF", "heic": "HEIC", "heif": "HEIC",
 }
 

@@ -114,7 +114,8 @@ func (d *Decoder) jpeg(data []byte, width, height int, dst []byte, stride int) (
 		}
 	}
 	w, h := int32(width), int32(height)
-	g := imagecapi.Geometry{CropWidth: w, CropHeight: h, ResizeWidth: w, ResizeHeight: h, WindowWidth: w, WindowHeight: h}
+	g := imagecapi.Geometry{CropWidth: w, CropHeight: h, ResizeWidth: w, ResizeHeight: h, WindowWidth: w,
+		WindowHeight: h}
 	return imagecapi.Decode(d.strict, data, &g, dst, stride)
 }
 
@@ -138,14 +139,16 @@ func (d *Decoder) Stats() (imagecapi.Stats, error) { return imagecapi.DecoderSta
 // earlier call or DecodeMakingEntryPoints has returned for the same data, or 0. If it is 0, the
 // call compares the blob with the image and sets *proof. If proof is nil, the call trusts the
 // digests in the blob.
-func (d *Decoder) DecodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
+func (d *Decoder) DecodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int,
+	blob []byte, proof *uint64) error {
 	d.rare = false
 	return imagecapi.DecodeEntries(d.d, data, g, dst, stride, blob, proof)
 }
 
 // DecodeMakingEntryPoints is like Decode, but also writes a blob of entry points to buffer and
 // returns its size n and its proof. There is no blob if n is 0 or exceeds len(buffer).
-func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
+func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int,
+	buffer []byte) (int, uint64, error) {
 	d.rare = false
 	return imagecapi.DecodeMakeEntries(d.d, data, g, dst, stride, 0, buffer)
 }
@@ -166,7 +169,8 @@ func (d *Decoder) Transcode(data, buffer []byte) (n int, err error) {
 // by ops. buffer must be aligned to 16 bytes. n is the size of the plan. If n exceeds len(buffer),
 // the plan did not fit. n is 0 if the image or one of ops must be processed on the host, or if
 // *proof is still 0.
-func (d *Decoder) PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
+func (d *Decoder) PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64,
+	ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
 	n, err = imagecapi.PlanSegments(d.d, data, g, blob, proof, buffer)
 	return augmented(n, err, ops, buffer)
 }
@@ -183,32 +187,37 @@ func augmented(n int, err error, ops []imagecapi.AugmentOp, buffer []byte) (int,
 // already in memory. It is safe for concurrent use with the same memory. memory must be aligned to
 // 16 bytes, and used counts its used bytes. n is the size of the plan and at its offset. n is 0 if
 // the image must be decoded on the host, if *proof is still 0, or if there is no room.
-func (d *Decoder) AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error) {
+func (d *Decoder) AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte,
+	used *atomic.Uint64) (at, n int, err error) {
 	return imagecapi.PlanAppend(d.d, data, g, blob, proof, memory, used)
 }
 
 // PlanScan is like PlanAugmented, but without entry points. The decoder that runs the plan finds
 // them: see imagecapi.PlanScan.
-func (d *Decoder) PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp, search *imagecapi.Search, buffer []byte) (n int, err error) {
+func (d *Decoder) PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp,
+	search *imagecapi.Search, buffer []byte) (n int, err error) {
 	_, n, err = imagecapi.PlanScan(d.d, data, g, buffer, nil, search)
 	return augmented(n, err, ops, buffer)
 }
 
 // AppendScan is like AppendPlan, but without entry points. The decoder that runs the plan finds
 // them: see imagecapi.PlanScan.
-func (d *Decoder) AppendScan(data []byte, g *imagecapi.Geometry, memory []byte, used *atomic.Uint64, search *imagecapi.Search) (at, n int, err error) {
+func (d *Decoder) AppendScan(data []byte, g *imagecapi.Geometry, memory []byte, used *atomic.Uint64,
+	search *imagecapi.Search) (at, n int, err error) {
 	return imagecapi.PlanScan(d.d, data, g, memory, used, search)
 }
 
 // PlanHead is like PlanAugmented for an image that the decoder that runs the plan inflates: see
 // imagecapi.PlanHead.
-func (d *Decoder) PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
+func (d *Decoder) PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte,
+	ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
 	n, err = imagecapi.PlanHead(d.d, head, fileBytes, scan, g, blob, buffer)
 	return augmented(n, err, ops, buffer)
 }
 
 // PlanPart appends a plan to those in memory, for an image of which a part is read only after the
 // call: see imagecapi.PlanPart.
-func (d *Decoder) PlanPart(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, piece int, memory []byte, used *atomic.Uint64) (imagecapi.Part, error) {
+func (d *Decoder) PlanPart(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, piece int,
+	memory []byte, used *atomic.Uint64) (imagecapi.Part, error) {
 	return imagecapi.PlanPart(d.d, head, fileBytes, scan, g, blob, piece, memory, used)
 }

@@ -72,13 +72,15 @@ func (f *rareFormat) header(data []byte) (info imagecapi.Info, err error) {
 	}
 	h := image.Header()
 	return imagecapi.Info{
-		Format: f.number, Width: int32(h.Width), Height: int32(h.Height), Components: int32(h.Components), BitDepth: int32(h.BitDepth),
+		Format: f.number, Width: int32(h.Width), Height: int32(h.Height), Components: int32(h.Components),
+		BitDepth:    int32(h.BitDepth),
 		Orientation: int32(h.Orientation),
 	}, nil
 }
 
 // pixels decodes the image to packed rows of RGB. room returns the memory for them.
-func (f *rareFormat) pixels(data []byte, room func(bytes int) []byte, jpeg raster.JPEG) (rgb []byte, w, h int, err error) {
+func (f *rareFormat) pixels(data []byte, room func(bytes int) []byte, jpeg raster.JPEG) (rgb []byte, w,
+	h int, err error) {
 	defer f.protect(&err)
 	image, err := f.parse(data)
 	if err == nil {

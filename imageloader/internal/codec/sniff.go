@@ -27,7 +27,8 @@ func Sniff(b []byte) string {
 		return "WebP"
 	case len(b) >= 12 && string(b[4:12]) == "ftypavif":
 		return "AVIF"
-	case len(b) >= 12 && string(b[4:8]) == "ftyp" && slices.Contains([]string{"heic", "heix", "heim", "heis", "mif1"}, string(b[8:12])):
+	case len(b) >= 12 && string(b[4:8]) == "ftyp" &&
+		slices.Contains([]string{"heic", "heix", "heim", "heis", "mif1"}, string(b[8:12])):
 		return "HEIC"
 	}
 	return sniffRare(b)
@@ -78,7 +79,8 @@ var foreign = []struct {
 	{4, "ftyphevc", "an image sequence (HEIC)", true},
 	{4, "ftyphevx", "an image sequence (HEIC)", true},
 	{0, "version https://git-lfs", "a pointer of Git LFS: fetch the file that it stands for, with git lfs pull", false},
-	{0, "\x00\x05\x16\x07", "an AppleDouble file that macOS's tar adds; pack the archive with COPYFILE_DISABLE=1", false},
+	{0, "\x00\x05\x16\x07", "an AppleDouble file that macOS's tar adds; pack the archive with " +
+		"COPYFILE_DISABLE=1", false},
 }
 
 // Claims reports whether a file's first bytes look like an image, in a format that is decoded or

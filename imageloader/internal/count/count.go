@@ -176,7 +176,8 @@ func (c *Counters) Met(e *sample.Error, p sample.BadSamplePolicy, log *slog.Logg
 		c.problems.BadNamed = append(c.problems.BadNamed, e)
 	}
 	c.mu.Unlock()
-	log.Warn("bad sample", "archive", e.File, "name", e.Name, "index", e.Index, "reason", string(e.Reason), "error", e.Err, "policy", p.String())
+	log.Warn("bad sample", "archive", e.File, "name", e.Name, "index", e.Index, "reason", string(e.Reason),
+		"error", e.Err, "policy", p.String())
 }
 
 // Tolerated counts and logs a sample that was decoded despite its damage.
@@ -191,5 +192,6 @@ func (c *Counters) Tolerated(e *sample.Error, p sample.DamagePolicy, log *slog.L
 		c.problems.WarnedNamed = append(c.problems.WarnedNamed, e)
 	}
 	c.mu.Unlock()
-	log.Warn("damaged sample decoded", "archive", e.File, "name", e.Name, "index", e.Index, "damage", e.Err, "damaged", p.String())
+	log.Warn("damaged sample decoded", "archive", e.File, "name", e.Name, "index", e.Index, "damage", e.Err,
+		"damaged", p.String())
 }

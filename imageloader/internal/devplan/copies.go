@@ -43,7 +43,8 @@ type copies struct {
 }
 
 func newCopies(samples int, maxBytes int64) *copies {
-	return &copies{kept: make([]atomic.Pointer[Copy], samples), refused: newSampleBits(samples), max: maxBytes, memory: arena.New()}
+	return &copies{kept: make([]atomic.Pointer[Copy], samples), refused: newSampleBits(samples),
+		max: maxBytes, memory: arena.New()}
 }
 
 // wants reports whether there may be room for a copy of sample i, whose file has the given size,

@@ -41,7 +41,8 @@ type EntryPoints struct {
 // NewEntryPoints returns the entry points in a store. If trusted is set, blobs of earlier processes
 // are used without a comparison with the image.
 func NewEntryPoints(store Store, samples int, trusted bool) *EntryPoints {
-	return &EntryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples), refused: newSampleBits(samples)}
+	return &EntryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples),
+		refused: newSampleBits(samples)}
 }
 
 // Of reports whether the entry points are in this store.
@@ -77,7 +78,8 @@ func (b sampleBits) has(i int) bool { return b[i/64].Load()>>(i%64)&1 != 0 }
 // entryPointDecoder is a decoder that supports entry points. [codec.Decoder] documents the methods.
 type entryPointDecoder interface {
 	DecodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error
-	DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
+	DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int,
+		buffer []byte) (n int, proof uint64, err error)
 }
 
 // Decoder decodes baseline JPEGs by their entry points, and makes missing entry points. It is not

@@ -46,7 +46,8 @@ func TestEntryPointsChangeNoPixel(t *testing.T) {
 	defer d.Close()
 	shim := d.(*codec.Decoder)
 	photos := [][]byte{archivetest.Photo(t, 1), archivetest.Photo(t, 2), archivetest.Photo(t, 3)}
-	g := imagecapi.Geometry{CropX: 100, CropY: 90, CropWidth: 150, CropHeight: 100, ResizeWidth: 64, ResizeHeight: 64, WindowWidth: 64, WindowHeight: 64, Flip: true}
+	g := imagecapi.Geometry{CropX: 100, CropY: 90, CropWidth: 150, CropHeight: 100, ResizeWidth: 64,
+		ResizeHeight: 64, WindowWidth: 64, WindowHeight: 64, Flip: true}
 	want := make([][]byte, len(photos))
 	for i, p := range photos {
 		want[i] = make([]byte, 64*64*3)
@@ -74,8 +75,9 @@ func TestEntryPointsChangeNoPixel(t *testing.T) {
 			}
 		}
 		s := stats()
-		return imagecapi.Stats{EntriesUsed: s.EntriesUsed - before.EntriesUsed, EntriesVerified: s.EntriesVerified - before.EntriesVerified,
-			EntriesRefused: s.EntriesRefused - before.EntriesRefused, EntriesMade: s.EntriesMade - before.EntriesMade}
+		return imagecapi.Stats{EntriesUsed: s.EntriesUsed - before.EntriesUsed,
+			EntriesVerified: s.EntriesVerified - before.EntriesVerified,
+			EntriesRefused:  s.EntriesRefused - before.EntriesRefused, EntriesMade: s.EntriesMade - before.EntriesMade}
 	}
 	expect := func(what string, got, want imagecapi.Stats) {
 		t.Helper()
@@ -122,7 +124,8 @@ func TestEntryPointsChangeNoPixel(t *testing.T) {
 
 	// Wrong blobs are replaced, once.
 	expect("replaced", epoch("replaced", unproven, photos, want), imagecapi.Stats{EntriesMade: 3})
-	expect("replacements are used", epoch("replacements are used", unproven, photos, want), imagecapi.Stats{EntriesUsed: 3})
+	expect("replacements are used", epoch("replacements are used", unproven, photos, want),
+		imagecapi.Stats{EntriesUsed: 3})
 	for i := range photos {
 		if !bytes.Equal(forged.blobs[i], store.blobs[i]) {
 			t.Errorf("the blob of sample %d was not replaced", i)

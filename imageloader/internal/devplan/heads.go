@@ -69,7 +69,8 @@ func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
 	for at := 2; at+4 <= len(data) && data[at] == 0xFF; {
 		marker := data[at+1]
 		end := at + 2 + int(binary.BigEndian.Uint16(data[at+2:]))
-		if end < at+4 || end > len(data) || len(tables)+len(frame)+end-at > maxKept && marker != markerComment && marker>>4 != markerJFIF>>4 {
+		if end < at+4 || end > len(data) || len(tables)+len(frame)+end-at > maxKept &&
+			marker != markerComment && marker>>4 != markerJFIF>>4 {
 			return nil, nil, 0, false
 		}
 		segment := data[at:end]

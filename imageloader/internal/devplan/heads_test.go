@@ -22,7 +22,8 @@ func segment(marker byte, content []byte) []byte {
 // segments that do not affect decoding.
 func TestSplitHeadKeepsWhatDecodingNeeds(t *testing.T) {
 	plain := archivetest.Photo(t, 3)
-	exif := slices.Concat(plain[:2], segment(0xE1, bytes.Repeat([]byte("Exif\x00\x00"), 5000)), segment(markerComment, []byte("no comment")),
+	exif := slices.Concat(plain[:2], segment(0xE1, bytes.Repeat([]byte("Exif\x00\x00"), 5000)),
+		segment(markerComment, []byte("no comment")),
 		segment(0xE2, make([]byte, 60000)), plain[2:])
 	for name, data := range map[string][]byte{"plain": plain, "with other segments": exif} {
 		t.Run(name, func(t *testing.T) {
@@ -41,7 +42,8 @@ func TestSplitHeadKeepsWhatDecodingNeeds(t *testing.T) {
 			if err != nil || err2 != nil || info.Width != whole.Width || info.Height != whole.Height {
 				t.Fatalf("%+v, %+v: %v, %v", info, whole, err, err2)
 			}
-			g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 40, ResizeHeight: 30, WindowWidth: 40, WindowHeight: 30}
+			g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 40,
+				ResizeHeight: 30, WindowWidth: 40, WindowHeight: 30}
 			blob := make([]byte, 1<<16)
 			n, _, err := d.DecodeMakingEntryPoints(data, &g, make([]byte, 40*30*3), 40*3, blob)
 			if err != nil || n == 0 {
@@ -87,9 +89,11 @@ func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 	lead := []byte("header")
 	for i := range 3 {
 		data := archivetest.Photo(t, uint64(i))
-		h.keep(i, data, &imagecapi.Info{Width: int32(i)}, index.Inflated{Lead: crc32.ChecksumIEEE(lead), End: int64(i)}, []byte("entries"))
+		h.keep(i, data, &imagecapi.Info{Width: int32(i)},
+			index.Inflated{Lead: crc32.ChecksumIEEE(lead), End: int64(i)}, []byte("entries"))
 		got := h.heads[i].Load()
-		if got == nil || got.checksum != crc32.ChecksumIEEE(slices.Concat(lead, data)) || got.Info.Width != int32(i) || got.end != int64(i) {
+		if got == nil || got.checksum != crc32.ChecksumIEEE(slices.Concat(lead, data)) ||
+			got.Info.Width != int32(i) || got.end != int64(i) {
 			t.Fatalf("%d: %+v", i, got)
 		}
 	}
@@ -117,7 +121,8 @@ func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 // Planning from it does not fault.
 func FuzzSplitHead(f *testing.F) {
 	f.Add([]byte{0xFF, markerImage})
-	f.Add(slices.Concat([]byte{0xFF, markerImage}, segment(markerFrame, make([]byte, 15)), segment(markerScan, make([]byte, 10))))
+	f.Add(slices.Concat([]byte{0xFF, markerImage}, segment(markerFrame, make([]byte, 15)),
+		segment(markerScan, make([]byte, 10))))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		tables, frame, scan, ok := splitHead(data)
 		if !ok {
@@ -132,7 +137,8 @@ func FuzzSplitHead(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer d.Close()
-		g := imagecapi.Geometry{CropWidth: 1, CropHeight: 1, ResizeWidth: 4, ResizeHeight: 4, WindowWidth: 4, WindowHeight: 4}
+		g := imagecapi.Geometry{CropWidth: 1, CropHeight: 1, ResizeWidth: 4, ResizeHeight: 4,
+			WindowWidth: 4, WindowHeight: 4}
 		_, _ = d.PlanHead(slices.Concat(tables, frame), len(data), scan, &g, data, nil, alignedBytes(1<<16))
 	})
 }

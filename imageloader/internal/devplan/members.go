@@ -24,7 +24,8 @@ const maxMember, maxPacked = 8 << 20, 4 << 20
 func packed(x *index.Index, i int, end int64) (at index.Packed, ok bool) {
 	at, ok = x.Packed(i)
 	at.EndAt(end)
-	return at, ok && at.Input > 0 && at.Input <= maxPacked && at.Skip <= maxMember && x.Size(i) <= maxMember-int64(at.Skip)
+	return at, ok && at.Input > 0 && at.Input <= maxPacked && at.Skip <= maxMember &&
+		x.Size(i) <= maxMember-int64(at.Skip)
 }
 
 // PackedReader reads the compressed bytes of a sample. [index.Reader] documents the method.

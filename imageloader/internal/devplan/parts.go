@@ -93,7 +93,8 @@ func (p *Planner) PlanPart(head *Head, m *Image, r PartReader, to *Staging) (Pla
 	}
 	first, n := part.From/pieceBytes, (len(memory)+pieceBytes-1)/pieceBytes
 	p.pieces = slices.Grow(p.pieces[:0], n)[:n]
-	if imagecapi.DigestPieces(memory, pieceBytes, p.pieces) != nil || !slices.Equal(p.pieces, head.pieces[first:first+n]) {
+	if imagecapi.DigestPieces(memory, pieceBytes, p.pieces) != nil ||
+		!slices.Equal(p.pieces, head.pieces[first:first+n]) {
 		h.forget(m.Index, head)
 		return Placed{}, false
 	}

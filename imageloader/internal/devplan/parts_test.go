@@ -31,7 +31,8 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 	}
 	head := slices.Concat(tables, frame)
 	blob := make([]byte, 1<<16)
-	whole := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 40, ResizeHeight: 30, WindowWidth: 40, WindowHeight: 30}
+	whole := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 40,
+		ResizeHeight: 30, WindowWidth: 40, WindowHeight: 30}
 	n, proof, err := d.DecodeMakingEntryPoints(data, &whole, make([]byte, 40*30*3), 40*3, blob)
 	if err != nil || n == 0 {
 		t.Fatalf("no entry points: %v, n %v, want no error, n not 0", err, n)
@@ -50,7 +51,8 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 				t.Fatalf("%+v: %+v, %v", g, p, err)
 			}
 			size := p.End - p.Begin
-			if p.From%piece != 0 || size%piece != 0 && p.From+size != len(data) || p.Begin < p.At || p.End > p.At+p.Bytes || size < 1 {
+			if p.From%piece != 0 || size%piece != 0 && p.From+size != len(data) || p.Begin < p.At ||
+				p.End > p.At+p.Bytes || size < 1 {
 				t.Fatalf("%+v: %+v of %d bytes", g, p, len(data))
 			}
 			least = min(least, size)
@@ -74,14 +76,17 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 		t.Errorf("the smallest part has %d of %d bytes, want at most %v", least, len(data), len(data)/4)
 	}
 	var used atomic.Uint64
-	if p, err := d.PlanPart(head, len(data)+1, scan, &whole, blob, piece, alignedBytes(1<<18), &used); err != nil || p.Bytes != 0 || used.Load() != 0 {
+	if p, err := d.PlanPart(head, len(data)+1, scan, &whole, blob, piece, alignedBytes(1<<18),
+		&used); err != nil || p.Bytes != 0 || used.Load() != 0 {
 		t.Errorf("entry points of another file: %+v, %v, want no error, p.Bytes = 0, used.Load() = 0",
 			p, err)
 	}
-	if p, err := d.PlanPart(head, len(data), scan, &whole, blob, piece, alignedBytes(1<<10), &used); err != nil || p.Bytes != 0 || used.Load() != 0 {
+	if p, err := d.PlanPart(head, len(data), scan, &whole, blob, piece, alignedBytes(1<<10),
+		&used); err != nil || p.Bytes != 0 || used.Load() != 0 {
 		t.Errorf("without room: %+v, %v, want no error, p.Bytes = 0, used.Load() = 0", p, err)
 	}
-	if p, err := d.PlanPart(head, len(data), scan, &whole, blob, 0, alignedBytes(1<<18), &used); err == nil || p.Bytes != 0 {
+	if p, err := d.PlanPart(head, len(data), scan, &whole, blob, 0, alignedBytes(1<<18),
+		&used); err == nil || p.Bytes != 0 {
 		t.Errorf("pieces of 0 bytes: %+v, err %v, want an error, p.Bytes = 0", p, err)
 	}
 }

@@ -60,14 +60,20 @@ type Planner struct {
 // planDecoder is a decoder that can plan for every image that DecodeByEntryPoints decodes.
 // [codec.Decoder] documents the methods.
 type planDecoder interface {
-	PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error)
-	AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error)
-	AppendScan(data []byte, g *imagecapi.Geometry, memory []byte, used *atomic.Uint64, search *imagecapi.Search) (at, n int, err error)
-	PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp, search *imagecapi.Search, buffer []byte) (n int, err error)
-	PlanPart(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, piece int, memory []byte, used *atomic.Uint64) (imagecapi.Part, error)
+	PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp,
+		buffer []byte) (n int, err error)
+	AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte,
+		used *atomic.Uint64) (at, n int, err error)
+	AppendScan(data []byte, g *imagecapi.Geometry, memory []byte, used *atomic.Uint64,
+		search *imagecapi.Search) (at, n int, err error)
+	PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp, search *imagecapi.Search,
+		buffer []byte) (n int, err error)
+	PlanPart(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, piece int, memory []byte,
+		used *atomic.Uint64) (imagecapi.Part, error)
 	Transcode(data, buffer []byte) (n int, err error)
 	MakeEntryPoints(data []byte, spacing int, buffer []byte) (n int, proof uint64, err error)
-	PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, ops []imagecapi.AugmentOp, buffer []byte) (n int, err error)
+	PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte,
+		ops []imagecapi.AugmentOp, buffer []byte) (n int, err error)
 }
 
 // NewPlanner returns a planner that uses the decoder. The caller closes the decoder.

@@ -49,7 +49,8 @@ func TestFoundEntryPointsAreKept(t *testing.T) {
 	}
 	defer imagecapi.FreeDecoder(d)
 	data := archivetest.Photo(t, 1)
-	g := imagecapi.Geometry{CropWidth: 320, CropHeight: 240, ResizeWidth: 32, ResizeHeight: 32, WindowWidth: 32, WindowHeight: 32}
+	g := imagecapi.Geometry{CropWidth: 320, CropHeight: 240, ResizeWidth: 32, ResizeHeight: 32,
+		WindowWidth: 32, WindowHeight: 32}
 	var s Search
 	if _, n, err := imagecapi.PlanScan(d, data, &g, nil, nil, &s.Search); err != nil || n == 0 || s.Wanted == 0 {
 		t.Fatalf("a plan of %d bytes, %v: %+v, want no error, n not 0, s.Wanted not 0", n, err, s.Search)
@@ -79,8 +80,10 @@ func TestFoundEntryPointsAreKept(t *testing.T) {
 		{"of another size", 4, found[1:], false, false, nil, 0},
 	} {
 		made, others := p.KeepFound(test.i, &s, test.found)
-		if made != test.made || others != test.others || !bytes.Equal(store.blobs[test.i], test.blob) || p.proofs[test.i].Load() != test.proof {
-			t.Errorf("%s: made %v, others %v, a blob of %d bytes, proof %v", test.what, made, others, len(store.blobs[test.i]), p.proofs[test.i].Load() != 0)
+		if made != test.made || others != test.others || !bytes.Equal(store.blobs[test.i], test.blob) ||
+			p.proofs[test.i].Load() != test.proof {
+			t.Errorf("%s: made %v, others %v, a blob of %d bytes, proof %v", test.what, made, others,
+				len(store.blobs[test.i]), p.proofs[test.i].Load() != 0)
 		}
 	}
 }
@@ -94,7 +97,8 @@ func TestImageWithoutRoomInIndexIsSearchedAgain(t *testing.T) {
 	}
 	defer imagecapi.FreeDecoder(d)
 	data := archivetest.Photo(t, 1)
-	g := imagecapi.Geometry{CropWidth: 320, CropHeight: 240, ResizeWidth: 32, ResizeHeight: 32, WindowWidth: 32, WindowHeight: 32}
+	g := imagecapi.Geometry{CropWidth: 320, CropHeight: 240, ResizeWidth: 32, ResizeHeight: 32,
+		WindowWidth: 32, WindowHeight: 32}
 	var s Search
 	if _, n, err := imagecapi.PlanScan(d, data, &g, nil, nil, &s.Search); err != nil || n == 0 || s.Wanted == 0 {
 		t.Fatalf("a plan of %d bytes, %v: %+v, want no error, n not 0, s.Wanted not 0", n, err, s.Search)

@@ -50,7 +50,8 @@ func NewStaging(plans *decodeplan.Plans, size int) (*Staging, error) {
 		return nil, nil
 	}
 	if len(plans.Rows) < size || uintptr(unsafe.Pointer(unsafe.SliceData(plans.Memory)))%decodeplan.Align != 0 {
-		return nil, fmt.Errorf("imageloader: the lent memory for plans has %d rows, not %d, or is not aligned to %d bytes", len(plans.Rows), size, decodeplan.Align)
+		return nil, fmt.Errorf("imageloader: the lent memory for plans has %d rows, not %d, or is not "+
+			"aligned to %d bytes", len(plans.Rows), size, decodeplan.Align)
 	}
 	return &Staging{plans: plans, Rows: make([]Placed, size)}, nil
 }

@@ -61,11 +61,13 @@ func TestPlansAreMoved(t *testing.T) {
 // TestMembersAreMoved: a member's row moves together with its compressed bytes and its room, and
 // shares them with no other row.
 func TestMembersAreMoved(t *testing.T) {
-	row := decodeplan.Row{Bytes: 16, Member: decodeplan.Member{Input: 16, InputBytes: 5, Window: 21, WindowBytes: 3, Skip: 7, Bytes: 100}}
+	row := decodeplan.Row{Bytes: 16, Member: decodeplan.Member{Input: 16, InputBytes: 5, Window: 21,
+		WindowBytes: 3, Skip: 7, Bytes: 100}}
 	room := row.Member.Room()
 	slots := func(rooms int) (a, b *Staging) {
 		for _, s := range []**Staging{&a, &b} {
-			st, err := NewStaging(&decodeplan.Plans{Memory: alignedBytes(96), Rows: make([]decodeplan.Row, 3), Rooms: rooms}, 3)
+			st, err := NewStaging(&decodeplan.Plans{Memory: alignedBytes(96),
+				Rows: make([]decodeplan.Row, 3), Rooms: rooms}, 3)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -82,11 +84,13 @@ func TestMembersAreMoved(t *testing.T) {
 	a, b := slots(2 * room)
 	Exchange(b, 1, a, 0, false)
 	moved := b.Rows[1]
-	if got := b.plans.Memory[moved.At:][:moved.Span()]; string(got) != "plan of 16 bytes inputwi" || moved.Member != row.Member || moved.Lost {
+	if got := b.plans.Memory[moved.At:][:moved.Span()]; string(got) != "plan of 16 bytes inputwi" ||
+		moved.Member != row.Member || moved.Lost {
 		t.Errorf("%q, %+v", got, moved)
 	}
 	b.Take(0, b, 1) // a substitute
-	if second := b.Rows[0]; second.At == moved.At || second.Bytes != 16 || second.Lost || b.rooms.Load() != uint64(2*room) {
+	if second := b.Rows[0]; second.At == moved.At || second.Bytes != 16 || second.Lost ||
+		b.rooms.Load() != uint64(2*room) {
 		t.Errorf("%+v beside %+v", second, moved)
 	}
 	b.Take(2, b, 1)

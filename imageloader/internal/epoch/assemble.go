@@ -559,7 +559,8 @@ func (a *assembly) substitute(s *slot, samples []sample.Sample) error {
 		first++
 	}
 	if first == len(samples) {
-		return fmt.Errorf("imageloader: all %d samples of a batch are bad, so none can be substituted; the last one: %w",
+		return fmt.Errorf("imageloader: all %d samples of a batch are bad, so none can be substituted; "+
+			"the last one: %w",
 			len(samples), at(first-1).err)
 	}
 	from := first

@@ -139,7 +139,8 @@ func (d *Decoder) draw(it *Item, info *imagecapi.Info) error {
 // operation is a Go function, which only the host can run.
 func (d *Decoder) image(it *Item, info *imagecapi.Info, from index.Inflated) (m *devplan.Image, ok bool) {
 	m = &d.current.plan
-	*m = devplan.Image{Index: it.Sample.Index, Size: it.Size, Draw: it.Draw, Data: it.Data, Inflated: from, Info: info, Geometry: &d.current.geometry}
+	*m = devplan.Image{Index: it.Sample.Index, Size: it.Size, Draw: it.Draw, Data: it.Data, Inflated: from,
+		Info: info, Geometry: &d.current.geometry}
 	if d.augmenter == nil {
 		return m, true
 	}

@@ -12,8 +12,10 @@ import (
 // deliver delivers the batches and returns the reason why the pass ended.
 func (p *pass) deliver() error {
 	policy, size := p.config.Policy, p.config.Batch.Size()
-	d := delivering{p: p, place: Delivery{Batches: p.start.Batches, Turns: p.start.Turn}, batches: p.start.Before + p.start.Batches,
-		mixer: mixer{mixer: p.config.Batch.Transform.NewMixer(), labels: p.config.Labels, seed: p.config.Order.Seed, epoch: p.start.Epoch}}
+	d := delivering{p: p, place: Delivery{Batches: p.start.Batches, Turns: p.start.Turn},
+		batches: p.start.Before + p.start.Batches,
+		mixer: mixer{mixer: p.config.Batch.Transform.NewMixer(), labels: p.config.Labels,
+			seed: p.config.Order.Seed, epoch: p.start.Epoch}}
 	for {
 		r, err := p.asm.next()
 		if errors.Is(err, archive.ErrStopped) {
@@ -92,15 +94,18 @@ func (d *delivering) hand(r *ready, whole bool) error {
 func (d *delivering) end(last *ready) error {
 	p, share, file := d.p, &d.p.config.Batch.Share, d.p.env.Rules.File
 	none := func(format string, args ...any) error {
-		return fmt.Errorf("%w in epoch %d of %s: "+format, append([]any{index.ErrNoSamples, p.start.Epoch, file}, args...)...)
+		return fmt.Errorf("%w in epoch %d of %s: "+format,
+			append([]any{index.ErrNoSamples, p.start.Epoch, file}, args...)...)
 	}
 	switch n := len(last.samples); {
 	case d.samples < p.asm.quota.wanted:
-		return none("%d samples are bad, so that rank %d of %d can't fill its batches; see torchstream inspect", d.bad, share.Rank, share.World)
+		return none("%d samples are bad, so that rank %d of %d can't fill its batches; see torchstream "+
+			"inspect", d.bad, share.Rank, share.World)
 	case d.batches > 0:
 		return nil
 	case p.deal.Fixed && p.deal.Turns == 0:
-		return none("%d samples are less than a batch of %d for each of %d ranks, and Options.DropLast is set", p.deal.Left, share.Batch, share.World)
+		return none("%d samples are less than a batch of %d for each of %d ranks, and Options.DropLast is set", p.deal.Left,
+			share.Batch, share.World)
 	case n > 0:
 		return none("%d samples are less than a batch of %d, and Options.DropLast is set", n, share.Batch)
 	case d.bad > 0:

@@ -111,19 +111,22 @@ func (q *fetchPlanner) plan(j *job) bool {
 		return false
 	}
 	i, plans, to := j.Sample.Index, q.d.plans, j.row.Staging
-	if c := plans.Copy(i); c != nil && q.planFrom(j, &c.Info, func(m *devplan.Image) (devplan.Placed, bool) { return plans.PlanCopy(c, m, to) }) {
+	if c := plans.Copy(i); c != nil &&
+		q.planFrom(j, &c.Info, func(m *devplan.Image) (devplan.Placed, bool) { return plans.PlanCopy(c, m, to) }) {
 		return true
 	}
 	if !plans.Entries.Plannable(i) {
 		return q.p.source.Plans.Searches.Allowed(i) && q.planFile(j, true)
 	}
 	if h := plans.MemberHead(i, to); h != nil {
-		if q.planFrom(j, &h.Info, func(m *devplan.Image) (devplan.Placed, bool) { return plans.PlanMember(h, m, &q.r, to) }) {
+		if q.planFrom(j, &h.Info,
+			func(m *devplan.Image) (devplan.Placed, bool) { return plans.PlanMember(h, m, &q.r, to) }) {
 			return true
 		}
 	}
 	if h := plans.PartHead(i, to); h != nil {
-		if q.planFrom(j, &h.Info, func(m *devplan.Image) (devplan.Placed, bool) { return plans.PlanPart(h, m, &q.r, to) }) {
+		if q.planFrom(j, &h.Info,
+			func(m *devplan.Image) (devplan.Placed, bool) { return plans.PlanPart(h, m, &q.r, to) }) {
 			return true
 		}
 	}

@@ -10,7 +10,8 @@ import (
 
 // DecodeAgain reads a sample of an archive with random access, and decodes its pixels on the host
 // without entry points.
-func DecodeAgain(c *Config, e *Env, known *index.Index, r *index.Reader, s sample.Sample, redo devplan.Redo, dst []byte) error {
+func DecodeAgain(c *Config, e *Env, known *index.Index, r *index.Reader, s sample.Sample, redo devplan.Redo,
+	dst []byte) error {
 	data := known.InMemory(s.Index)
 	if data == nil {
 		data = make([]byte, redo.Size)

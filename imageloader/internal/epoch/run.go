@@ -203,7 +203,8 @@ func (p *pass) random() bool { return p.source.Known != nil && p.source.Known.Ra
 func (p *pass) startFetching(all *sync.WaitGroup) {
 	workers, f := p.config.Threads.Workers, &p.flow
 	f.fetches = make(chan []job, workers)
-	fetchers := max(minFetchers, workers) // fetchers of a gzip file inflate, which takes more than half as long as decoding
+	// fetchers of a gzip file inflate, which takes more than half as long as decoding
+	fetchers := max(minFetchers, workers)
 	f.groups = make(chan []job, cap(f.fetches)+fetchers+1)
 	all.Go(p.list)
 	var fetching sync.WaitGroup

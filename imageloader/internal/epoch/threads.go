@@ -31,7 +31,8 @@ func (t *Threads) Check() error {
 	}
 	for _, c := range t.CPUs {
 		if c < 0 || !allowed.IsSet(c) {
-			return fmt.Errorf("imageloader: Options.WorkerCPUs: this process may not use CPU %d; it has %d CPUs: see taskset -p %d", c, allowed.Count(), unix.Getpid())
+			return fmt.Errorf("imageloader: Options.WorkerCPUs: this process may not use CPU %d; it has "+
+				"%d CPUs: see taskset -p %d", c, allowed.Count(), unix.Getpid())
 		}
 	}
 	return nil
@@ -57,7 +58,8 @@ func (t *Threads) lock() (unlock func(), err error) {
 	}
 	nice := 20 - priority
 	unlock = func() {
-		if unix.SchedSetaffinity(0, &before) == nil && (t.Nice == 0 || unix.Setpriority(unix.PRIO_PROCESS, 0, nice) == nil) {
+		if unix.SchedSetaffinity(0, &before) == nil &&
+			(t.Nice == 0 || unix.Setpriority(unix.PRIO_PROCESS, 0, nice) == nil) {
 			runtime.UnlockOSThread()
 		}
 	}

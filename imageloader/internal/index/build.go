@@ -152,7 +152,8 @@ func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 	s := b.writeFile(a)
 	if s == nil {
 		return nil, errors.New("imageloader: " + a.Path() +
-			": the index can't be written, neither beside the archive nor in the cache folder: give another place for it")
+			": the index can't be written, neither beside the archive nor in the cache folder: give " +
+			"another place for it")
 	}
 	defer func() { _ = s.close() }() // it has no entry points to save
 	info, err := s.file.Stat()

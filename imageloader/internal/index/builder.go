@@ -225,7 +225,8 @@ func (n *newestMember) sum(crc uint32, flag uint8) {
 
 // mark records a checkpoint of a shard.
 func (r *records) mark(shard int, c archive.Checkpoint) {
-	item := encodeMark(shard, archive.Mark{Bit: c.Bit, Output: c.Output, At: r.windows.size(), Size: int32(len(c.Window))})
+	item := encodeMark(shard, archive.Mark{Bit: c.Bit, Output: c.Output, At: r.windows.size(),
+		Size: int32(len(c.Window))})
 	r.marks.write(item[:])
 	r.windows.write(c.Window)
 	r.marked++

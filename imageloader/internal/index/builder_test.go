@@ -70,7 +70,8 @@ func TestBuilderMemoryIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	for name, s := range map[string]*spool{"members": &b.records.members, "names": &b.records.names, "headers": &b.records.headers} {
+	for name, s := range map[string]*spool{"members": &b.records.members, "names": &b.records.names,
+		"headers": &b.records.headers} {
 		if s.filed < spoolBytes || cap(s.mem) > 2*spoolBytes {
 			t.Errorf("%s: %d bytes in a file, room for %d in memory, want s.filed at least %v, "+
 				"cap(s.mem) at most %v", name, s.filed, cap(s.mem), spoolBytes, 2*spoolBytes)
@@ -94,7 +95,8 @@ func TestBuilderMemoryIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer made[1].Close()
-	if !slices.Equal(made[0].samples, made[1].samples) || made[0].names != made[1].names || made[0].work != made[1].work || len(made[1].samples) != members {
+	if !slices.Equal(made[0].samples, made[1].samples) || made[0].names != made[1].names ||
+		made[0].work != made[1].work || len(made[1].samples) != members {
 		t.Errorf("the index from the file: %d samples, %d bytes of names, work %v, want %d, %d, %v "+
 			"and equal samples",
 			len(made[1].samples), len(made[1].names), made[1].work, members, len(made[0].names), made[0].work)

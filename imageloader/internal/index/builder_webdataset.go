@@ -167,7 +167,8 @@ func (w *walk) addToGroup(m *archive.Member, magic []byte) (number int, err erro
 		return -1, nil
 	}
 	if g.members.again(key + "." + extension) {
-		return -1, fmt.Errorf("%q: duplicate file name: the shard has a member with the key %q and the extension %q already: "+
+		return -1, fmt.Errorf("%q: duplicate file name: the shard has a member with the key %q and the "+
+			"extension %q already: "+
 			"rename or remove one of them", m.Name, key, extension)
 	}
 	if (image || label) && !g.keyed {
@@ -188,10 +189,12 @@ func (w *walk) addToGroup(m *archive.Member, magic []byte) (number int, err erro
 // keyAgain returns the error for a member whose key an earlier group has.
 func (b *Builder) keyAgain(name, key string) error {
 	if b.config.OneShard {
-		return fmt.Errorf("%q: the key %q has come before, in this shard or another: in one shard the samples would not be told apart: "+
+		return fmt.Errorf("%q: the key %q has come before, in this shard or another: in one shard the "+
+			"samples would not be told apart: "+
 			"fix each shard alone, or rename a sample", name, key)
 	}
-	return fmt.Errorf("%q: the shard has members with the key %q already, and others between: the members of a sample have to "+
+	return fmt.Errorf("%q: the shard has members with the key %q already, and others between: the "+
+		"members of a sample have to "+
 		"follow each other, and each sample needs its own key: sort the members by name, or rename a sample", name, key)
 }
 

@@ -39,9 +39,11 @@ func (c *clues) explain(err error) error {
 		return fmt.Errorf(`%w; the path %q has backslashes, as a tool of Windows writes it: `+
 			"unpack it, and pack the folder again with tar", err, c.windows)
 	case c.label != "":
-		return fmt.Errorf("%w; %q seems to be a label of WebDataset: set Options.WebDataset (-webdataset)", err, c.label)
+		return fmt.Errorf("%w; %q seems to be a label of WebDataset: set Options.WebDataset (-webdataset)",
+			err, c.label)
 	case c.archive != "":
-		return fmt.Errorf("%w; %q is an archive inside of it: unpack each into a folder, whose name is the class of its images, "+
+		return fmt.Errorf("%w; %q is an archive inside of it: unpack each into a folder, whose name is "+
+			"the class of its images, "+
 			"and name the folder above", err, c.archive)
 	}
 	return err

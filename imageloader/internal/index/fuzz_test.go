@@ -48,11 +48,13 @@ func fuzzArchive(f *testing.F, name string, c Config, pack func([]byte) []byte) 
 // FuzzIndex: with any index file, with right or wrong checksums, archives open, and reading a
 // sample returns its bytes or an error.
 func FuzzIndex(f *testing.F) {
-	packed, packedIndex := fuzzArchive(f, "a.tgz", testConfig(), func(data []byte) []byte { return archivetest.GzipSplit(f, data, 1<<20, 1) })
+	packed, packedIndex := fuzzArchive(f, "a.tgz", testConfig(),
+		func(data []byte) []byte { return archivetest.GzipSplit(f, data, 1<<20, 1) })
 	plain, plainIndex := fuzzArchive(f, "a.tar", testConfig(), func(data []byte) []byte { return data })
 	listed := testConfig()
 	var err error
-	if listed.List, err = ReadList("l.csv", strings.NewReader("c/a.png,x\nc/c.png,y\nc/d.png,x\nc/f.png,z")); err != nil {
+	if listed.List, err = ReadList("l.csv",
+		strings.NewReader("c/a.png,x\nc/c.png,y\nc/d.png,x\nc/f.png,z")); err != nil {
 		f.Fatal(err)
 	}
 	listedPath, listedIndex := fuzzArchive(f, "b.tar", listed, func(data []byte) []byte { return data })
@@ -104,7 +106,8 @@ func FuzzIndex(f *testing.F) {
 				continue
 			}
 			if p, ok := x.Packed(i); ok {
-				if p.Skip < 0 || p.Lead < archive.BlockBytes || p.Window < 0 || p.Window > archive.MaxWindowBytes || int64(p.Input) > x.info.Size() {
+				if p.Skip < 0 || p.Lead < archive.BlockBytes || p.Window < 0 ||
+					p.Window > archive.MaxWindowBytes || int64(p.Input) > x.info.Size() {
 					t.Fatalf("%s: %+v", x.Name(i), p)
 				}
 				_ = r.ReadPacked(&p, make([]byte, p.Window), make([]byte, p.Input)) // any bytes
@@ -125,7 +128,8 @@ func FuzzIndex(f *testing.F) {
 func FuzzLists(f *testing.F) {
 	var members []archivetest.Member
 	for i, labels := range []string{"a b", "", "c a", "b", "10 a"} {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("%d.png", i), Data: archivetest.Image(strings.Repeat(labels, 900))},
+		members = append(members,
+			archivetest.Member{Name: fmt.Sprintf("%d.png", i), Data: archivetest.Image(strings.Repeat(labels, 900))},
 			archivetest.Member{Name: fmt.Sprintf("%d.cls", i), Data: labels})
 	}
 	path := archivetest.WriteFile(f, "a.tgz", archivetest.GzipSplit(f, archivetest.Tar(f, members...), 1<<20, 1))

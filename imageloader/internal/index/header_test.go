@@ -20,10 +20,13 @@ func TestIndexKeepsEveryFieldOfAHeader(t *testing.T) {
 		want, err := c.Header([]byte(m.Data))
 		h, found := headerOf(c, []byte(m.Data), true)
 		got, _, ok := h.info()
-		if found != (err == nil) || ok != found || found && got != want || !found && h[8] != headerUnusable && (h[8] != headerNoImage && h[8] != headerForeign || codec.Sniff([]byte(m.Data)) != "") {
+		if found != (err == nil) || ok != found || found && got != want || !found &&
+			h[8] != headerUnusable &&
+			(h[8] != headerNoImage && h[8] != headerForeign || codec.Sniff([]byte(m.Data)) != "") {
 			t.Errorf("%s: %+v, %v, want %+v, %v", m.Name, got, found, want, err)
 		}
-		if h, found := headerOf(c, []byte(m.Data)[:min(20, len(m.Data))], false); found || codec.Sniff([]byte(m.Data)) != "" && h != (header{}) {
+		if h, found := headerOf(c, []byte(m.Data)[:min(20, len(m.Data))], false); found ||
+			codec.Sniff([]byte(m.Data)) != "" && h != (header{}) {
 			t.Errorf("%s: %v of twenty bytes", m.Name, h)
 		}
 	}

@@ -61,11 +61,13 @@ func ReadList(file string, in io.Reader) (*List, error) {
 		_, _ = b.Discard(len(mark)) // Peek has buffered it
 	}
 	if mark, err := b.Peek(2); err == nil && (string(mark) == "\xff\xfe" || string(mark) == "\xfe\xff") {
-		return nil, fmt.Errorf("imageloader: %s: the list is UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8 %s > NEW)", file, path.Base(file))
+		return nil, fmt.Errorf("imageloader: %s: the list is UTF-16: write it as UTF-8 (iconv -f UTF-16 "+
+			"-t UTF-8 %s > NEW)", file, path.Base(file))
 	}
 	ext := strings.ToLower(path.Ext(file))
 	if ext == ".json" || ext == ".jsonl" {
-		return nil, fmt.Errorf("imageloader: %s: a list is a CSV or TSV file, not JSON: write its paths and labels to a .csv with the columns path and label", file)
+		return nil, fmt.Errorf("imageloader: %s: a list is a CSV or TSV file, not JSON: write its paths "+
+			"and labels to a .csv with the columns path and label", file)
 	}
 	r := csv.NewReader(b)
 	r.FieldsPerRecord, r.ReuseRecord = -1, true
@@ -114,7 +116,8 @@ func headerColumns(record []string) (columns [2]int, header bool) {
 	for i, names := range listColumns {
 		columns[i] = -1
 		for _, name := range slices.Backward(names) {
-			at := slices.IndexFunc(record, func(field string) bool { return strings.EqualFold(strings.TrimSpace(field), name) })
+			at := slices.IndexFunc(record,
+				func(field string) bool { return strings.EqualFold(strings.TrimSpace(field), name) })
 			if at >= 0 {
 				columns[i] = at
 			}
@@ -126,7 +129,8 @@ func headerColumns(record []string) (columns [2]int, header bool) {
 // add adds a row.
 func (l *List) add(record []string, columns [2]int, line int, labels map[string]int32) error {
 	if need := max(columns[0], columns[1]) + 1; len(record) < need {
-		return fmt.Errorf("%d columns, and %d are needed: a path and a label, separated by commas (by tabs in a .tsv)", len(record), need)
+		return fmt.Errorf("%d columns, and %d are needed: a path and a label, separated by commas (by "+
+			"tabs in a .tsv)", len(record), need)
 	}
 	name, label := strings.TrimSpace(record[columns[0]]), strings.TrimSpace(record[columns[1]])
 	switch {
@@ -248,7 +252,8 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 		return err
 	}
 	if x.orphans > 0 {
-		b.config.Logger.Warn("images that the list does not name are ignored", "archive", b.file, "list", list.file, "images", x.orphans)
+		b.config.Logger.Warn("images that the list does not name are ignored", "archive", b.file, "list",
+			list.file, "images", x.orphans)
 	}
 	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept does not change any more
 	x.readCost = w.cost()
@@ -315,5 +320,6 @@ func (l *List) missing(archive string, images *unlisted, seen []bool) error {
 	if absent > 1 {
 		others = fmt.Sprintf(" (%d lines in all name none)", absent)
 	}
-	return &ListError{l.file, int(first), fmt.Errorf("%q is no member of %s%s%s", name, archive, others, hint+images.hint())}
+	return &ListError{l.file, int(first), fmt.Errorf("%q is no member of %s%s%s", name, archive, others,
+		hint+images.hint())}
 }

@@ -29,10 +29,11 @@ func TestListsAreRead(t *testing.T) {
 		"half a header":        {"l.csv", "path,cat\n", "path=cat@1"},
 		"byte order mark":      {"l.csv", "\ufeffpath,label\na.jpg,cat\n", "a.jpg=cat@2"},
 		"Windows lines":        {"l.csv", "a.jpg,cat\r\n\r\nb.jpg,dog\r\n", "a.jpg=cat@1 b.jpg=dog@3"},
-		"quotes and spaces":    {"l.csv", "\"a, \"\"b\"\".jpg\", cat \n c.jpg ,\"black dog\"\n", "a, \"b\".jpg=cat@1 c.jpg=black dog@2"},
-		"a line of two":        {"l.csv", "\"a\nb.jpg\",cat\nc.jpg,dog\n", "a\nb.jpg=cat@1 c.jpg=dog@3"},
-		"cleaned":              {"l.csv", "./a//b/../c.jpg,cat\n", "a/c.jpg=cat@1"},
-		"tabs":                 {"l.TSV", "a,b.jpg\tcat\nc \"d\".jpg\tdog\n", "a,b.jpg=cat@1 c \"d\".jpg=dog@2"},
+		"quotes and spaces": {"l.csv", "\"a, \"\"b\"\".jpg\", cat \n c.jpg ,\"black dog\"\n",
+			"a, \"b\".jpg=cat@1 c.jpg=black dog@2"},
+		"a line of two": {"l.csv", "\"a\nb.jpg\",cat\nc.jpg,dog\n", "a\nb.jpg=cat@1 c.jpg=dog@3"},
+		"cleaned":       {"l.csv", "./a//b/../c.jpg,cat\n", "a/c.jpg=cat@1"},
+		"tabs":          {"l.TSV", "a,b.jpg\tcat\nc \"d\".jpg\tdog\n", "a,b.jpg=cat@1 c \"d\".jpg=dog@2"},
 	} {
 		l, err := ReadList(c.file, strings.NewReader(c.text))
 		if err != nil {
@@ -121,7 +122,8 @@ func FuzzList(f *testing.F) {
 			t.Errorf("%d paths, %d rows, %d labels", len(l.byPath), len(l.rows), len(l.labels))
 		}
 		for name, row := range l.byPath {
-			if x := l.rows[row]; name == "" || l.labels[x.label].name == "" || x.line < 1 || int(x.line) > 1+strings.Count(text, "\n")+strings.Count(text, "\r") {
+			if x := l.rows[row]; name == "" || l.labels[x.label].name == "" || x.line < 1 ||
+				int(x.line) > 1+strings.Count(text, "\n")+strings.Count(text, "\r") {
 				t.Errorf("%q: %+v", name, x)
 			}
 		}

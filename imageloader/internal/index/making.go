@@ -99,7 +99,8 @@ func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, erro
 			return nil, nil, nil
 		}
 	}
-	c.Logger.Warn("the lock of the index has another file each time: the archive is read without it", "archive", a.Path())
+	c.Logger.Warn("the lock of the index has another file each time: the archive is read without it",
+		"archive", a.Path())
 	return nil, nil, nil
 }
 
@@ -210,7 +211,8 @@ func (m *making) say(text string) {
 func (m *making) begin() {
 	began := time.Now()
 	say := func() {
-		m.say(fmt.Sprintf("process %d, %d of %d bytes, %.0f s", os.Getpid(), m.read.Load(), m.archive.Info().Size(), time.Since(began).Seconds()))
+		m.say(fmt.Sprintf("process %d, %d of %d bytes, %.0f s", os.Getpid(), m.read.Load(),
+			m.archive.Info().Size(), time.Since(began).Seconds()))
 	}
 	say()
 	m.beating.Go(func() {

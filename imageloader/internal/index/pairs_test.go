@@ -91,22 +91,34 @@ func TestPairsFollowThePatterns(t *testing.T) {
 		want        string
 		log         string
 	}{
-		"folders":                         {[]string{"images/a.jpg images/b.jpg masks/b.png masks/a.png"}, "images/*.jpg", "masks/*.png", "images/a.jpg+masks/a.png images/b.jpg+masks/b.png", ""},
-		"masks first":                     {[]string{"m/a.png m/b.png i/b.png i/a.png"}, "i/*", "m/*", "i/b.png+m/b.png i/a.png+m/a.png", ""},
-		"no folder":                       {[]string{"0.jpg 0.seg.png 1.seg.png 1.jpg"}, "*.jpg", "*.seg.png", "0.jpg+0.seg.png 1.jpg+1.seg.png", ""},
-		"both patterns":                   {[]string{"0.png 0.seg.png 1.webp 1.seg.png"}, "*.*", "*.seg.png", "0.png+0.seg.png 1.webp+1.seg.png", ""},
-		"folders within":                  {[]string{"d/img/x/a_l.png d/gt/x/a_ids.png d/gt/x/a_color.png"}, "d/img/*_l.*", "d/gt/*_ids.png", "d/img/x/a_l.png+d/gt/x/a_ids.png", ""},
-		"images alone":                    {[]string{"i/a.png i/b.png i/c.png m/b.png"}, "i/*", "m/*", "i/b.png+m/b.png", "images without a mask are ignored"},
-		"masks alone":                     {[]string{"i/b.png m/a.png m/b.png m/c.png"}, "i/*", "m/*", "i/b.png+m/b.png", "masks=2 first=m/a.png"},
-		"names of shards":                 {[]string{"0.jpg 0.seg.png 1.jpg", "0.jpg 0.seg.png"}, "*.jpg", "*.seg.png", "0.jpg+0.seg.png 0.jpg+0.seg.png", "images=1 first=1.jpg"},
-		"kinds of shards":                 {[]string{"i/a.png i/b.png", "m/b.png m/a.png"}, "i/*", "m/*", "i/a.png+m/a.png i/b.png+m/b.png", ""},
-		"a name twice, but not in a pair": {[]string{"i/a.png i/a.png i/b.png m/b.png"}, "i/*", "m/*", "i/b.png+m/b.png", "images=2"},
+		"folders": {[]string{"images/a.jpg images/b.jpg masks/b.png masks/a.png"},
+			"images/*.jpg", "masks/*.png", "images/a.jpg+masks/a.png images/b.jpg+masks/b.png", ""},
+		"masks first": {[]string{"m/a.png m/b.png i/b.png i/a.png"}, "i/*", "m/*",
+			"i/b.png+m/b.png i/a.png+m/a.png", ""},
+		"no folder": {[]string{"0.jpg 0.seg.png 1.seg.png 1.jpg"}, "*.jpg",
+			"*.seg.png", "0.jpg+0.seg.png 1.jpg+1.seg.png", ""},
+		"both patterns": {[]string{"0.png 0.seg.png 1.webp 1.seg.png"}, "*.*",
+			"*.seg.png", "0.png+0.seg.png 1.webp+1.seg.png", ""},
+		"folders within": {[]string{"d/img/x/a_l.png d/gt/x/a_ids.png d/gt/x/a_color.png"},
+			"d/img/*_l.*", "d/gt/*_ids.png", "d/img/x/a_l.png+d/gt/x/a_ids.png", ""},
+		"images alone": {[]string{"i/a.png i/b.png i/c.png m/b.png"}, "i/*", "m/*",
+			"i/b.png+m/b.png", "images without a mask are ignored"},
+		"masks alone": {[]string{"i/b.png m/a.png m/b.png m/c.png"}, "i/*", "m/*",
+			"i/b.png+m/b.png", "masks=2 first=m/a.png"},
+		"names of shards": {[]string{"0.jpg 0.seg.png 1.jpg", "0.jpg 0.seg.png"}, "*.jpg",
+			"*.seg.png", "0.jpg+0.seg.png 0.jpg+0.seg.png", "images=1 first=1.jpg"},
+		"kinds of shards": {[]string{"i/a.png i/b.png", "m/b.png m/a.png"}, "i/*", "m/*",
+			"i/a.png+m/a.png i/b.png+m/b.png", ""},
+		"a name twice, but not in a pair": {[]string{"i/a.png i/a.png i/b.png m/b.png"}, "i/*", "m/*",
+			"i/b.png+m/b.png", "images=2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			for i, shard := range c.shards {
-				data := archivetest.Tar(t, append(files(shard), archivetest.Member{Name: "notes.txt", Data: "no image"})...)
-				if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.tgz", i)), archivetest.Gzip(t, data), 0o644); err != nil {
+				data := archivetest.Tar(t,
+					append(files(shard), archivetest.Member{Name: "notes.txt", Data: "no image"})...)
+				if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.tgz", i)),
+					archivetest.Gzip(t, data), 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -238,7 +250,8 @@ func FuzzPairs(f *testing.F) {
 	var members []archivetest.Member
 	for i := range 5 {
 		data := strings.Repeat(fmt.Sprint(i, " "), 1000+i*3000)
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("i/%c.png", 'a'+i), Data: archivetest.Image(data)},
+		members = append(members,
+			archivetest.Member{Name: fmt.Sprintf("i/%c.png", 'a'+i), Data: archivetest.Image(data)},
 			archivetest.Member{Name: fmt.Sprintf("m/%c.png", 'e'-i), Data: archivetest.Image(data + "mask")})
 	}
 	data := archivetest.Tar(f, members...)
@@ -288,7 +301,8 @@ func FuzzPairs(f *testing.F) {
 				}
 				b := make([]byte, s.Size)
 				_, known := contents[s.Name]
-				if r.Read(k, b) == nil && x.samples[x.at(k)].flags&recordSummed != 0 && known && len(b) == len(contents[s.Name]) &&
+				if r.Read(k, b) == nil && x.samples[x.at(k)].flags&recordSummed != 0 && known &&
+					len(b) == len(contents[s.Name]) &&
 					!slices.ContainsFunc(members, func(m archivetest.Member) bool { return m.Data == string(b) }) {
 					t.Errorf("%s has bytes of no member", s.Name)
 				}

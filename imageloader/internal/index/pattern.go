@@ -43,7 +43,8 @@ func (p Pattern) key(name string) (key string, ok bool) {
 		}
 		name = name[:dot]
 	}
-	if len(name) <= len(p.prefix)+len(p.suffix) || !strings.HasPrefix(name, p.prefix) || !strings.HasSuffix(name, p.suffix) {
+	if len(name) <= len(p.prefix)+len(p.suffix) || !strings.HasPrefix(name, p.prefix) ||
+		!strings.HasSuffix(name, p.suffix) {
 		return "", false
 	}
 	return name[len(p.prefix) : len(name)-len(p.suffix)], true

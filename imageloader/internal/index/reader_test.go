@@ -104,7 +104,8 @@ func TestForgedIndexNeverReturnsWrongBytes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	failed, right := 0, 0
 	for round := range 70 {
-		kind := []uint32{sectionMembers, sectionCheckpoints, sectionWindows, sectionNames, sectionDirs, sectionShards, sectionHeaders}[round%7]
+		kind := []uint32{sectionMembers, sectionCheckpoints, sectionWindows, sectionNames, sectionDirs,
+			sectionShards, sectionHeaders}[round%7]
 		forged := indextest.Forge(t, index, kind, func(b []byte) {
 			for range 1 + rng.IntN(3) {
 				b[rng.IntN(len(b))] ^= 1 << rng.IntN(8)
@@ -153,7 +154,8 @@ func TestLostShardFailsOnlyItsSamples(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 2 {
 		name := fmt.Sprintf("c/%d.png", i)
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("s%d.tar", i)), archivetest.Tar(t, archivetest.Member{Name: name, Data: archivetest.Image(name)}), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("s%d.tar", i)),
+			archivetest.Tar(t, archivetest.Member{Name: name, Data: archivetest.Image(name)}), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -179,7 +181,8 @@ func TestLostShardFailsOnlyItsSamples(t *testing.T) {
 		got := make([]byte, x.Size(n))
 		err := r.Read(n, got)
 		var damage *archive.Error
-		if n == 0 && (err != nil || string(got) != archivetest.Image("c/0.png")) || n == 1 && (!errors.Is(err, errChaos) || !errors.As(err, &damage) || damage.File != a.Shards()[1].Path) {
+		if n == 0 && (err != nil || string(got) != archivetest.Image("c/0.png")) || n == 1 &&
+			(!errors.Is(err, errChaos) || !errors.As(err, &damage) || damage.File != a.Shards()[1].Path) {
 			t.Errorf("sample %d: %q, error %v", n, got, err)
 		}
 	}
@@ -230,7 +233,8 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 		if err := r.ReadPacked(&p, window, input); err != nil || !strings.Contains(string(file), string(input)) {
 			t.Errorf("%s: %v, the compressed bytes are not in the file, want them there", x.Name(i), err)
 		}
-		if mark, _ := x.shards[0].enter(m.offset-int64(p.Lead), m.offset); mark.Output+int64(p.Skip+p.Lead) != m.offset {
+		if mark, _ := x.shards[0].enter(m.offset-int64(p.Lead),
+			m.offset); mark.Output+int64(p.Skip+p.Lead) != m.offset {
 			t.Errorf("%s: %+v does not lead to byte %d", x.Name(i), p, m.offset)
 		}
 	}

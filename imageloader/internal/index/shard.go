@@ -24,7 +24,8 @@ func (s *shard) addMark(m archive.Mark) bool {
 	if m.Bit < 0 || m.Bit>>3 > s.info.Size() || m.Output < 0 {
 		return false
 	}
-	if k := len(s.marks); k == 0 && m.Output != 0 || k > 0 && (s.marks[k-1].Bit > m.Bit || s.marks[k-1].Output > m.Output) {
+	if k := len(s.marks); k == 0 && m.Output != 0 || k > 0 &&
+		(s.marks[k-1].Bit > m.Bit || s.marks[k-1].Output > m.Output) {
 		return false
 	}
 	s.marks = append(s.marks, m)

@@ -152,7 +152,8 @@ func readTable(r io.ReaderAt, size int64) (map[uint32]place, error) {
 		return nil, errIndexVersion
 	}
 	n := le.Uint32(head[12:])
-	if crc32.ChecksumIEEE(head[:28]) != le.Uint32(head[28:]) || n > maxSections || le.Uint64(head[16:]) != uint64(size) {
+	if crc32.ChecksumIEEE(head[:28]) != le.Uint32(head[28:]) || n > maxSections ||
+		le.Uint64(head[16:]) != uint64(size) {
 		return nil, errIndexDamaged
 	}
 	table := make([]byte, n*sectionBytes)
@@ -161,7 +162,8 @@ func readTable(r io.ReaderAt, size int64) (map[uint32]place, error) {
 	}
 	places := map[uint32]place{}
 	for ; len(table) > 0; table = table[sectionBytes:] {
-		p := place{le.Uint32(table), le.Uint32(table[4:]), le.Uint64(table[8:]), le.Uint64(table[16:]), le.Uint64(table[24:])}
+		p := place{le.Uint32(table), le.Uint32(table[4:]), le.Uint64(table[8:]), le.Uint64(table[16:]),
+			le.Uint64(table[24:])}
 		// There are as many windows as checkpoints, but windows may be empty.
 		if p.offset > uint64(size) || p.size > uint64(size)-p.offset || p.count > p.size && p.kind != sectionWindows {
 			return nil, errIndexDamaged

@@ -56,7 +56,8 @@ func TestIndexesOfOneArchiveAreMerged(t *testing.T) {
 				if got := x.EntryPoints(i, nil); !bytes.Equal(got, blob(i)) {
 					t.Errorf("sample %d has %d bytes of entry points, want %d", i, len(got), len(blob(i)))
 				}
-				if s := x.side.sums; s != nil && (s.known[x.number(i)].Load() == 0 || s.same(x.number(i), []byte("others"))) {
+				if s := x.side.sums; s != nil &&
+					(s.known[x.number(i)].Load() == 0 || s.same(x.number(i), []byte("others"))) {
 					t.Errorf("the checksum of sample %d is lost", i)
 				}
 			}

@@ -22,7 +22,8 @@ import (
 func TestEntryBlobsAreKept(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(30)...)))
 	c := testConfig()
-	blob := func(x *Index, i int) []byte { return bytes.Repeat([]byte(x.Name(i)+" entries "), 4000) } // all together more than a spool's memory
+	// all together more than a spool's memory
+	blob := func(x *Index, i int) []byte { return bytes.Repeat([]byte(x.Name(i)+" entries "), 4000) }
 	keep := func(from, to int, c Config) {
 		t.Helper()
 		x := open(t, path, c)
@@ -232,7 +233,8 @@ func TestIndexesInTheCacheFolderAreMerged(t *testing.T) {
 	x := open(t, path, c)
 	defer closeIndex(t, x)
 	for i := range all {
-		if got := string(x.EntryPoints(i, nil)); got != fmt.Sprint("entries of ", i) || x.side.sums.known[x.number(i)].Load() == 0 {
+		if got := string(x.EntryPoints(i, nil)); got != fmt.Sprint("entries of ", i) ||
+			x.side.sums.known[x.number(i)].Load() == 0 {
 			t.Errorf("sample %d: %q", i, got)
 		}
 	}
@@ -295,7 +297,8 @@ func TestReplacedIndexIsNotOverwritten(t *testing.T) {
 func TestLeftoversAreRemoved(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1))
 	long := time.Now().Add(-2 * leftAfter)
-	for name, old := range map[string]bool{".tsidx.1.tmp": true, ".tsidx.2.tmp": false, ".1.tmp": true, ".tsidx.bak": true, "+1.tsidx.3.tmp": true} {
+	for name, old := range map[string]bool{".tsidx.1.tmp": true, ".tsidx.2.tmp": false, ".1.tmp": true,
+		".tsidx.bak": true, "+1.tsidx.3.tmp": true} {
 		if err := os.WriteFile(path+name, nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -311,7 +314,8 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	for i := range list {
 		list[i] = strings.TrimPrefix(list[i], path)
 	}
-	if want := []string{"", "+1.tsidx.3.tmp", ".1.tmp", ".tsidx", ".tsidx.2.tmp", ".tsidx.bak"}; err != nil || !slices.Equal(list, want) {
+	if want := []string{"", "+1.tsidx.3.tmp", ".1.tmp", ".tsidx", ".tsidx.2.tmp",
+		".tsidx.bak"}; err != nil || !slices.Equal(list, want) {
 		t.Errorf("%q are there, want %q; error %v", list, want, err)
 	}
 }
@@ -319,7 +323,8 @@ func TestLeftoversAreRemoved(t *testing.T) {
 // TestIndexesAreNotShards: indexes and their temporary files are not shards.
 func TestIndexesAreNotShards(t *testing.T) {
 	for name, want := range map[string]bool{
-		"a.tar": false, "a.tar.tsidx": true, "a.tar.tsidx.123.tmp": true, "a1.tar+2.tsidx.45.tmp": true, "a.tsidx.tar": false, "a.tmp": false,
+		"a.tar": false, "a.tar.tsidx": true, "a.tar.tsidx.123.tmp": true, "a1.tar+2.tsidx.45.tmp": true,
+		"a.tsidx.tar": false, "a.tmp": false,
 	} {
 		if got := IsFile(filepath.Join("folder.tsidx.x", name)); got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
@@ -339,7 +344,8 @@ func TestBlobsOfAnEarlierRunAreReplaced(t *testing.T) {
 	}
 	x := open(t, path, testConfig())
 	defer closeIndex(t, x)
-	if first, second := x.EntryPoints(0, nil), x.EntryPoints(1, nil); string(first) != "a longer one" || string(second) != "good" {
+	if first, second := x.EntryPoints(0, nil), x.EntryPoints(1, nil); string(first) != "a longer one" ||
+		string(second) != "good" {
 		t.Errorf("blobs %q and %q, want first = %q, second = %q", first, second, "a longer one", "good")
 	}
 
@@ -351,7 +357,8 @@ func TestBlobsOfAnEarlierRunAreReplaced(t *testing.T) {
 	closeIndex(t, other)
 	again := open(t, path, testConfig())
 	defer closeIndex(t, again)
-	if first, third := again.EntryPoints(0, nil), again.EntryPoints(2, nil); string(first) != "right" || string(third) != "the other's" {
+	if first, third := again.EntryPoints(0, nil), again.EntryPoints(2, nil); string(first) != "right" ||
+		string(third) != "the other's" {
 		t.Errorf("blobs %q and %q, want first = %q, third = %q", first, third, "right", "the other's")
 	}
 }

@@ -42,7 +42,8 @@ func TestSpoolIsReadAnywhere(t *testing.T) {
 			}
 			want = append(want, b...)
 			s.write(b)
-			if c == "broken file" && len(want) > 3*spoolBytes && s.create != nil { // from now on the file can only be read
+			// from now on the file can only be read
+			if c == "broken file" && len(want) > 3*spoolBytes && s.create != nil {
 				file, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", s.file.Fd()))
 				if err != nil {
 					t.Skip(err)
@@ -51,7 +52,8 @@ func TestSpoolIsReadAnywhere(t *testing.T) {
 				s.file = file
 			}
 		}
-		if s.size() != int64(len(want)) || (s.file != nil) != (strings.Contains(c, "file") && c != "no file") || tries > 1 {
+		if s.size() != int64(len(want)) ||
+			(s.file != nil) != (strings.Contains(c, "file") && c != "no file") || tries > 1 {
 			t.Errorf("%s: %d bytes of %d, file %v, %d tries", c, s.size(), len(want), s.file != nil, tries)
 		}
 		if c == "file" && (len(s.mem) > spoolBytes || cap(s.mem) > 2*spoolBytes) {

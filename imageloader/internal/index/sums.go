@@ -94,5 +94,6 @@ func (s *sidecar) loadSums() (*sums, error) {
 // sameContent reports whether the content of a record of a plain tar is the same as in earlier
 // runs.
 func (x *Index) sameContent(i int, content []byte) bool {
-	return x.side == nil || x.side.sums == nil || x.shards[x.samples[i].shard].format != archive.Tar || x.side.sums.same(x.number(i), content)
+	return x.side == nil || x.side.sums == nil || x.shards[x.samples[i].shard].format != archive.Tar ||
+		x.side.sums.same(x.number(i), content)
 }

@@ -37,7 +37,8 @@ func TestIndexOfOldVersionIsRebuilt(t *testing.T) {
 		closeIndex(t, x)
 		now, err := os.ReadFile(path + sidecarSuffix)
 		if err != nil || binary.LittleEndian.Uint32(now[8:]) != 3 {
-			t.Errorf("version %d: the index now has version %d, error %v, want 3", version, binary.LittleEndian.Uint32(now[8:]), err)
+			t.Errorf("version %d: the index now has version %d, error %v, want 3", version,
+				binary.LittleEndian.Uint32(now[8:]), err)
 		}
 	}
 	if !log.has("index is made again") {

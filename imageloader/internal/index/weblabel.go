@@ -38,7 +38,8 @@ func checkWebLabel(m *archive.Member, extension string) error {
 	}
 	switch {
 	case m.Kind == archive.HardLink:
-		return errors.New("a label has to be a file, and this is a hard link: pack the archive with tar --hard-dereference")
+		return errors.New("a label has to be a file, and this is a hard link: pack the archive with tar " +
+			"--hard-dereference")
 	case m.Kind != archive.Regular:
 		return errors.New("a label has to be a file, and this is a link, a device, or stored as a sparse file: " +
 			"pack the archive with tar --dereference, without --sparse")

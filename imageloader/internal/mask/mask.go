@@ -46,7 +46,8 @@ var ErrSize = errors.New("the mask and its image have different sizes")
 // Decode decodes the mask of an image of the given size, in the geometry's orientation, and crops
 // and resizes it by the geometry. If the augmenter is not nil, it moves the mask's pixels in the
 // same way as the image's. dst must have the size of the geometry's window.
-func (m *Decoder) Decode(data []byte, width, height int, g *imagecapi.Geometry, a *transform.Augmenter, dst []byte) error {
+func (m *Decoder) Decode(data []byte, width, height int, g *imagecapi.Geometry, a *transform.Augmenter,
+	dst []byte) error {
 	levels, err := m.levels(data, width, height)
 	if err != nil {
 		return err
@@ -148,7 +149,8 @@ func (m *Decoder) levels(data []byte, width, height int) (l levels, err error) {
 		}
 	}()
 	if codec.Sniff(data) != "PNG" {
-		return l, newError(imagecapi.CodeUnsupported, "it is no PNG: a mask has to be one, of grey levels or of a palette")
+		return l, newError(imagecapi.CodeUnsupported,
+			"it is no PNG: a mask has to be one, of grey levels or of a palette")
 	}
 	const header = 8 + 8 + 13 // the signature, and the first chunk without its checksum
 	if len(data) < header {
@@ -158,11 +160,13 @@ func (m *Decoder) levels(data []byte, width, height int) (l levels, err error) {
 	depth, color := data[24], data[25]
 	switch {
 	case color != pngGrey && color != pngPalette:
-		return l, newError(imagecapi.CodeUnsupported, "its pixels are colours (PNG's colour type %d): a mask needs grey levels or a palette, whose numbers are the classes", color)
+		return l, newError(imagecapi.CodeUnsupported, "its pixels are colours (PNG's colour type %d): a "+
+			"mask needs grey levels or a palette, whose numbers are the classes", color)
 	case w != int64(width) || h != int64(height):
 		return l, fmt.Errorf("%w: %d x %d pixels, and %d x %d", ErrSize, w, h, width, height)
 	case depth == 16 && MaxClass(m.DType) < math.MaxUint16:
-		return l, newError(imagecapi.CodeUnsupported, "it has 16 bits a pixel, and Options.Masks.DType is %v: set tensor.Int64", m.DType)
+		return l, newError(imagecapi.CodeUnsupported,
+			"it has 16 bits a pixel, and Options.Masks.DType is %v: set tensor.Int64", m.DType)
 	case h*(w*int64(depth)/8) > maxInflation*int64(len(data)):
 		return l, newError(imagecapi.CodeDecode, "%d bytes are too few for %d x %d pixels", len(data), w, h)
 	}

@@ -69,7 +69,8 @@ func decodeMask(data []byte, width, height int, g imagecapi.Geometry, a *transfo
 
 // whole is the identity geometry.
 func whole(width, height int32) imagecapi.Geometry {
-	return imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: width, ResizeHeight: height, WindowWidth: width, WindowHeight: height}
+	return imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: width,
+		ResizeHeight: height, WindowWidth: width, WindowHeight: height}
 }
 
 func TestClassesAreTheNumbersInTheFile(t *testing.T) {
@@ -90,7 +91,8 @@ func TestMaskCropsEqualTorchvision(t *testing.T) {
 	golden := readGoldenMasks(t)
 	for _, c := range golden.Crops {
 		n := func(i int) int32 { return int32(c[i].(float64)) }
-		g := imagecapi.Geometry{CropX: n(3), CropY: n(4), CropWidth: n(5), CropHeight: n(6), ResizeWidth: n(7), ResizeHeight: n(7),
+		g := imagecapi.Geometry{CropX: n(3), CropY: n(4), CropWidth: n(5), CropHeight: n(6),
+			ResizeWidth: n(7), ResizeHeight: n(7),
 			WindowWidth: n(7), WindowHeight: n(7), Flip: c[8].(bool)}
 		got, err := decodeMask(archivetest.MaskPNG(t, int(n(0)), int(n(1)), int(n(2))), int(n(0)), int(n(1)), g, nil)
 		if err != nil || classesCRC(got) != int(c[9].(float64)) {
@@ -103,7 +105,8 @@ func TestMaskCropsEqualTorchvision(t *testing.T) {
 			t.Fatal(err)
 		}
 		var g imagecapi.Geometry
-		if err := compiled.Geometry(rand.New(rand.NewPCG(1, 1)), &imagecapi.Info{Width: int32(c[0]), Height: int32(c[1])}, &g); err != nil {
+		if err := compiled.Geometry(rand.New(rand.NewPCG(1, 1)),
+			&imagecapi.Info{Width: int32(c[0]), Height: int32(c[1])}, &g); err != nil {
 			t.Fatal(err)
 		}
 		got, err := decodeMask(archivetest.MaskPNG(t, c[0], c[1], 21), c[0], c[1], g, nil)
@@ -120,12 +123,14 @@ func TestMaskStepsEqualTorchvision(t *testing.T) {
 	moves := map[string][]transform.Op{
 		"rotation":     {transform.RandomRotation{Degrees: [2]float64{33.5, 33.5}, Interpolation: transform.Bilinear}},
 		"quarter turn": {transform.RandomRotation{Degrees: [2]float64{90, 90}}},
-		"affine": {transform.RandomAffine{Degrees: [2]float64{-20, -20}, Scale: [2]float64{1.25, 1.25}, Shear: [4]float64{5, 5, -7, -7},
+		"affine": {transform.RandomAffine{Degrees: [2]float64{-20, -20}, Scale: [2]float64{1.25, 1.25},
+			Shear:         [4]float64{5, 5, -7, -7},
 			Interpolation: transform.Bilinear, Fill: transform.Color{1, 2, 3}}},
 		"flip":     {transform.RandomVerticalFlip{P: 1}},
 		"pad":      {pad, transform.CenterCrop{Size: 32}},
 		"pad edge": {edge, transform.CenterCrop{Size: 32}},
-		"colours": {transform.RandomInvert{P: 1}, transform.ColorJitter{Brightness: 0.4}, transform.GaussianBlur{}, transform.RandomErasing{P: 1},
+		"colours": {transform.RandomInvert{P: 1}, transform.ColorJitter{Brightness: 0.4},
+			transform.GaussianBlur{}, transform.RandomErasing{P: 1},
 			transform.GaussianNoise{}, transform.RandomEqualize{P: 1}},
 	}
 	golden := readGoldenMasks(t).Moves
@@ -151,7 +156,8 @@ func TestMaskStepsEqualTorchvision(t *testing.T) {
 			}
 			m := Decoder{DType: tensor.Int64, Fill: c[1]}
 			g, got := whole(32, 32), make([]byte, 8*32*32)
-			if err := m.Decode(archivetest.MaskPNG(t, 32, 32, c[0]), 32, 32, &g, a, got); err != nil || classesCRC(got) != c[2] {
+			if err := m.Decode(archivetest.MaskPNG(t, 32, 32, c[0]), 32, 32, &g, a, got); err != nil ||
+				classesCRC(got) != c[2] {
 				t.Errorf("%s of %d classes, fill %d, differs from torchvision's; %v", name, c[0], c[1], err)
 			}
 		}
@@ -163,7 +169,8 @@ func TestMaskStepsEqualTorchvision(t *testing.T) {
 func TestSmallMaskFileTakesNoMemory(t *testing.T) {
 	data := archivetest.PNGBomb(t, 30_000, 30_000)
 	allocated := testing.AllocsPerRun(1, func() {
-		if _, err := decodeMask(data, 30_000, 30_000, whole(1, 1), nil); !errors.Is(err, imagecapi.CodeDecode) || !strings.Contains(err.Error(), "too few") {
+		if _, err := decodeMask(data, 30_000, 30_000, whole(1, 1), nil); !errors.Is(err,
+			imagecapi.CodeDecode) || !strings.Contains(err.Error(), "too few") {
 			t.Errorf("error %v, want the error %v with %q", err, imagecapi.CodeDecode, "too few")
 		}
 	})
@@ -190,9 +197,11 @@ func FuzzMask(f *testing.F) {
 			dtype = tensor.Uint8
 		}
 		m := Decoder{DType: dtype}
-		g := imagecapi.Geometry{CropX: 3, CropY: 1, CropWidth: 15, CropHeight: 16, ResizeWidth: 11, ResizeHeight: 10, WindowX: 1, WindowWidth: 9, WindowHeight: 10, Flip: true}
+		g := imagecapi.Geometry{CropX: 3, CropY: 1, CropWidth: 15, CropHeight: 16, ResizeWidth: 11,
+			ResizeHeight: 10, WindowX: 1, WindowWidth: 9, WindowHeight: 10, Flip: true}
 		err := m.Decode(data, 23, 17, &g, nil, make([]byte, 8*9*10))
-		if err != nil && !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) && !errors.Is(err, ErrSize) {
+		if err != nil && !errors.Is(err, imagecapi.CodeDecode) &&
+			!errors.Is(err, imagecapi.CodeUnsupported) && !errors.Is(err, ErrSize) {
 			t.Errorf("error %v", err)
 		}
 	})

@@ -117,7 +117,8 @@ func (g *gif) Decode(rgb []byte, _ JPEG) error {
 				if err == io.EOF {
 					err = io.ErrUnexpectedEOF
 				}
-				return &DamageError{fmt.Errorf("GIF: %w in row %d", err, y), g.size - len(blocks.left) - blocks.block.Len()}
+				return &DamageError{fmt.Errorf("GIF: %w in row %d", err, y),
+					g.size - len(blocks.left) - blocks.block.Len()}
 			}
 			to := rgb[3*((g.frame.Min.Y+y)*g.width+g.frame.Min.X):]
 			for x, index := range row {

@@ -46,7 +46,8 @@ func checkAny(t *testing.T, parse func([]byte) (Image, error), data []byte) {
 		return
 	}
 	h := image.Header()
-	if h.Width < 1 || h.Width > MaxSide || h.Height < 1 || h.Height > MaxSide || h.Orientation < 1 || h.Orientation > 8 {
+	if h.Width < 1 || h.Width > MaxSide || h.Height < 1 || h.Height > MaxSide || h.Orientation < 1 ||
+		h.Orientation > 8 {
 		t.Fatalf("%+v", h)
 	}
 	if image.Check() != nil || h.Width*h.Height > 1<<18 {
@@ -125,26 +126,45 @@ func TestHostile(t *testing.T) {
 		data  []byte
 		want  string
 	}{
-		"BMP, no pixels":       {ParseBMP, bmpHeader(20000, 20000, 24, 0), "unexpected EOF"},
-		"BMP, lowest height":   {ParseBMP, bmpHeader(1, 1<<31, 24, 0), "over the limit"},
-		"BMP, negative width":  {ParseBMP, bmpHeader(1<<32-5, 5, 24, 0), "impossible size"},
-		"BMP, palette beyond":  {ParseBMP, bmpHeader(1, 1, 8, 0), "unexpected EOF"},
-		"BMP, runs beyond":     {ParseBMP, append(le.AppendUint32([]byte("BM\x00\x00\x00\x00\x00\x00\x00\x00"), 1<<30), bmpHeader(9, 9, 8, 1)[14:]...), "unexpected EOF"},
-		"GIF, far frame":       {ParseGIF, []byte("GIF89a\x01\x00\x01\x00\x00\x00\x00,\xff\xff\xff\xff\x00\x00\x00\x00\x00\x02\x00"), "without pixels"},
+		"BMP, no pixels":      {ParseBMP, bmpHeader(20000, 20000, 24, 0), "unexpected EOF"},
+		"BMP, lowest height":  {ParseBMP, bmpHeader(1, 1<<31, 24, 0), "over the limit"},
+		"BMP, negative width": {ParseBMP, bmpHeader(1<<32-5, 5, 24, 0), "impossible size"},
+		"BMP, palette beyond": {ParseBMP, bmpHeader(1, 1, 8, 0), "unexpected EOF"},
+		"BMP, runs beyond": {ParseBMP,
+			append(le.AppendUint32([]byte("BM\x00\x00\x00\x00\x00\x00\x00\x00"), 1<<30),
+				bmpHeader(9, 9, 8, 1)[14:]...), "unexpected EOF"},
+		"GIF, far frame": {ParseGIF,
+			[]byte("GIF89a\x01\x00\x01\x00\x00\x00\x00,\xff\xff\xff\xff\x00\x00\x00\x00\x00\x02\x00"),
+			"without pixels"},
 		"GIF, extensions only": {ParseGIF, []byte("GIF89a\x01\x00\x01\x00\x00\x00\x00!\xfe\xff"), "unexpected EOF"},
 		"TIFF, no pixels":      {ParseTIFF, sides(20000, 20000, strip...), "too little image data"},
-		"TIFF, fax":            {ParseTIFF, sides(20000, 20000, append(strip, [3]uint32{tiffCompression, 1, 4})...), "too little image data"},
-		"TIFF, JPEG":           {ParseTIFF, sides(60000, 60000, append(strip, [3]uint32{tiffCompression, 1, 7}, [3]uint32{tiffBitsPerSample, 1, 8})...), "too little image data"},
-		"TIFF, shared JPEGs": {ParseTIFF, append(sides(800, 800, [3]uint32{tiffTileWidth, 1, 8}, [3]uint32{tiffTileLength, 1, 8},
-			[3]uint32{tiffTileOffsets, 10000, 100}, [3]uint32{tiffCompression, 1, tiffJPEG}, [3]uint32{tiffBitsPerSample, 1, 8}), make([]byte, 40000)...), "share their bytes"},
-		"TIFF, side":                 {ParseTIFF, sides(1<<32-1, 1, strip...), "over the limit"},
-		"TIFF, small tiles":          {ParseTIFF, sides(1000000, 1000000, [3]uint32{tiffTileWidth, 1, 8}, [3]uint32{tiffTileLength, 1, 8}, [3]uint32{tiffTileOffsets, 1, 8}), "are missing"},
-		"TIFF, large tiles":          {ParseTIFF, sides(9, 9, [3]uint32{tiffTileWidth, 1, 1 << 31}, [3]uint32{tiffTileLength, 1, 1 << 31}, [3]uint32{tiffTileOffsets, 1, 8}), "larger than the image"},
-		"TIFF, more tags than bytes": {ParseTIFF, append([]byte("II*\x00\x08\x00\x00\x00\xff\xff"), make([]byte, 99)...), "unexpected EOF"},
-		"TIFF, values beyond":        {ParseTIFF, sides(9, 9, [3]uint32{tiffBitsPerSample, 1 << 30, 1 << 31}), "unexpected EOF"},
-		"TIFF, strips beyond":        {ParseTIFF, sides(9, 9, [3]uint32{tiffStripOffsets, 1, 1<<32 - 1}), "too little image data"},
-		"BigTIFF, 2^60 tags":         {ParseTIFF, append([]byte("II+\x00\x08\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x10"), make([]byte, 99)...), "entries"},
-		"BigTIFF, directory beyond":  {ParseTIFF, append([]byte("II+\x00\x08\x00\x00\x00"), bytes.Repeat([]byte{255}, 99)...), "unexpected EOF"},
+		"TIFF, fax": {ParseTIFF,
+			sides(20000, 20000, append(strip, [3]uint32{tiffCompression, 1, 4})...), "too little image data"},
+		"TIFF, JPEG": {ParseTIFF,
+			sides(60000, 60000, append(strip, [3]uint32{tiffCompression, 1, 7},
+				[3]uint32{tiffBitsPerSample, 1, 8})...), "too little image data"},
+		"TIFF, shared JPEGs": {ParseTIFF,
+			append(sides(800, 800, [3]uint32{tiffTileWidth, 1, 8}, [3]uint32{tiffTileLength, 1, 8},
+				[3]uint32{tiffTileOffsets, 10000, 100}, [3]uint32{tiffCompression, 1, tiffJPEG},
+				[3]uint32{tiffBitsPerSample, 1, 8}), make([]byte, 40000)...), "share their bytes"},
+		"TIFF, side": {ParseTIFF, sides(1<<32-1, 1, strip...), "over the limit"},
+		"TIFF, small tiles": {ParseTIFF,
+			sides(1000000, 1000000, [3]uint32{tiffTileWidth, 1, 8}, [3]uint32{tiffTileLength, 1, 8},
+				[3]uint32{tiffTileOffsets, 1, 8}), "are missing"},
+		"TIFF, large tiles": {ParseTIFF,
+			sides(9, 9, [3]uint32{tiffTileWidth, 1, 1 << 31}, [3]uint32{tiffTileLength, 1, 1 << 31},
+				[3]uint32{tiffTileOffsets, 1, 8}), "larger than the image"},
+		"TIFF, more tags than bytes": {ParseTIFF,
+			append([]byte("II*\x00\x08\x00\x00\x00\xff\xff"), make([]byte, 99)...), "unexpected EOF"},
+		"TIFF, values beyond": {ParseTIFF,
+			sides(9, 9, [3]uint32{tiffBitsPerSample, 1 << 30, 1 << 31}), "unexpected EOF"},
+		"TIFF, strips beyond": {ParseTIFF, sides(9, 9, [3]uint32{tiffStripOffsets, 1, 1<<32 - 1}),
+			"too little image data"},
+		"BigTIFF, 2^60 tags": {ParseTIFF,
+			append([]byte("II+\x00\x08\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x10"), make([]byte,
+				99)...), "entries"},
+		"BigTIFF, directory beyond": {ParseTIFF,
+			append([]byte("II+\x00\x08\x00\x00\x00"), bytes.Repeat([]byte{255}, 99)...), "unexpected EOF"},
 	} {
 		image, err := c.parse(c.data)
 		if err == nil {

@@ -49,8 +49,10 @@ const (
 const (
 	tiffMaxSamples = 16
 	tiffMaxEntries = 65535 // in a directory, even of a BigTIFF
-	tiffMaxShared  = 64    // limit for the total size of all JPEGs, in file sizes, because strips without counts may overlap
-	tiffAssociated = 1     // an extra sample is alpha, by which the colours have been multiplied
+	// limit for the total size of all JPEGs, in file sizes, because strips without counts may
+	// overlap
+	tiffMaxShared  = 64
+	tiffAssociated = 1 // an extra sample is alpha, by which the colours have been multiplied
 )
 
 // tiff is the first image of a TIFF or BigTIFF.
@@ -305,7 +307,8 @@ func (t *tiff) checkFeatures() error {
 	if t.samples < t.colours {
 		return fmt.Errorf("TIFF: %d samples a pixel for %d colours", t.samples, t.colours)
 	}
-	t.associated = t.samples > t.colours && t.colours != 4 && t.photometric != tiffPalette && t.first(tiffExtraSamples, 0) == tiffAssociated
+	t.associated = t.samples > t.colours && t.colours != 4 && t.photometric != tiffPalette &&
+		t.first(tiffExtraSamples, 0) == tiffAssociated
 	if t.photometric == tiffPalette && t.depth > 8 {
 		return unsupported("TIFF: a palette of %d-bit indices", t.depth)
 	}
@@ -343,7 +346,8 @@ func (t *tiff) readColours() error {
 }
 
 func (t *tiff) Header() Header {
-	h := Header{Width: t.width, Height: t.height, Components: t.samples, BitDepth: max(t.depth, 8), Orientation: t.orientation}
+	h := Header{Width: t.width, Height: t.height, Components: t.samples, BitDepth: max(t.depth, 8),
+		Orientation: t.orientation}
 	switch {
 	case t.photometric == tiffPalette, t.samples == 2:
 		h.Components = 3

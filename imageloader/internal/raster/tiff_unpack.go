@@ -25,15 +25,18 @@ const (
 )
 
 var tiffCompressions = map[uint64]string{
-	tiffOldJPEG: "JPEG of TIFF 6.0, which TIFF's authors withdrew", 32771: "16-bit words of fax", 32809: "ThunderScan", 32908: "PixarFilm", 32909: "PixarLog",
-	33003: "JPEG 2000", 33005: "JPEG 2000", 34661: "JBIG", 34676: "SGI Log", 34677: "SGI Log", 34712: "JPEG 2000", 34887: "LERC", 34892: "lossy DNG",
+	tiffOldJPEG: "JPEG of TIFF 6.0, which TIFF's authors withdrew", 32771: "16-bit words of fax",
+	32809: "ThunderScan", 32908: "PixarFilm", 32909: "PixarLog",
+	33003: "JPEG 2000", 33005: "JPEG 2000", 34661: "JBIG", 34676: "SGI Log", 34677: "SGI Log",
+	34712: "JPEG 2000", 34887: "LERC", 34892: "lossy DNG",
 	34925: "LZMA", 50000: "Zstandard", 50001: "WebP", 50002: "JPEG XL", 52546: "JPEG XL",
 }
 
 // tiffMaxRatio is the maximum number of bytes that one compressed byte can become. The JPEG decoder
 // checks its sizes itself: a block of 8 x 8 samples takes at least a bit.
 var tiffMaxRatio = map[uint64]int{
-	0: 1, tiffUncompressed: 1, tiffLZW: 4096 * 8 / 9, tiffDeflate: 1032, tiffDeflateOld: 1032, tiffPackBits: 64, tiffJPEG: 64 * 3 * 8,
+	0: 1, tiffUncompressed: 1, tiffLZW: 4096 * 8 / 9, tiffDeflate: 1032, tiffDeflateOld: 1032,
+	tiffPackBits: 64, tiffJPEG: 64 * 3 * 8,
 	tiffHuffman: 1, tiffGroup3: 1, tiffGroup4: 1, // checked by rows
 }
 
@@ -55,7 +58,8 @@ func (t *tiff) checkCompression() error {
 		return unsupported("TIFF: fax compression of %d samples of %d bits", t.samples, t.depth)
 	case t.compression == tiffJPEG && t.separate && t.samples > 1:
 		return unsupported("TIFF: JPEG compression of separate planes")
-	case t.compression == tiffJPEG && (t.depth != 8 || t.samples != t.colours || t.photometric == tiffPalette || t.colours == 4):
+	case t.compression == tiffJPEG &&
+		(t.depth != 8 || t.samples != t.colours || t.photometric == tiffPalette || t.colours == 4):
 		return unsupported("TIFF: JPEG compression of other than 8-bit grey, RGB and YCbCr")
 	}
 	return t.checkPredictor()

@@ -51,7 +51,8 @@ func (s *Store) OpenSource(_ context.Context, url string) (archive.Source, error
 		return nil, ErrBusy
 	}
 	s.Open++
-	return &storeSource{s, url, archive.SourceInfo{Size: int64(len(o.Data)), Version: o.Version, ModTime: time.Unix(1e9, 0)}}, nil
+	return &storeSource{s, url, archive.SourceInfo{Size: int64(len(o.Data)), Version: o.Version,
+		ModTime: time.Unix(1e9, 0)}}, nil
 }
 
 type storeSource struct {

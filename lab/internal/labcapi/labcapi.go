@@ -44,7 +44,8 @@ func Check() error {
 		if loading.err = capi.Check(); loading.err != nil {
 			return
 		}
-		_, loading.err = imagecapi.OpenLibrary(library.Here(imagecapi.Version()), LibraryName, "ts_bench_abi_version", C.TS_ABI_VERSION, bind)
+		_, loading.err = imagecapi.OpenLibrary(library.Here(imagecapi.Version()), LibraryName,
+			"ts_bench_abi_version", C.TS_ABI_VERSION, bind)
 	})
 	return loading.err
 }
@@ -107,7 +108,8 @@ type NVJPEGRate struct {
 
 // NVJPEG calls ts_bench_nvjpeg. It decodes JPEGs with nvJPEG for the given number of seconds, as
 // whole images into GPU memory. data holds the JPEGs back to back. NVJPEG blocks.
-func NVJPEG(device int32, implementation int, data []byte, sizes []uintptr, batch, threads int, seconds float64) (NVJPEGRate, error) {
+func NVJPEG(device int32, implementation int, data []byte, sizes []uintptr, batch, threads int,
+	seconds float64) (NVJPEGRate, error) {
 	if err := Check(); err != nil {
 		return NVJPEGRate{}, err
 	}
@@ -120,6 +122,8 @@ func NVJPEG(device int32, implementation int, data []byte, sizes []uintptr, batc
 	}
 	var r C.ts_bench_nvjpeg_rate
 	err := failure(C.ts_bench_nvjpeg(C.int32_t(device), C.int32_t(implementation), (*C.uint8_t)(unsafe.SliceData(data)),
-		(*C.size_t)(unsafe.Pointer(unsafe.SliceData(sizes))), C.int64_t(len(sizes)), C.int64_t(batch), C.int32_t(threads), C.double(seconds), &r))
-	return NVJPEGRate{int64(r.images), int64(r.left_out), int64(r.batch), float64(r.seconds), float64(r.cpu_seconds), int32(r.engines), int32(r.cores_per_engine)}, err
+		(*C.size_t)(unsafe.Pointer(unsafe.SliceData(sizes))), C.int64_t(len(sizes)), C.int64_t(batch),
+		C.int32_t(threads), C.double(seconds), &r))
+	return NVJPEGRate{int64(r.images), int64(r.left_out), int64(r.batch), float64(r.seconds),
+		float64(r.cpu_seconds), int32(r.engines), int32(r.cores_per_engine)}, err
 }

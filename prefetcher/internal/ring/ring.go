@@ -232,7 +232,8 @@ type Stats struct {
 // New allocates the slots and starts the goroutine that drives them. The caller closes the ring.
 func New[S comparable, E any](dev Device[S, E], cfg Config) (*Ring[S, E], error) {
 	if cfg.Slots < 1 || cfg.Hosts < 1 || cfg.Batch < 1 {
-		return nil, fmt.Errorf("%d device slots, %d host slots, batches of %d samples: all must be at least 1", cfg.Slots, cfg.Hosts, cfg.Batch)
+		return nil, fmt.Errorf("%d device slots, %d host slots, batches of %d samples: all must be at "+
+			"least 1", cfg.Slots, cfg.Hosts, cfg.Batch)
 	}
 	if cfg.Checked && cfg.Direct {
 		return nil, errors.New("a ring that omits the copy has no copies to check")
@@ -488,7 +489,8 @@ type Deliver func(n int, info any) error
 // It ends when fill has returned and turn has had all its batches, when turn returns false, or on
 // an error. Run returns after fill has returned. It does not wait for the device: the edges order
 // the work in flight.
-func (r *Ring[S, E]) Run(ctx context.Context, fill func(context.Context, Lend, Deliver) error, turn func(*Lease[S, E]) bool) error {
+func (r *Ring[S, E]) Run(ctx context.Context, fill func(context.Context, Lend, Deliver) error,
+	turn func(*Lease[S, E]) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(errLeft)
 	ep := &epoch{ctx: ctx, started: time.Now()}
@@ -538,7 +540,8 @@ func (r *Ring[S, E]) source(ep *epoch, fill func(context.Context, Lend, Deliver)
 		r.sched.Wake()
 		r.sched.Unlock()
 	}()
-	err = fill(ep.ctx, func(ctx context.Context) (int, error) { return r.lend(ctx, ep) }, func(n int, info any) error { return r.deliver(ep, n, info) })
+	err = fill(ep.ctx, func(ctx context.Context) (int, error) { return r.lend(ctx, ep) },
+		func(n int, info any) error { return r.deliver(ep, n, info) })
 }
 
 func (r *Ring[S, E]) lend(ctx context.Context, ep *epoch) (int, error) {

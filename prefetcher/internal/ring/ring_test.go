@@ -81,7 +81,8 @@ func runSchedule(seed uint64, mutate func(simulated) simulated, trace func(strin
 	w.Trace = trace
 	w.Lenient = mutate != nil
 	p := &program{world: w}
-	p.cfg = Config{Slots: 1 + w.Rand.IntN(3), Hosts: 1 + w.Rand.IntN(4), Batch: 8, Scheduler: w, maxReleased: 1 + w.Rand.IntN(3)}
+	p.cfg = Config{Slots: 1 + w.Rand.IntN(3), Hosts: 1 + w.Rand.IntN(4), Batch: 8, Scheduler: w,
+		maxReleased: 1 + w.Rand.IntN(3)}
 	onCPU := mutate == nil && w.Rand.IntN(8) == 0
 	p.cfg.Direct = onCPU && w.Rand.IntN(2) == 0
 	p.cfg.Checked = !onCPU && w.Rand.IntN(2) == 0
@@ -260,7 +261,8 @@ func (p *program) epoch(epoch int) {
 			return seen-1 != e.at || e.ending != byBreak
 		})
 	}()
-	p.Note("epoch %d of %d batches (ending %d at %d): %d seen, failed %t", epoch, e.batches, e.ending, e.at, seen, err != nil)
+	p.Note("epoch %d of %d batches (ending %d at %d): %d seen, failed %t", epoch, e.batches, e.ending, e.at,
+		seen, err != nil)
 	p.checkEnd(e, seen, panicked, err)
 	if s := p.ring.Stats(); int(s.Batches) != p.begun {
 		p.Report("Stats count %d batches of %d", s.Batches, p.begun)
@@ -294,7 +296,8 @@ func (p *program) checkEnd(e plan, seen int, panicked bool, err error) {
 		ok = err == nil && seen == e.at+1 && panicked == (e.ending == byPanic)
 	}
 	if !ok {
-		p.Report("epoch with ending %d at %d: %d of %d batches, panicked %t, %v", e.ending, e.at, seen, e.batches, panicked, err)
+		p.Report("epoch with ending %d at %d: %d of %d batches, panicked %t, %v", e.ending, e.at, seen,
+			e.batches, panicked, err)
 	}
 }
 
@@ -413,7 +416,8 @@ func TestSchedules(t *testing.T) {
 		steps.Add(int64(p.Steps))
 		batches.Add(int64(p.begun))
 		for _, r := range reports {
-			t.Errorf("seed %d: %s\nreplay it with: go test -race ./prefetcher/internal/ring -run TestSchedules -v -seed %d", seed, r, seed)
+			t.Errorf("seed %d: %s\nreplay it with: go test -race ./prefetcher/internal/ring -run "+
+				"TestSchedules -v -seed %d", seed, r, seed)
 		}
 		return len(reports) == 0
 	})
@@ -536,11 +540,15 @@ func TestMissingEdges(t *testing.T) {
 	}{
 		{"refill does not wait for copied(k)", "copied", func(d simulated) simulated { return noHostWait{d} }},
 		{"copy does not wait for released(j)", "released", func(d simulated) simulated { return noStreamWait{d} }},
-		{"the consumer's stream does not wait for ready(j)", "ready", func(d simulated) simulated { return noReadyWait{d} }},
-		{"another stream of the consumer (Use) does not wait for ready(j)", "ready", func(d simulated) simulated { return noUseWait{d, d.(*failing).p.world} }},
+		{"the consumer's stream does not wait for ready(j)", "ready",
+			func(d simulated) simulated { return noReadyWait{d} }},
+		{"another stream of the consumer (Use) does not wait for ready(j)", "ready",
+			func(d simulated) simulated { return noUseWait{d, d.(*failing).p.world} }},
 		{"release is not recorded", "released", func(d simulated) simulated { return noRelease{d} }},
-		{"release is recorded on the default stream", "released", func(d simulated) simulated { return wrongRelease{d} }},
-		{"copy waits for only one of the consumer's streams", "released", func(d simulated) simulated { return onlyFirstWait{d} }},
+		{"release is recorded on the default stream", "released",
+			func(d simulated) simulated { return wrongRelease{d} }},
+		{"copy waits for only one of the consumer's streams", "released",
+			func(d simulated) simulated { return onlyFirstWait{d} }},
 		{"copied(k) is recorded before the copy", "copied", func(d simulated) simulated {
 			f := d.(*failing)
 			f.simulated = earlyCopied{f.simulated.(*simDevice)}

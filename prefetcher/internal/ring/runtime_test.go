@@ -320,7 +320,8 @@ func (r *runtimeRun) checkEnd(e plan, seen int, err error) {
 	case e.ending == byPanic && err != nil && err.Error() == "body":
 	case err == nil && (e.ending == byBreak && seen == e.at+1 || seen == e.batches):
 	default:
-		r.t.Errorf("seed %d: epoch %d ending %d at %d of %d: %d seen, %v", r.seed, e.epoch, e.ending, e.at, e.batches, seen, err)
+		r.t.Errorf("seed %d: epoch %d ending %d at %d of %d: %d seen, %v", r.seed, e.epoch, e.ending, e.at,
+			e.batches, seen, err)
 	}
 }
 
