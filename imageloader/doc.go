@@ -27,8 +27,8 @@
 //
 // # Order
 //
-// A plain .tar and a directory have random access. So has a compressed archive that is held in
-// memory, or that has an index with checkpoints when it is opened. A shuffled epoch is then a
+// A plain .tar, a .zip and a directory have random access. So has a compressed archive that is held
+// in memory, or that has an index with checkpoints when it is opened. A shuffled epoch is then a
 // permutation of all samples. Any other archive is a stream, and is shuffled through a buffer of
 // Options.ShuffleBuffer samples: pack an archive larger than the buffer in mixed order, not class
 // by class. At the start of an epoch, while the buffer fills, one sample leaves it for every two

@@ -49,8 +49,8 @@ func (l *Loader) indexConfig() index.Config {
 // MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, List, OpenSource and Logger.
 // WebDataset, and whether there are Masks or a List, must equal the loaders' options. Otherwise the
 // loaders do not use the index. If progress is not nil, MakeIndex calls it now and then from the
-// caller's goroutine. A directory needs no index and is an error. MakeIndex does not wait for other
-// processes. OpenContext, in any process, waits for MakeIndex.
+// caller's goroutine. A directory or a zip needs no index and is an error. MakeIndex does not wait
+// for other processes. OpenContext, in any process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex, o.Part = false, Part{} // the index has all samples
 	o, err := o.withDefaults()
@@ -63,8 +63,8 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 		return nil, archive.StopCause(ctx, err)
 	}
 	defer func() { _ = a.Close() }() // nothing was written
-	if a.Format() == archive.Tree {
-		return nil, fmt.Errorf("imageloader: %s is a directory, which needs no index", a.Path())
+	if f := a.Format(); f == archive.Tree || f == archive.Zip {
+		return nil, fmt.Errorf("imageloader: %s is a %s, which needs no index", a.Path(), f)
 	}
 	if err := l.readList(ctx); err != nil {
 		return nil, archive.StopCause(ctx, err)

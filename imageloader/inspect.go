@@ -226,6 +226,9 @@ func (in *inspection) Visit(f *index.Found, data []byte) error {
 		return nil
 	}
 	it := inspectItem{found: *f, data: data, bad: in.bad, again: in.names.Again(f.Name)}
+	if f.Damage != nil {
+		it.bad = in.l.rules.Bad(&Sample{Name: f.Name}, Damaged, f.Damage)
+	}
 	if it.bad != nil {
 		it.bad.Index = f.Index
 	}
@@ -316,8 +319,8 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 // format "unknown" and does not count in the range of pixels.
 //
 // InspectIndex uses the options IndexFile, Classes, WebDataset, List (an index made with other
-// values is an error), Part, MaxSampleBytes, MaxPixels, OpenSource and Logger. A directory has no
-// index and is an error.
+// values is an error), Part, MaxSampleBytes, MaxPixels, OpenSource and Logger. A directory or a zip
+// has no index and is an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes, o.Masks, o.MultiLabel = false, 1, Masks{}, false // no contents are held in memory
 	o, err := o.withDefaults()

@@ -117,9 +117,9 @@ func (s *loaderState) end() {
 func Open(path string, o Options) (*Loader, error) { return OpenContext(context.Background(), path, o) }
 
 // OpenContext opens an archive of image files. The first bytes, not the name, determine its format
-// (.tar, .tar.gz, .tar.zst). Unless the archive is compressed and o.Classes is given, OpenContext
-// reads it once: the headers of a .tar, or a whole .tar.gz. If it finds damage, it returns an
-// *ArchiveError.
+// (.tar, .tar.gz, .tar.zst, .zip). Unless the archive is compressed and o.Classes is given,
+// OpenContext reads it once: the headers of a .tar, the central directory of a .zip, or a whole
+// .tar.gz. If it finds damage, it returns an *ArchiveError.
 //
 // If another process is already making the index, OpenContext waits for it and logs this to
 // o.Logger. The wait ends when ctx ends, or when that process ends or is stopped.

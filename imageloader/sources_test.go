@@ -1,6 +1,7 @@
 package imageloader
 
 import (
+	"archive/zip"
 	"bytes"
 	"errors"
 	"fmt"
@@ -145,8 +146,9 @@ func TestHostile(t *testing.T) {
 		data []byte
 		want string
 	}{
-		"zstd bomb": {bomb(t), "inflate to more than"},
-		"long path": {archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.Image("x")}, archivetest.Member{Name: "c/" + strings.Repeat("long/", 1000) + "b.png", Data: archivetest.Image("y")}), "path has 5007 bytes"},
+		"zstd bomb":      {bomb(t), "inflate to more than"},
+		"long path":      {archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.Image("x")}, archivetest.Member{Name: "c/" + strings.Repeat("long/", 1000) + "b.png", Data: archivetest.Image("y")}), "path has 5007 bytes"},
+		"zip, long path": {zipped(t, archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.Image("x")}, archivetest.Member{Name: "c/" + strings.Repeat("long/", 1000) + "b.png", Data: archivetest.Image("y")}), zip.Store), "path has 5007 bytes"},
 	} {
 		path := archivetest.WriteFile(t, "archive", c.data)
 		_, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})

@@ -34,7 +34,7 @@ const masksHelp = "the archive has images and masks, whose names match `IMAGE,MA
 // index writes an archive's sidecar index.
 func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream index FILE", "Reads an archive of images through and writes its index (FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
-		"a .tgz. The first epoch over an archive does the same by itself. FILE may be "+cli.ArchiveKinds+", but a folder needs no index.", stderr)
+		"a .tgz. The first epoch over an archive does the same by itself. FILE may be "+cli.ArchiveKinds+", but a folder or a .zip needs no index.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	out := set.String("o", "", "`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
 	var labels cli.Images

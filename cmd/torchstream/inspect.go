@@ -282,7 +282,7 @@ func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 // a list.
 func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	if r.Damage != "" && r.Samples+r.BadCount+r.Ignored == 0 {
-		_, err := fmt.Fprintf(w, "The file is no archive (a .tar, .tar.gz or .tar.zst), or its beginning is damaged:\n%s\n", printable.Text(r.Damage))
+		_, err := fmt.Fprintf(w, "The file is no archive (a .tar, .tar.gz, .tar.zst or .zip), or its beginning is damaged:\n%s\n", printable.Text(r.Damage))
 		return err
 	}
 	table := printable.NewTable(w, 0)

@@ -443,7 +443,7 @@ func (p *predictor) refuse(path string, err error) error {
 
 // isArchive reports whether a file name has an archive's extension.
 func isArchive(path string) bool {
-	return slices.ContainsFunc([]string{".tar", ".tgz", ".tar.gz", ".tar.zst"}, func(end string) bool { return strings.HasSuffix(strings.ToLower(path), end) })
+	return slices.ContainsFunc([]string{".tar", ".tgz", ".tar.gz", ".tar.zst", ".zip"}, func(end string) bool { return strings.HasSuffix(strings.ToLower(path), end) })
 }
 
 // finish reports the number of skipped and bad files.

@@ -114,7 +114,7 @@ func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), don
 }
 
 // ArchiveKinds lists the kinds of archives that commands accept.
-const ArchiveKinds = "a .tar, .tgz or .tar.zst, a folder, shards ('train-{000..015}.tgz') or an http(s) URL"
+const ArchiveKinds = "a .tar, .tgz, .tar.zst or .zip, a folder, shards ('train-{000..015}.tgz') or an http(s) URL"
 
 // ArchiveHelp is the help text of -archive.
 const ArchiveHelp = "`FILE` of images: " + ArchiveKinds + "; directory = class"

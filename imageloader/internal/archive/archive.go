@@ -1,7 +1,8 @@
 // Package archive reads the members of an archive.
 //
-// An [Archive] is a list of shards. Each shard is a .tar, a .tar.gz, a .tar.zst or a directory, on
-// the local file system or behind a [Source]. There are three ways to read an archive:
+// An [Archive] is a list of shards. Each shard is a .tar, a .tar.gz, a .tar.zst, a .zip or a
+// directory, on the local file system or behind a [Source]. There are three ways to read an
+// archive:
 //
 //   - [Archive.Members] walks every member once, from the first shard to the last. Peek, Content
 //     and Checksum read the current member.
@@ -41,6 +42,7 @@ const (
 	Tar     = "tar"
 	TarGzip = "tar.gz"
 	TarZstd = "tar.zst"
+	Zip     = "zip"
 	Tree    = "directory"
 )
 
@@ -103,6 +105,7 @@ type Archive struct {
 	keep     func(shard int, c Checkpoint) // receives the checkpoints; nil: none are made
 	readTime time.Duration                 // spent waiting for files during sequential reads, without inflating
 	shared   sharedFiles
+	zips     zipDirectories
 }
 
 // files are the shards of an archive.
@@ -123,13 +126,14 @@ type openShard struct {
 	tar        *tar.Reader
 	gzip       *gzipReader
 	tree       *tree
+	zip        *zipWalk
 	release    func() // frees the C memory of the shard's decompressor
 	checkpoint *checkpointer
 }
 
 // clear removes the readers of the previous shard.
 func (s *openShard) clear() {
-	s.in, s.tar, s.gzip, s.tree, s.checkpoint = nil, nil, nil, nil, nil
+	s.in, s.tar, s.gzip, s.tree, s.zip, s.checkpoint = nil, nil, nil, nil, nil, nil
 }
 
 // streamed reports whether the shard is compressed, so that a walk reads all of it.
@@ -147,6 +151,9 @@ func (s *openShard) bytes() int64 {
 func (s *openShard) read(p []byte) error {
 	if s.tree != nil {
 		return s.tree.read(p)
+	}
+	if s.zip != nil {
+		return s.zip.read(p)
 	}
 	_, err := io.ReadFull(s.tar, p)
 	return err
@@ -269,6 +276,9 @@ func (a *Archive) Streamed() bool { return a.at.streamed() }
 // PlainTar reports whether the current shard is an uncompressed .tar.
 func (a *Archive) PlainTar() bool { return a.at.format == Tar }
 
+// InZip reports whether the current shard is a zip.
+func (a *Archive) InZip() bool { return a.at.format == Zip }
+
 // Position returns the number of members that the walk has reached, including the current one.
 func (a *Archive) Position() int { return a.member.position }
 
@@ -354,12 +364,14 @@ func (a *Archive) start(s *Shard) error {
 		return a.startGzip()
 	case isZstd(head):
 		return a.startZstd()
+	case isZip(head):
+		return a.startZip()
 	}
 	if err := foreignError(head); err != nil {
 		return a.Fail(err)
 	}
 	if !bytes.Contains(head, []byte{0}) { // a header pads its fields with zeros
-		return a.Fail(fmt.Errorf("it is no archive (it begins with %.20q): want a .tar, .tar.gz or .tar.zst, or a folder", head))
+		return a.Fail(fmt.Errorf("it is no archive (it begins with %.20q): want a .tar, .tar.gz, .tar.zst or .zip, or a folder", head))
 	}
 	a.at.format = Tar
 	seekable := &seekableStream{stream{reader: a.at.packed}, a.at.file}
@@ -495,7 +507,7 @@ func (a *Archive) Fail(err error) error {
 		err = explainTrailing(err, a.shards[a.at.index].Info.Size())
 	}
 	e := &Error{File: Shown(file), Member: a.member.name, Position: a.member.position, Err: Explain(err)}
-	if a.at.in != nil {
+	if a.at.in != nil && a.at.zip == nil {
 		e.Offset = a.at.in.offset
 	}
 	return e

@@ -8,8 +8,8 @@ import "io"
 // checksums are still verified.
 //
 // heads are the skipped bytes right before the content, for [Heads]: all of them, or at least
-// HeaderBytes. They are valid until the next read. For a directory, whose files have no headers,
-// heads is nil.
+// HeaderBytes. They are valid until the next read. For a zip or a directory, whose members have no
+// tar headers, heads is nil.
 func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, err error) {
 	a.member.position, a.member.name = position, m.Name
 	for a.at.index < m.Shard {
@@ -22,6 +22,12 @@ func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, 
 			return nil, ErrStopped
 		}
 		if err := readFile(a.at.tree.root, m.Name, p); err != nil {
+			return nil, a.Fail(err)
+		}
+		return nil, nil
+	}
+	if a.at.zip != nil {
+		if err := a.at.zip.readAt(m.Offset, p); err != nil {
 			return nil, a.Fail(err)
 		}
 		return nil, nil
@@ -64,7 +70,7 @@ func (a *Archive) skipTo(offset int64) (last []byte, err error) {
 // finishShard reads to the end of the shard, to verify its checksum, and moves to the next shard,
 // if any.
 func (a *Archive) finishShard() error {
-	for a.at.tree == nil {
+	for a.at.tree == nil && a.at.zip == nil {
 		if _, err := a.at.in.Read(a.room()); err == io.EOF {
 			break
 		} else if err != nil {

@@ -48,6 +48,9 @@ const (
 	// Kinds in a directory only, because its links are followed:
 	BrokenLink // a symbolic link to nothing
 	LinkLoop   // a symbolic link to a directory that contains it
+	// Kinds in a zip only:
+	Encrypted
+	OtherMethod // compressed by another method than deflate
 )
 
 const (
@@ -84,9 +87,12 @@ func (a *Archive) next() (m Member, err error) {
 			return m, a.Fail(fmt.Errorf("more than %d members", MaxMembers))
 		}
 		var found bool
-		if a.at.tree != nil {
+		switch {
+		case a.at.tree != nil:
 			m, found, err = a.nextOfTree()
-		} else {
+		case a.at.zip != nil:
+			m, found, err = a.nextOfZip()
+		default:
 			m, found, err = a.nextOfTar()
 		}
 		if err != nil || found {

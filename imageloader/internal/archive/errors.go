@@ -17,13 +17,16 @@ type Error struct {
 	File     string
 	Member   string // the last member whose header was read, or ""
 	Position int    // number of members that were read
-	Offset   int64  // in the (uncompressed) tar stream
+	Offset   int64  // in the (uncompressed) tar stream; 0 in a zip or a directory
 	Err      error
 }
 
 func (e *Error) Error() string {
 	if e.Position == 0 {
 		return fmt.Sprintf("imageloader: %s: %v", e.File, e.Err)
+	}
+	if e.Offset == 0 {
+		return fmt.Sprintf("imageloader: %s: at or after member %d, %q: %v", e.File, e.Position, e.Member, e.Err)
 	}
 	return fmt.Sprintf("imageloader: %s: at or after member %d, %q, byte %d of the tar stream: %v",
 		e.File, e.Position, e.Member, e.Offset, e.Err)

@@ -16,6 +16,7 @@ type Reader struct {
 	timed   timedFile
 	shard   int // -1: none
 	inflate *rangeInflater
+	zipped  []byte // the compressed member that was read last, with its header
 }
 
 // NewReader returns a Reader. The caller closes it before the archive.

@@ -1,10 +1,13 @@
 package epoch
 
 import (
+	"errors"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
 // maxGroup is the maximum number of samples that list sends at once.
@@ -120,6 +123,9 @@ func (p *pass) fetchJob(j *job, r *index.Reader) bool {
 		}
 		if err != nil {
 			p.recycle(j)
+			j.bad = p.badContent(j, err)
+		}
+		if err != nil && j.bad == nil {
 			p.asm.resolve(j.position, Fatal, err)
 			return true
 		}
@@ -130,6 +136,17 @@ func (p *pass) fetchJob(j *job, r *index.Reader) bool {
 	case <-p.ctx.Done():
 		return false
 	}
+}
+
+// badContent returns the reason why a job is bad if err is damage of its content or its mask's, and
+// nil otherwise.
+func (p *pass) badContent(j *job, err error) *sample.Error {
+	name := j.Sample.Name
+	var at *archive.Error
+	if errors.As(err, &at) {
+		name = at.Member
+	}
+	return p.env.Rules.Content(&j.Sample, name, err)
 }
 
 // readContents reads the contents of a job and of its mask. It acquires the memory for both at

@@ -192,6 +192,10 @@ func (v *firstVisitor) Visit(f *index.Found, data []byte) error {
 	a := v.p.archive
 	v.p.env.Counters.Times.Streamed(a, time.Since(v.began), v.spent)
 	it := Item{Sample: sample.Sample{Name: f.Name, Index: f.Index, Label: f.Label}, Size: f.Size, Data: data, bad: v.bad}
+	if f.Damage != nil {
+		v.p.queue.buffers.Put(data)
+		it.Data, it.bad = nil, v.p.env.Rules.Bad(&it.Sample, sample.Damaged, f.Damage)
+	}
 	err := v.emit(it)
 	v.began, v.spent = time.Now(), a.ReadTime()
 	return err

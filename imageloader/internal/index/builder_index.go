@@ -198,7 +198,7 @@ func (r *memberReader) follow(before uint32) error {
 	}
 	switch {
 	case m.offset < 0, m.size < 0, uint64(m.name) > uint64(len(r.names)), m.name < before,
-		m.label < 0, int(m.label) >= r.directories, int(m.shard) >= len(r.shards), m.kind > archive.LinkLoop:
+		m.label < 0, int(m.label) >= r.directories, int(m.shard) >= len(r.shards), m.kind > archive.OtherMethod:
 		return errIndexDamaged
 	}
 	if m.kind == archive.Regular && m.size > r.shards[m.shard].maxStreamBytes()-m.offset {

@@ -14,6 +14,8 @@ type Found struct {
 	Dir      int // number of its directory: see Labels
 	Position int // its ordinal among all members and directories of the archive, from 1
 	Group    int // the ordinal of its WebDataset group, from 1
+	// Damage is the reason why the content can't be read, although the archive can, or nil.
+	Damage *archive.MemberError
 }
 
 // Visitor receives the samples of a walk, in order. Their labels are known at once only if classes
@@ -24,7 +26,8 @@ type Visitor interface {
 	// Buffer returns memory for the sample's content, of its size, or nil if the content is not
 	// needed.
 	Buffer(f *Found) ([]byte, error)
-	// Visit is called after the sample's content has been read into the buffer.
+	// Visit is called after the sample's content has been read into the buffer. If f has Damage,
+	// data is undefined.
 	Visit(f *Found, data []byte) error
 }
 
@@ -82,7 +85,7 @@ func (w *walk) run() error {
 		if err != nil {
 			return err
 		}
-		magic, err := a.Magic()
+		magic, err := magicOf(a, &m)
 		if err != nil {
 			return err
 		}
@@ -179,7 +182,7 @@ func (w *walk) visit() error {
 		a.WantCheckpoint(&f.Member)
 	}
 	data, err := w.content()
-	if err == nil && w.record && regular {
+	if err == nil && w.record && regular && f.Damage == nil {
 		err = w.summarise(data)
 	}
 	if err == nil && w.visitor != nil && sample {
@@ -212,7 +215,26 @@ func (w *walk) content() ([]byte, error) {
 	if data == nil {
 		return nil, nil
 	}
-	return data, a.Content(data)
+	err := a.Content(data)
+	if f.Damage = archive.MemberDamage(err); f.Damage != nil {
+		return data, nil
+	}
+	return data, err
+}
+
+// magicOf returns the first bytes of the archive's current member, if it may be a sample because of
+// them. In a zip they are nil if the name decides, because each read there costs time, or if they
+// are damaged.
+func magicOf(a *archive.Archive, m *archive.Member) ([]byte, error) {
+	zipped := a.InZip()
+	if zipped && claimsByName(m.Name) {
+		return nil, nil
+	}
+	magic, err := a.Magic()
+	if zipped && archive.MemberDamage(err) != nil {
+		return nil, nil // reading the content returns the error again
+	}
+	return magic, err
 }
 
 // summarise completes the record of the latest member from its content. If data is nil, it reads as

@@ -207,7 +207,8 @@ func (x *Index) readForward(a *archive.Archive, i int, p []byte) error {
 	if err != nil {
 		return err
 	}
-	headed := x.shards[r.shard].format == archive.Tree ||
+	format := x.shards[r.shard].format
+	headed := format == archive.Tree || format == archive.Zip ||
 		len(heads) >= archive.BlockBytes && archive.Heads(heads[len(heads)%archive.BlockBytes:], m.Name, r.size)
 	if !headed || !r.matches(p) || !x.sameContent(i, p) {
 		return a.Fail(ErrStale)

@@ -291,7 +291,12 @@ func claims(m *archive.Member, magic []byte) bool {
 	if codec.Claims(magic) {
 		return true
 	}
-	base := m.Name[strings.LastIndexByte(m.Name, '/')+1:]
+	return claimsByName(m.Name)
+}
+
+// claimsByName reports whether a member has the name of an image.
+func claimsByName(name string) bool {
+	base := name[strings.LastIndexByte(name, '/')+1:]
 	if strings.HasPrefix(base, ".") { // .DS_Store, and the ._x.jpg files of macOS
 		return false
 	}

@@ -17,8 +17,8 @@ import (
 // no file could be written next to the archive, so that is the one with the entry points.
 func indexPaths(c *Config, a *archive.Archive) []string {
 	shards := a.Shards()
-	isDir := func(s archive.Shard) bool { return s.Info.IsDir() } // a directory needs no index
-	if c.NoFile || slices.ContainsFunc(shards, isDir) {
+	needsNone := func(s archive.Shard) bool { return s.Info.IsDir() || s.Format == archive.Zip }
+	if c.NoFile || a.Format() == archive.Zip || slices.ContainsFunc(shards, needsNone) {
 		return nil
 	}
 	if c.File != "" {

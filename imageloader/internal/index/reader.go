@@ -44,7 +44,8 @@ func (r *Reader) FileTime() time.Duration { return r.archive.FileTime() }
 func (r *Reader) Close() { r.archive.Close() }
 
 // Read fills p with the content of sample i. The length of p must be the sample's size, and the
-// sample must be a regular file. Errors are *archive.Error, or archive.ErrStopped.
+// sample must be a regular file. Errors are *archive.Error, or archive.ErrStopped. See
+// [archive.MemberDamage] for an error that concerns this sample alone.
 func (r *Reader) Read(i int, p []byte) error { return r.read(i, p, nil) }
 
 // Content returns the content of sample i. The slice is read-only and valid until the next call,
@@ -88,7 +89,11 @@ func (r *Reader) read(i int, p, room []byte) error {
 		return err
 	}
 	if err != nil {
-		return &archive.Error{File: archive.Shown(s.path), Member: x.Name(i), Position: at + 1, Offset: m.offset, Err: archive.Explain(err)}
+		e := &archive.Error{File: archive.Shown(s.path), Member: x.Name(i), Position: at + 1, Err: archive.Explain(err)}
+		if s.format != archive.Zip {
+			e.Offset = m.offset
+		}
+		return e
 	}
 	if x.memory.lazy != nil {
 		x.memory.keep(at, p)
@@ -188,6 +193,8 @@ func (r *Reader) readFrom(s *shard, m *record, name string, p, room []byte) erro
 	switch s.format {
 	case archive.Tree:
 		return r.archive.ReadFile(int(m.shard), name, p)
+	case archive.Zip:
+		return r.archive.ReadZipped(int(m.shard), m.offset, p)
 	case archive.Tar:
 		return r.readTar(s, m, name, p, room)
 	}

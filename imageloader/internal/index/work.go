@@ -27,7 +27,7 @@ func (w *workMeter) sample(r *record) {
 	w.samples++
 	w.wanted += float64(r.size)
 	w.inflated += float64(r.size)
-	if f := w.shards[r.shard].format; f == archive.Tar || f == archive.Tree {
+	if f := w.shards[r.shard].format; f != archive.TarGzip && f != archive.TarZstd {
 		return
 	}
 	begin := max(0, r.offset-archive.BlockBytes) // includes the sample's header, which is read too

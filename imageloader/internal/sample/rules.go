@@ -37,12 +37,26 @@ func (r *Rules) Member(s *Sample, kind archive.Kind, size int64) *Error {
 		return r.Bad(s, NotRegular, errors.New("a device or pipe, or a part of a file that began in another volume"))
 	case kind == archive.Sparse:
 		return r.Bad(s, Sparse, errors.New("pack the archive without --sparse"))
+	case kind == archive.Encrypted:
+		return r.Bad(s, Unsupported, errors.New("it is encrypted; unpack the zip with its password, and pack it again without one"))
+	case kind == archive.OtherMethod:
+		return r.Bad(s, Unsupported, errors.New("it is neither stored nor deflated (`unzip -v` names its method); pack the zip again with deflate"))
 	case size == 0:
 		return r.Bad(s, Empty, nil)
 	case size > r.MaxBytes:
 		return r.Bad(s, TooLarge, fmt.Errorf("%d bytes, over Options.MaxSampleBytes (%d)", size, r.MaxBytes))
 	}
 	return nil
+}
+
+// Content returns the error for a sample if err is the damage of its content alone, and nil
+// otherwise. name is the damaged member: the sample's or its mask's.
+func (r *Rules) Content(s *Sample, name string, err error) *Error {
+	damage := archive.MemberDamage(err)
+	if damage == nil {
+		return nil
+	}
+	return &Error{File: r.File, Name: name, Index: s.Index, Reason: Damaged, Err: damage}
 }
 
 // NotImage returns the error for a member whose first bytes do not start a supported image.

@@ -1,0 +1,384 @@
+package archive
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/klauspost/compress/flate"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// MemberError is damage in the content of one member. The other members can be read.
+type MemberError struct{ Err error }
+
+func (e *MemberError) Error() string { return e.Err.Error() }
+func (e *MemberError) Unwrap() error { return e.Err }
+
+// MemberDamage returns the MemberError in err, or nil.
+func MemberDamage(err error) *MemberError {
+	var e *MemberError
+	errors.As(err, &e) // or e stays nil
+	return e
+}
+
+// damagedMember returns a MemberError.
+func damagedMember(format string, args ...any) error {
+	return &MemberError{fmt.Errorf(format, args...)}
+}
+
+// zipWalk walks the members of a zip in the order of its central directory.
+type zipWalk struct {
+	directory *zipDirectory
+	headers   *zipHeaders
+	file      io.ReaderAt
+	reader    *contextReader // of the current content; its reader is nil before the first read
+	buffered  *bufio.Reader
+	inflater  io.ReadCloser // nil before the first deflated member
+	entry     *zipEntry     // the current entry
+	content   io.Reader     // of the current entry; nil before its first read
+	left      int64         // bytes of the content to read
+	sum       uint32        // CRC-32 of the content's bytes that were read
+}
+
+// startZip creates the readers of the zip in a.at.file.
+func (a *Archive) startZip() error {
+	a.at.format, a.at.in = Zip, &stream{}
+	d, err := a.zips.directory(a.at.index, a.at.file, a.shards[a.at.index].Info.Size())
+	if err != nil {
+		return a.Fail(err)
+	}
+	a.at.zip = &zipWalk{directory: d, headers: newZipHeaders(a.at.file, d.zipPlace), file: a.at.file, reader: a.at.packed}
+	return nil
+}
+
+// nextOfZip moves to the next entry of a zip. It finds no member if the entry is a directory or
+// metadata of macOS, or at the end of the shard.
+func (a *Archive) nextOfZip() (m Member, found bool, err error) {
+	if a.ctx.Err() != nil {
+		return m, false, ErrStopped
+	}
+	z := a.at.zip
+	h, err := z.headers.next()
+	if err == io.EOF {
+		return m, false, a.advance()
+	}
+	if err != nil {
+		return m, false, a.Fail(err)
+	}
+	a.member.position++
+	a.member.name = h.name
+	if len(h.name) > MaxNameBytes {
+		a.member.name = h.name[:MaxNameBytes]
+		return m, false, a.Fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d", len(h.name), MaxNameBytes))
+	}
+	name := path.Clean(h.name)
+	if name == "__MACOSX" || strings.HasPrefix(name, "__MACOSX/") {
+		return m, false, nil
+	}
+	a.folders.entry(name)
+	if h.isDir {
+		a.folders.folder(name)
+		return m, false, nil
+	}
+	a.at.in.offset = h.offset // for Progress
+	m = Member{Name: name, Shard: a.at.index, Offset: h.offset, Kind: h.kind}
+	if m.Kind == Regular {
+		m.Size = h.size
+		e, ok := z.directory.find(h.offset)
+		if !ok {
+			return m, false, a.Fail(ErrSourceChanged)
+		}
+		z.entry, z.content, z.left, z.sum = e, nil, e.size, 0
+	}
+	a.member.begin(&m)
+	return m, true, nil
+}
+
+// read fills p from the current member.
+func (z *zipWalk) read(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	if z.content == nil {
+		if err := z.open(); err != nil {
+			return err
+		}
+	}
+	n, err := io.ReadFull(z.content, p)
+	z.sum = crc32.Update(z.sum, crc32.IEEETable, p[:n])
+	z.left -= int64(n)
+	if err != nil {
+		return z.damage(err)
+	}
+	if z.left > 0 {
+		return nil
+	}
+	switch n, err := z.content.Read(make([]byte, 1)); {
+	case n > 0:
+		return errLongMember(z.entry)
+	case err != io.EOF:
+		return z.damage(err)
+	case z.sum != z.entry.crc:
+		return errMemberSum
+	}
+	return nil
+}
+
+// readAt fills p with the content of the member whose Offset is at.
+func (z *zipWalk) readAt(at int64, p []byte) error {
+	e, found := z.directory.find(at)
+	if !found || e.size != int64(len(p)) {
+		return ErrSourceChanged
+	}
+	z.entry, z.content, z.left, z.sum = e, nil, e.size, 0
+	return z.read(p)
+}
+
+// damage returns a MemberError, unless the error is not the member's.
+func (z *zipWalk) damage(err error) error {
+	var corrupt flate.CorruptInputError
+	switch {
+	case errors.As(err, &corrupt):
+		return damagedMember("its deflated bytes are damaged: %w", err)
+	case err == io.EOF, errors.Is(err, io.ErrUnexpectedEOF):
+		return errShortMember(z.entry)
+	}
+	return err
+}
+
+// open starts reading the content of the current entry.
+func (z *zipWalk) open() error {
+	e := z.entry
+	if err := e.check(); err != nil {
+		return err
+	}
+	head, err := readLocal(z.file, e, nil)
+	if err != nil {
+		return err
+	}
+	z.reader.reader = io.NewSectionReader(z.file, e.offset+int64(head), e.packed)
+	if e.method == zipStored {
+		z.content = z.reader
+		return nil
+	}
+	if z.buffered == nil {
+		z.buffered = bufio.NewReaderSize(z.reader, 64<<10)
+		z.inflater = flate.NewReader(z.buffered)
+	} else {
+		z.buffered.Reset(z.reader)
+		if err := z.inflater.(flate.Resetter).Reset(z.buffered, nil); err != nil {
+			return err
+		}
+	}
+	z.content = z.inflater
+	return nil
+}
+
+// errMemberSum is the damage of a content with another checksum.
+var errMemberSum = damagedMember("its bytes differ from their checksum in the zip")
+
+func errShortMember(e *zipEntry) error {
+	return damagedMember("its content ends before the %d bytes that the zip's directory declares", e.size)
+}
+
+func errLongMember(e *zipEntry) error {
+	return damagedMember("its content has more than the %d bytes that the zip's directory declares", e.size)
+}
+
+// check returns an error if an entry declares sizes that its method can't have.
+func (e *zipEntry) check() error {
+	if e.method == zipStored && e.packed != e.size {
+		return damagedMember("it is stored, and the zip's directory declares %d bytes and %d in the file", e.size, e.packed)
+	}
+	if e.method == zipDeflated && (e.size/maxDeflateRatio > e.packed || e.packed > 2*e.size+64<<10) {
+		return damagedMember("the zip's directory declares %d bytes, which do not deflate to %d", e.size, e.packed)
+	}
+	return nil
+}
+
+// readLocal returns the size of an entry's local header, and checks that it has the entry's name.
+// head has the first bytes of the header, if they were already read.
+func readLocal(file io.ReaderAt, e *zipEntry, head []byte) (size int, err error) {
+	read := func(n int) error {
+		if len(head) >= n {
+			return nil
+		}
+		head = make([]byte, n)
+		got, err := file.ReadAt(head, e.offset)
+		if got < n {
+			return err
+		}
+		return nil
+	}
+	if err := read(zipLocalBytes); err != nil {
+		return 0, err
+	}
+	if string(head[:4]) != zipLocalMagic {
+		return 0, damagedMember("it has no local header at byte %d", e.offset)
+	}
+	le := binary.LittleEndian
+	nameEnd := zipLocalBytes + int(le.Uint16(head[26:]))
+	size = nameEnd + int(le.Uint16(head[28:]))
+	if err := read(nameEnd); err != nil {
+		return 0, err
+	}
+	if crc32.ChecksumIEEE(head[zipLocalBytes:nameEnd]) != e.nameSum {
+		return 0, damagedMember("the local header at byte %d has another name", e.offset)
+	}
+	return size, nil
+}
+
+// zipDirectories are the central directories of the shards that were read. It is safe for
+// concurrent use.
+type zipDirectories struct {
+	mu    sync.Mutex
+	of    map[int]*zipDirectory
+	reads sync.Mutex // held while a directory is read
+}
+
+// directory returns the central directory of a shard, and reads it at the first call.
+func (z *zipDirectories) directory(shard int, file io.ReaderAt, size int64) (*zipDirectory, error) {
+	if d := z.known(shard); d != nil {
+		return d, nil
+	}
+	z.reads.Lock()
+	defer z.reads.Unlock()
+	if d := z.known(shard); d != nil {
+		return d, nil
+	}
+	d, err := readZipDirectory(file, size)
+	if err != nil {
+		return nil, err
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.of == nil {
+		z.of = map[int]*zipDirectory{}
+	}
+	z.of[shard] = d
+	return d, nil
+}
+
+func (z *zipDirectories) known(shard int) *zipDirectory {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.of[shard]
+}
+
+// ReadZipped fills p with the content of the member of a zip whose Offset is at. The length of p
+// must be the member's size. Damage of the member is a [MemberError].
+func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
+	if err := r.enter(shard); err != nil {
+		return err
+	}
+	d, err := r.a.zips.directory(shard, r.file, r.a.shards[shard].Info.Size())
+	if err != nil {
+		return err
+	}
+	e, found := d.find(at)
+	if !found || e.size != int64(len(p)) {
+		return ErrSourceChanged
+	}
+	if err := e.check(); err != nil {
+		return err
+	}
+	packed, err := r.readPacked(d, e)
+	if err != nil {
+		return err
+	}
+	if e.method == zipStored {
+		copy(p, packed)
+	} else if err := r.unzip(e, packed, p); err != nil {
+		return err
+	}
+	if crc32.ChecksumIEEE(p) != e.crc {
+		return errMemberSum
+	}
+	return nil
+}
+
+// readPacked reads the compressed bytes of an entry. Nearly always, one read gets the local header
+// and the content. The bytes are valid until the next call.
+func (r *Reader) readPacked(d *zipDirectory, e *zipEntry) ([]byte, error) {
+	n := int(min(int64(e.lead)+e.packed, d.at-e.offset))
+	r.zipped = slices.Grow(r.zipped[:0], n)[:n]
+	if got, err := r.timed.ReadAt(r.zipped, e.offset); got < n {
+		return nil, err
+	}
+	head, err := readLocal(&r.timed, e, r.zipped)
+	if err != nil {
+		return nil, err
+	}
+	end := int64(head) + e.packed
+	if end > d.at-e.offset {
+		return nil, damagedMember("its content overlaps the zip's central directory")
+	}
+	if have := int64(n); have < end {
+		r.zipped = slices.Grow(r.zipped, int(end-have))[:end]
+		if got, err := r.timed.ReadAt(r.zipped[have:], e.offset+have); int64(got) < end-have {
+			return nil, err
+		}
+	}
+	return r.zipped[head:end], nil
+}
+
+// unzip inflates the compressed bytes of an entry into p.
+func (r *Reader) unzip(e *zipEntry, packed, p []byte) error {
+	if r.inflate == nil {
+		var err error
+		if r.inflate, err = newRangeInflater(); err != nil {
+			return err
+		}
+	}
+	inflater := r.inflate.inflater
+	if err := imagecapi.ResetInflater(inflater, 0, 0); err != nil {
+		return err
+	}
+	for at := 0; ; {
+		consumed, produced, done, err := imagecapi.Inflate(inflater, packed, true, p, at)
+		switch {
+		case errors.Is(err, imagecapi.CodeDecode) && imagecapi.CutOff(err):
+			return errShortMember(e)
+		case errors.Is(err, imagecapi.CodeDecode):
+			return damagedMember("its deflated bytes are damaged: %w", err)
+		case err != nil:
+			return err
+		}
+		packed, at = packed[consumed:], at+produced
+		switch {
+		case done && at < len(p):
+			return errShortMember(e)
+		case done:
+			return nil
+		case at == len(p):
+			return r.endUnzip(e, packed, p)
+		case consumed+produced == 0:
+			return errShortMember(e)
+		}
+	}
+}
+
+// endUnzip returns an error unless a stream ends after its output p. packed are the bytes that were
+// not consumed.
+func (r *Reader) endUnzip(e *zipEntry, packed, p []byte) error {
+	n := copy(r.inflate.out[:windowBytes], p[max(0, len(p)-windowBytes):])
+	_, produced, done, err := imagecapi.Inflate(r.inflate.inflater, packed, true, r.inflate.out[:n+1], n)
+	switch {
+	case produced > 0:
+		return errLongMember(e)
+	case err != nil && !errors.Is(err, imagecapi.CodeDecode):
+		return err
+	case err != nil || !done:
+		return damagedMember("its deflated bytes have no end")
+	}
+	return nil
+}
