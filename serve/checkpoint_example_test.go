@@ -51,8 +51,9 @@ func newClassifier(path string) (*classifier, error) {
 	}
 	nn.Train(c.net, false)
 	// The same transform as torchstream train -test.
-	c.decoder, err = serve.NewDecoder(
-		serve.Options{Decode: decode.Options{Transform: transform.Eval(size*8/7, size), MaxBytes: 10 << 20}})
+	eval := transform.Eval(size*8/7, size)
+	eval.ApplyEXIFOrientation = about["upright"] == "true" // of train -upright
+	c.decoder, err = serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: eval, MaxBytes: 10 << 20}})
 	if err != nil {
 		return nil, err
 	}
