@@ -65,7 +65,8 @@ func writeNamed(t testing.TB, files map[string][]byte) (dir string) {
 // and samples of a .tar with the same photographs, in every order, and write no index.
 func TestZipGivesTheBatchesOfTheTar(t *testing.T) {
 	data := photoTar(t, 60)
-	dir := writeNamed(t, map[string][]byte{"a.tar": data, "stored.zip": zipped(t, data, zip.Store), "deflated.zip": zipped(t, data, zip.Deflate)})
+	dir := writeNamed(t, map[string][]byte{"a.tar": data, "stored.zip": zipped(t, data, zip.Store),
+		"deflated.zip": zipped(t, data, zip.Deflate)})
 	server := httptest.NewServer(http.FileServer(http.Dir(dir)))
 	defer server.Close()
 	for name, o := range map[string]Options{
@@ -109,12 +110,14 @@ func TestZipGivesTheBatchesOfTheTar(t *testing.T) {
 // TestZipShardsGiveTheEpochOfTarShards: the shards of an archive may be zips, or zips and tars.
 func TestZipShardsGiveTheEpochOfTarShards(t *testing.T) {
 	one, two := archivetest.Images(t, 20, nil), archivetest.Numbered(t, 1, 2, 3)
-	dir := writeNamed(t, map[string][]byte{"a-0.tar": one, "a-1.tar": two, "b-0.tar": zipped(t, one, zip.Deflate), "b-1.tar": zipped(t, two, zip.Store),
+	dir := writeNamed(t, map[string][]byte{"a-0.tar": one, "a-1.tar": two, "b-0.tar": zipped(t, one,
+		zip.Deflate), "b-1.tar": zipped(t, two, zip.Store),
 		"c-0.tar": archivetest.Gzip(t, one), "c-1.tar": zipped(t, two, zip.Deflate), "d-0.tar": zipped(t, one, zip.Store), "d-1.tar": two})
 	want := ""
 	for _, which := range []string{"a", "b", "c", "d"} {
 		for range 2 {
-			l, err := open(t.Context(), filepath.Join(dir, which+"-{0..1}.tar"), Options{BatchSize: 4, Transform: Eval(4, 4), Shuffle: true}, openFile, fakeCodec{})
+			l, err := open(t.Context(), filepath.Join(dir, which+"-{0..1}.tar"), Options{BatchSize: 4,
+				Transform: Eval(4, 4), Shuffle: true}, openFile, fakeCodec{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -424,7 +427,8 @@ func TestZipErrorsNameTheFile(t *testing.T) {
 			t.Errorf("%s: error %v, want one with %q and the path", name, err, c.want)
 		}
 	}
-	if _, err := MakeIndex(t.Context(), archivetest.WriteFile(t, "a.zip", good), Options{}, nil); err == nil || !strings.Contains(err.Error(), "needs no index") {
+	if _, err := MakeIndex(t.Context(), archivetest.WriteFile(t, "a.zip", good), Options{},
+		nil); err == nil || !strings.Contains(err.Error(), "needs no index") {
 		t.Errorf("MakeIndex: error %v, want one that says that a zip needs no index", err)
 	}
 }
@@ -442,7 +446,8 @@ func FuzzZip(f *testing.F) {
 	damaged, _ := damagedZip(f)
 	f.Add(damaged, true)
 	f.Fuzz(func(t *testing.T, data []byte, web bool) {
-		o := Options{BatchSize: 4, Transform: Eval(2, 2), BadSamples: Skip, Shuffle: true, Workers: 2, MaxSampleBytes: 1 << 16, NoIndex: true, WebDataset: web}
+		o := Options{BatchSize: 4, Transform: Eval(2, 2), BadSamples: Skip, Shuffle: true, Workers: 2,
+			MaxSampleBytes: 1 << 16, NoIndex: true, WebDataset: web}
 		file := func(string) (archive.File, error) { return memoryFile{bytes.NewReader(data)}, nil }
 		r, errI := inspect(t.Context(), "memory", Options{MaxSampleBytes: 1 << 16, WebDataset: web}, file, fakeCodec{})
 		l, err := open(t.Context(), "memory", o, file, fakeCodec{})

@@ -199,7 +199,8 @@ type zipHeaders struct {
 
 // newZipHeaders returns a reader of the entries of the directory at place.
 func newZipHeaders(file io.ReaderAt, place zipPlace) *zipHeaders {
-	return &zipHeaders{place: place, left: place.size, r: bufio.NewReaderSize(io.NewSectionReader(file, place.at, place.size), gzipReadBytes)}
+	return &zipHeaders{place: place, left: place.size, r: bufio.NewReaderSize(io.NewSectionReader(file,
+		place.at, place.size), gzipReadBytes)}
 }
 
 // errZipEntry reports an entry of the central directory that can't be read.
