@@ -19,7 +19,8 @@ import (
 // identities differ only in Path and Rank are ranks of one training run: every epoch deals them the
 // same sequence.
 type Identity struct {
-	Path    string            `json:"path"`    // path of the archive, as given to Open; a URL without the parts that may be secret
+	// path of the archive, as given to Open; a URL without the parts that may be secret
+	Path    string            `json:"path"`
 	Bytes   int64             `json:"bytes"`   // size of the archive
 	Samples int               `json:"samples"` // 0 for an archive that was opened without reading it
 	Digest  string            `json:"digest"`  // digest of the samples' names, sizes and labels; "" if Samples is 0
@@ -34,7 +35,8 @@ type Identity struct {
 // archive, as saving a State does.
 func (l *Loader) Identity() Identity {
 	id := l.identity(l.index.Load())
-	return Identity{Path: archive.Shown(l.path), Bytes: id.Bytes, Samples: id.Samples, Digest: id.Digest, Classes: l.classesDigest(),
+	return Identity{Path: archive.Shown(l.path), Bytes: id.Bytes, Samples: id.Samples, Digest: id.Digest,
+		Classes: l.classesDigest(),
 		Options: l.fingerprint(l.opened), Batches: l.Batches(), Rank: l.o.Rank, World: l.o.World}
 }
 
@@ -120,13 +122,16 @@ func (l *Loader) classesDigest() string {
 
 // harmless lists the fields of Options that do not change a batch, or that fingerprint handles
 // separately. The digest of the archive covers the samples and labels of a List.
-var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "MaxTranscodedBytes", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes", "List"}
+var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex",
+	"NoEntryPoints", "MaxTranscodedBytes", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights",
+	"ShuffleBuffer", "ShuffleBytes", "List"}
 
 // laterOptions lists fields that were added after the first version of states, with their defaults.
 // States omit defaults, so that they can be exchanged with earlier versions. For example, a version
 // without Damaged refused the images that Warned decodes. Its states count as states of Warned, and
 // the rest of the epoch follows Warned.
-var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil", "TargetWidth": "0", "MultiLabel": "false", "Part": "{}"}
+var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil",
+	"TargetWidth": "0", "MultiLabel": "false", "Part": "{}"}
 
 // fingerprint returns the options that determine the content of a batch, by field name.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {
@@ -141,7 +146,8 @@ func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 		}
 	}
 	if kind == order.Buffered {
-		print["ShuffleBuffer"], print["ShuffleBytes"] = strconv.Itoa(l.o.ShuffleBuffer), strconv.FormatInt(l.o.ShuffleBytes, 10)
+		print["ShuffleBuffer"], print["ShuffleBytes"] = strconv.Itoa(l.o.ShuffleBuffer), strconv.FormatInt(
+			l.o.ShuffleBytes, 10)
 	}
 	if l.weights != nil {
 		print["Weights"] = l.weights.Digest()
@@ -152,7 +158,8 @@ func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 // typeName returns the name of a type in a fingerprint. Types that have moved to other packages
 // keep the names that saved states have.
 func typeName(t reflect.Type) string {
-	return strings.NewReplacer("transform.", "imageloader.", "archive.", "imageloader.", "sample.", "imageloader.").Replace(t.String())
+	return strings.NewReplacer("transform.", "imageloader.", "archive.", "imageloader.", "sample.",
+		"imageloader.").Replace(t.String())
 }
 
 // canonical formats a value so that equal values have equal texts in every process. Functions can't

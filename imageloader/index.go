@@ -153,7 +153,8 @@ func (l *Loader) readList(ctx context.Context) error {
 		return fmt.Errorf("imageloader: Options.List: %w", err)
 	}
 	if info.Size() > maxListBytes {
-		return fmt.Errorf("imageloader: Options.List: %s has %d bytes, over the limit of %d", l.o.List, info.Size(), maxListBytes)
+		return fmt.Errorf("imageloader: Options.List: %s has %d bytes, over the limit of %d", l.o.List,
+			info.Size(), maxListBytes)
 	}
 	l.list, err = index.ReadList(l.o.List, f)
 	return err

@@ -86,18 +86,21 @@ func Inspect(ctx context.Context, path string, o Options, progress func(Progress
 // inspectedBy returns a loader for inspecting an archive. It has not opened the archive.
 func inspectedBy(path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Loader, error) {
 	o, err := Options{
-		WebDataset: o.WebDataset, List: o.List, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource,
+		WebDataset: o.WebDataset, List: o.List, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes,
+		MaxPixels: o.MaxPixels, OpenSource: o.OpenSource,
 	}.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	return &Loader{archiveFile: archiveFile{path: path, openFile: file}, o: o, decoding: decoding{codec: c, rules: newRules(path, &o)}}, nil
+	return &Loader{archiveFile: archiveFile{path: path, openFile: file}, o: o,
+		decoding: decoding{codec: c, rules: newRules(path, &o)}}, nil
 }
 
 // inspect inspects the archive. If there was no error, it finally calls take, if not nil, for each
 // bad sample and each sample with tolerated damage, in no particular order. names makes the digests
 // of their names. With take, a WebDataset key of samples in several shards is an error.
-func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *audit.Names, take func(verdict)) (*Report, error) {
+func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *audit.Names,
+	take func(verdict)) (*Report, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	a, err := archive.Open(ctx, l.path, l.archiveConfig())
@@ -144,7 +147,8 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 	labels := b.Labels()
 	if labels.Odd >= 0 { // there are no classes
 		if err == nil {
-			err = &index.LabelError{File: archive.Shown(l.path), Name: in.firstNames[labels.Odd], Label: b.Directory(labels.Odd)}
+			err = &index.LabelError{File: archive.Shown(l.path), Name: in.firstNames[labels.Odd],
+				Label: b.Directory(labels.Odd)}
 		}
 		return nil, err
 	}
@@ -188,7 +192,8 @@ func (s *findings) add(r inspected, f *index.Found, names *audit.Names) {
 	defer s.mu.Unlock()
 	s.census.add(r)
 	if s.judging && (r.bad != nil || r.warned != nil) {
-		s.verdicts = append(s.verdicts, verdict{int32(f.Position), int32(f.Group), int32(f.Dir), names.Digest(f.Name), r.bad != nil})
+		s.verdicts = append(s.verdicts,
+			verdict{int32(f.Position), int32(f.Group), int32(f.Dir), names.Digest(f.Name), r.bad != nil})
 	}
 }
 
@@ -294,7 +299,8 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 		if r.bad = rules.Header(&s, &info); r.bad != nil {
 			return r, nil
 		}
-		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8,
+			ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 		err = d.Decode(it.data, &g, pixels, 8*3)
 	}
 	if err != nil {
@@ -327,14 +333,16 @@ func InspectIndex(ctx context.Context, path string, o Options, progress func(Pro
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{archiveFile: archiveFile{path: path}, o: o, decoding: decoding{codec: sample.Library{}, rules: newRules(path, &o)}}
+	l := &Loader{archiveFile: archiveFile{path: path}, o: o,
+		decoding: decoding{codec: sample.Library{}, rules: newRules(path, &o)}}
 	for tried := false; ; tried = true {
 		r, err := inspectIndex(ctx, l)
 		switch {
 		case r != nil || err != nil:
 			return r, archive.StopCause(ctx, err)
 		case tried:
-			return nil, fmt.Errorf("imageloader: %s: the index that was just made does not fit: the archive changes while it is read", archive.Shown(path))
+			return nil, fmt.Errorf("imageloader: %s: the index that was just made does not fit: the "+
+				"archive changes while it is read", archive.Shown(path))
 		}
 		if _, err := MakeIndex(ctx, path, o, progress); err != nil {
 			return nil, err
@@ -372,7 +380,8 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 		c.add(f)
 		i++
 	}
-	labels := index.Labels{Classes: x.Classes(), Ignored: x.Ignored(), Orphans: x.Orphans(), OrphansNamed: x.OrphansNamed(), LeftOut: x.LeftOut()}
+	labels := index.Labels{Classes: x.Classes(), Ignored: x.Ignored(), Orphans: x.Orphans(),
+		OrphansNamed: x.OrphansNamed(), LeftOut: x.LeftOut()}
 	for label := range labels.Classes {
 		labels.OfDirectory = append(labels.OfDirectory, int32(label))
 	}
@@ -382,7 +391,8 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 // inspectHeader classifies a sample by its header in an index.
 func inspectHeader(rules *sample.Rules, m index.Sample, i int, h *index.Header) inspected {
 	s := Sample{Name: m.Name, Index: i, Label: m.Label}
-	f := inspected{index: i, dir: m.Label, name: m.Name, format: audit.UnknownFormat, bytes: m.Size, bad: rules.Member(&s, m.Kind, m.Size)}
+	f := inspected{index: i, dir: m.Label, name: m.Name, format: audit.UnknownFormat, bytes: m.Size,
+		bad: rules.Member(&s, m.Kind, m.Size)}
 	if f.bad != nil {
 		return f
 	}
@@ -390,7 +400,8 @@ func inspectHeader(rules *sample.Rules, m index.Sample, i int, h *index.Header) 
 	case index.HeaderNoImage:
 		f.bad = rules.Bad(&s, NotImage, nil)
 	case index.HeaderForeign:
-		f.bad = rules.Bad(&s, Unsupported, errors.New("an image of a format that is not decoded: convert it to JPEG, PNG or WebP"))
+		f.bad = rules.Bad(&s, Unsupported,
+			errors.New("an image of a format that is not decoded: convert it to JPEG, PNG or WebP"))
 	case index.HeaderUnusable:
 		f.bad = rules.Bad(&s, Damaged, errors.New("it has no header of an image that can be read"))
 	case index.HeaderKnown:
@@ -474,7 +485,8 @@ type row struct {
 }
 
 func newCensus(o *Options) *census {
-	return &census{byDirectory: !o.WebDataset && o.List == "", formats: map[string]int{}, rows: map[row]*firsts{}, rowsOf: map[Verdict]int{}}
+	return &census{byDirectory: !o.WebDataset && o.List == "", formats: map[string]int{},
+		rows: map[row]*firsts{}, rowsOf: map[Verdict]int{}}
 }
 
 func (c *census) add(f inspected) {
@@ -651,7 +663,8 @@ type firstName struct {
 }
 
 func (f *firsts) add(index int, name string) {
-	at, _ := slices.BinarySearchFunc(f.list, index, func(n firstName, index int) int { return cmp.Compare(n.index, index) })
+	at, _ := slices.BinarySearchFunc(f.list, index,
+		func(n firstName, index int) int { return cmp.Compare(n.index, index) })
 	if at < maxFirst {
 		f.list = slices.Insert(f.list, at, firstName{index, name})
 		f.list = f.list[:min(len(f.list), maxFirst)]

@@ -127,7 +127,8 @@ func OpenContext(ctx context.Context, path string, o Options) (*Loader, error) {
 	return open(ctx, path, o, nil, sample.Library{})
 }
 
-func open(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Loader, error) {
+func open(ctx context.Context, path string, o Options, file func(string) (archive.File, error),
+	c sample.Codecs) (*Loader, error) {
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
@@ -173,7 +174,8 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	}
 	if o.Masks.masked() && !x.Random() {
 		_ = x.Close() // nothing was kept
-		return nil, fmt.Errorf("imageloader: %s: Options.Masks needs random access, and this is a stream of more than Options.ShuffleBytes (%d): "+
+		return nil, fmt.Errorf("imageloader: %s: Options.Masks needs random access, and this is a stream "+
+			"of more than Options.ShuffleBytes (%d): "+
 			"repack it as .tar or .tar.gz, or raise ShuffleBytes", path, o.ShuffleBytes)
 	}
 	l.index.Store(x)
@@ -206,10 +208,15 @@ func (l *Loader) weigh(x *index.Index) (err error) {
 		return nil
 	}
 	if !x.Random() {
-		return fmt.Errorf("imageloader: %s: Options.Weights and Options.Balanced need random access, and this is a stream of more than Options.ShuffleBytes (%d): "+
-			"make an index with torchstream index, repack it as .tar, or raise ShuffleBytes", archive.Shown(l.path), l.o.ShuffleBytes)
+		return fmt.Errorf("imageloader: %s: Options.Weights and Options.Balanced need random access, and "+
+			"this is a stream of more than Options.ShuffleBytes (%d): "+
+			"make an index with torchstream index, repack it as .tar, or raise ShuffleBytes",
+			archive.Shown(l.path), l.o.ShuffleBytes)
 	}
-	weight, option := func(i int) float64 { return l.o.Weights(Sample{Name: x.Name(i), Index: i, Label: x.Label(i)}) }, "Weights"
+	weight, option := func(i int) float64 {
+		return l.o.Weights(Sample{Name: x.Name(i), Index: i,
+			Label: x.Label(i)})
+	}, "Weights"
 	if l.o.Balanced {
 		perClass := make([]float64, len(x.Classes()))
 		for i := range x.Len() {

@@ -264,7 +264,8 @@ func (o *Options) threads() epoch.Threads {
 
 // needsIndex reports whether an epoch can't start before the number of samples is known.
 func (o *Options) needsIndex() bool {
-	return o.Part != (Part{}) || o.Masks.masked() || o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
+	return o.Part != (Part{}) || o.Masks.masked() || o.World > 1 || o.PadLast || o.Repeat > 1 ||
+		o.Weights != nil || o.Balanced
 }
 
 // checkIndexFile returns an error if Options.IndexFile is neither empty nor an index. It runs
@@ -287,7 +288,8 @@ const maxTargetWidth = 1 << 20
 func (o *Options) checkTarget() error {
 	switch {
 	case o.MultiLabel && !o.WebDataset:
-		return errors.New("imageloader: Options.MultiLabel is for the labels of Options.WebDataset; Options.Target makes targets of other labels")
+		return errors.New("imageloader: Options.MultiLabel is for the labels of Options.WebDataset; " +
+			"Options.Target makes targets of other labels")
 	case o.MultiLabel && (o.Target != nil || o.Balanced):
 		return errors.New("imageloader: Options.MultiLabel excludes Options.Target and Options.Balanced")
 	case o.Target == nil && o.TargetWidth != 0:
@@ -376,7 +378,8 @@ func (o *Options) checkMasks(compiled *transform.Compiled) error {
 	case m.DType != tensor.Uint8 && m.DType != tensor.Int64:
 		return fmt.Errorf("imageloader: Options.Masks.DType is %v, not uint8 or int64", m.DType)
 	case m.Fill < 0 || m.Fill > mask.MaxClass(m.DType):
-		return fmt.Errorf("imageloader: Options.Masks.Fill is %d, not in 0 to %d (DType is %v)", m.Fill, mask.MaxClass(m.DType), m.DType)
+		return fmt.Errorf("imageloader: Options.Masks.Fill is %d, not in 0 to %d (DType is %v)", m.Fill,
+			mask.MaxClass(m.DType), m.DType)
 	case o.WebDataset:
 		return fmt.Errorf("imageloader: Options.Masks excludes Options.WebDataset: an image with a mask has no label; "+
 			"the groups' images and masks are given by Masks.Image %q and Masks.Mask %q", "*.jpg", "*.seg.png")
@@ -405,9 +408,11 @@ func (o *Options) checkList() error {
 	switch {
 	case o.List == "":
 	case o.WebDataset:
-		return fmt.Errorf("imageloader: Options.List and Options.WebDataset exclude each other: labels are those of the list")
+		return fmt.Errorf("imageloader: Options.List and Options.WebDataset exclude each other: labels " +
+			"are those of the list")
 	case o.Masks.masked():
-		return fmt.Errorf("imageloader: Options.List and Options.Masks exclude each other: an image with a mask has no label")
+		return fmt.Errorf("imageloader: Options.List and Options.Masks exclude each other: an image with " +
+			"a mask has no label")
 	}
 	return nil
 }

@@ -67,7 +67,8 @@ func TestPartsOfAnySource(t *testing.T) {
 		want = append(want, m.Name)
 	}
 	first := map[bool][]string{}
-	for _, path := range []string{put("a.tar", data), put("a.tgz", archivetest.Gzip(t, data)), put("a.tar.zst", archivetest.Zstd(t, data)), archivetest.Extract(t, members)} {
+	for _, path := range []string{put("a.tar", data), put("a.tgz", archivetest.Gzip(t, data)),
+		put("a.tar.zst", archivetest.Zstd(t, data)), archivetest.Extract(t, members)} {
 		for _, buffer := range []int64{1, 0} {
 			var all []string
 			for _, test := range []bool{true, false, true, false} {
@@ -98,7 +99,8 @@ func TestPartsOfAnySource(t *testing.T) {
 	}{{"big", 5, 20}, {"two", 1, 1}, {"one", 0, 0}} {
 		held, kept := count(first[true], c.class), count(first[false], c.class)
 		if held < c.heldLeast || held > c.heldMost || kept == 0 {
-			t.Errorf("class %s: got %d held out and %d kept, want %d to %d held out, and others", c.class, held, kept, c.heldLeast, c.heldMost)
+			t.Errorf("class %s: got %d held out and %d kept, want %d to %d held out, and others", c.class,
+				held, kept, c.heldLeast, c.heldMost)
 		}
 	}
 }
@@ -108,7 +110,8 @@ func TestPartsOfAnySource(t *testing.T) {
 func TestPartIsAHashOfTheName(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, classesOf(map[string]int{"big": 20})...))
 	got := namesOf(t, path, Options{NoIndex: true, Part: Part{HeldOut: 0.25, Test: true, Seed: 7}})
-	if want := []string{"big/02.png", "big/08.png", "big/09.png", "big/10.png", "big/16.png"}; !slices.Equal(got, want) {
+	if want := []string{"big/02.png", "big/08.png", "big/09.png", "big/10.png",
+		"big/16.png"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -119,7 +122,8 @@ func TestAddedImagesLeavePartsAlone(t *testing.T) {
 		return namesOf(t, path, Options{NoIndex: true, Part: Part{HeldOut: 0.3, Test: true, Seed: seed}})
 	}
 	few, many := held(30, 1), held(60, 1)
-	if got := slices.DeleteFunc(slices.Clone(many), func(name string) bool { return name[4:6] >= "30" }); !slices.Equal(got, few) {
+	if got := slices.DeleteFunc(slices.Clone(many),
+		func(name string) bool { return name[4:6] >= "30" }); !slices.Equal(got, few) {
 		t.Errorf("of the first images %q are held out after more were added, want %q", got, few)
 	}
 	if len(many) <= len(few) {
@@ -131,9 +135,13 @@ func TestAddedImagesLeavePartsAlone(t *testing.T) {
 }
 
 func TestPartOfAFolder(t *testing.T) {
-	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, classesOf(map[string]int{"train/cat": 2, "train/dog": 1, "training/cat": 1, "test/cat": 1, "test/hen": 1})...)))
+	path := archivetest.WriteFile(t, "a.tgz",
+		archivetest.Gzip(t, archivetest.Tar(t,
+			classesOf(map[string]int{"train/cat": 2, "train/dog": 1, "training/cat": 1, "test/cat": 1,
+				"test/hen": 1})...)))
 	for folder, want := range map[string][]string{
-		"train": {"train/cat/00.png", "train/cat/01.png", "train/dog/00.png"}, "test/": {"test/cat/00.png", "test/hen/00.png"}, "train/dog": {"train/dog/00.png"},
+		"train": {"train/cat/00.png", "train/cat/01.png", "train/dog/00.png"},
+		"test/": {"test/cat/00.png", "test/hen/00.png"}, "train/dog": {"train/dog/00.png"},
 	} {
 		if got := namesOf(t, path, Options{Part: Part{Folder: folder}}); !slices.Equal(got, want) {
 			t.Errorf("folder %s: got %q, want %q", folder, got, want)
@@ -146,10 +154,12 @@ func TestPartOfAFolder(t *testing.T) {
 		{Options{Part: Part{Folder: "val"}}, "no samples in " + path + ": Options.Part has none of its 6 samples"},
 		{Options{Part: Part{HeldOut: 1}}, "Options.Part: field HeldOut is 1, not from 0 to below 1"},
 		{Options{Part: Part{Seed: 1}}, "Test and Seed need HeldOut"},
-		{Options{Part: Part{Folder: "train"}, Masks: Masks{Image: "*.jpg", Mask: "*.png"}}, "Options.Part and Options.Masks exclude each other"},
+		{Options{Part: Part{Folder: "train"}, Masks: Masks{Image: "*.jpg", Mask: "*.png"}},
+			"Options.Part and Options.Masks exclude each other"},
 	} {
 		_, err := open(t.Context(), path, c.o, openFile, fakeCodec{})
-		if err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(c.says, "no samples") != errors.Is(err, ErrNoSamples) {
+		if err == nil || !strings.Contains(err.Error(), c.says) ||
+			strings.Contains(c.says, "no samples") != errors.Is(err, ErrNoSamples) {
 			t.Errorf("%+v: got the error %v, want %q", c.o.Part, err, c.says)
 		}
 	}

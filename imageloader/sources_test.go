@@ -31,7 +31,8 @@ func TestSourcesGiveTheSameEpoch(t *testing.T) {
 	for i := range members {
 		members[i].Data = members[i].Data[:min(len(members[i].Data), 40_000)]
 	}
-	slices.SortFunc(members, func(a, b archivetest.Member) int { return strings.Compare(a.Name, b.Name) }) // in the order of a directory
+	// in the order of a directory
+	slices.SortFunc(members, func(a, b archivetest.Member) int { return strings.Compare(a.Name, b.Name) })
 	whole := archivetest.Tar(t, members...)
 	dir := t.TempDir()
 	put := func(name string, data []byte) string {
@@ -55,13 +56,16 @@ func TestSourcesGiveTheSameEpoch(t *testing.T) {
 	server := httptest.NewServer(http.FileServer(http.Dir(dir)))
 	defer server.Close()
 	sources := map[string]string{
-		"tar":            put("a.tar", whole),
-		"tgz":            put("a.tgz", archivetest.Gzip(t, whole)),
-		"zstd":           put("a.tar.zst", archivetest.Zstd(t, whole)),
-		"zstd frames":    put("b.tar.zst", append(append([]byte("\x50\x2a\x4d\x18\x04\x00\x00\x00skip"), archivetest.Zstd(t, whole[:7_000])...), archivetest.Zstd(t, whole[7_000:])...)),
-		"directory":      archivetest.Extract(t, members),
-		"range":          filepath.Join(dir, "s-{00..02}.tar"),
-		"list":           "{" + filepath.Join(dir, "s-00.tgz") + "," + filepath.Join(dir, "s-01.tgz") + "," + filepath.Join(dir, "s-02.tgz") + "}",
+		"tar":  put("a.tar", whole),
+		"tgz":  put("a.tgz", archivetest.Gzip(t, whole)),
+		"zstd": put("a.tar.zst", archivetest.Zstd(t, whole)),
+		"zstd frames": put("b.tar.zst",
+			append(append([]byte("\x50\x2a\x4d\x18\x04\x00\x00\x00skip"),
+				archivetest.Zstd(t, whole[:7_000])...), archivetest.Zstd(t, whole[7_000:])...)),
+		"directory": archivetest.Extract(t, members),
+		"range":     filepath.Join(dir, "s-{00..02}.tar"),
+		"list": "{" + filepath.Join(dir, "s-00.tgz") + "," + filepath.Join(dir, "s-01.tgz") +
+			"," + filepath.Join(dir, "s-02.tgz") + "}",
 		"glob":           filepath.Join(dir, "z-*.tzst"),
 		"mixed":          filepath.Join(dir, "mixed-{a,b,c}"),
 		"with a folder":  "{" + archivetest.Extract(t, shards[0]) + "," + filepath.Join(dir, "mixed-{b,c}") + "}",
@@ -128,7 +132,8 @@ func TestHostile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.Write(archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.Image("x")})[:1024]); err != nil {
+		if _, err := w.Write(archivetest.Tar(t,
+			archivetest.Member{Name: "c/a.png", Data: archivetest.Image("x")})[:1024]); err != nil {
 			t.Fatal(err)
 		}
 		zeros := make([]byte, 1<<20)
@@ -146,9 +151,15 @@ func TestHostile(t *testing.T) {
 		data []byte
 		want string
 	}{
-		"zstd bomb":      {bomb(t), "inflate to more than"},
-		"long path":      {archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.Image("x")}, archivetest.Member{Name: "c/" + strings.Repeat("long/", 1000) + "b.png", Data: archivetest.Image("y")}), "path has 5007 bytes"},
-		"zip, long path": {zipped(t, archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.Image("x")}, archivetest.Member{Name: "c/" + strings.Repeat("long/", 1000) + "b.png", Data: archivetest.Image("y")}), zip.Store), "path has 5007 bytes"},
+		"zstd bomb": {bomb(t), "inflate to more than"},
+		"long path": {archivetest.Tar(t,
+			archivetest.Member{Name: "c/a.png", Data: archivetest.Image("x")},
+			archivetest.Member{Name: "c/" + strings.Repeat("long/", 1000) + "b.png",
+				Data: archivetest.Image("y")}), "path has 5007 bytes"},
+		"zip, long path": {zipped(t,
+			archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.Image("x")},
+				archivetest.Member{Name: "c/" + strings.Repeat("long/", 1000) + "b.png",
+					Data: archivetest.Image("y")}), zip.Store), "path has 5007 bytes"},
 	} {
 		path := archivetest.WriteFile(t, "archive", c.data)
 		_, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
@@ -181,39 +192,52 @@ func TestWebDatasetLabelsAreRead(t *testing.T) {
 		classes []string // given
 		want    string   // classes and samples
 	}{
-		"numbers": {[]archivetest.Member{image("s/000.png"), file("s/000.cls", "3\n"), file("s/001.cls", "0"), image("s/001.png"), file("s/002.txt", "x"), image("s/002.seg.png"), file("s/002.cls", "1")},
+		"numbers": {[]archivetest.Member{image("s/000.png"), file("s/000.cls", "3\n"),
+			file("s/001.cls", "0"), image("s/001.png"), file("s/002.txt", "x"), image("s/002.seg.png"),
+			file("s/002.cls", "1")},
 			nil, "[0 1 2 3] s/000.png:3 s/001.png:0 s/002.seg.png:1"},
-		"names": {[]archivetest.Member{image("a.jpg"), file("a.json", `{"label":"dog","x":1}`), image("b.jpg"), file("b.json", `{"class":"cat"}`), image("c.jpg"), file("c.json", `{"cls":7}`)},
+		"names": {[]archivetest.Member{image("a.jpg"), file("a.json", `{"label":"dog","x":1}`),
+			image("b.jpg"), file("b.json", `{"class":"cat"}`), image("c.jpg"), file("c.json", `{"cls":7}`)},
 			nil, "[7 cat dog] a.jpg:2 b.jpg:1 c.jpg:0"},
-		"without a label":  {[]archivetest.Member{image("a.jpg"), image("b.jpg"), file("b.cls", "x"), image("c.jpg"), file("c.json", "[1]")}, nil, "[x] b.jpg:0"},
-		"two images":       {[]archivetest.Member{image("a.jpg"), image("a.png"), file("a.cls", "1")}, nil, "[0 1] a.jpg:1"},
-		"given":            {[]archivetest.Member{image("a.jpg"), file("a.cls", "x"), image("b.jpg"), file("b.cls", "y")}, []string{"y", "x"}, "[y x] a.jpg:1 b.jpg:0"},
-		"given, not known": {[]archivetest.Member{image("a.jpg"), file("a.cls", "x"), image("b.jpg"), file("b.cls", "y")}, []string{"x"}, `error "b.jpg" is of class "y"`},
+		"without a label": {[]archivetest.Member{image("a.jpg"), image("b.jpg"), file("b.cls", "x"),
+			image("c.jpg"), file("c.json", "[1]")}, nil, "[x] b.jpg:0"},
+		"two images": {[]archivetest.Member{image("a.jpg"), image("a.png"), file("a.cls", "1")}, nil,
+			"[0 1] a.jpg:1"},
+		"given": {[]archivetest.Member{image("a.jpg"), file("a.cls", "x"), image("b.jpg"),
+			file("b.cls", "y")}, []string{"y", "x"}, "[y x] a.jpg:1 b.jpg:0"},
+		"given, not known": {[]archivetest.Member{image("a.jpg"), file("a.cls", "x"), image("b.jpg"),
+			file("b.cls", "y")}, []string{"x"}, `error "b.jpg" is of class "y"`},
 		"no labels": {[]archivetest.Member{image("c/a.jpg"), image("c/b.jpg")}, nil,
-			"error no samples in %s: 2 images have no label; the first is \"c/a.jpg\": no .cls or .json member with its key is next to it in the shard"},
-		"leading zeros":  {numbered("007", "00010"), nil, "[0 1 2 3 4 5 6 7 8 9 10] 0.png:0 1.png:1 2.png:2 odd0.png:7 odd1.png:10"},
-		"negative":       {numbered("-1"), nil, `error %s: "odd0.png" has the label "-1": all labels are numbers`},
-		"signed":         {numbered("+1"), nil, `error %s: "odd0.png" has the label "+1": all labels are numbers`},
-		"fraction":       {numbered("3.0"), nil, `error %s: "odd0.png" has the label "3.0": all labels are numbers`},
-		"exponent":       {numbered("1e3"), nil, `error %s: "odd0.png" has the label "1e3": all labels are numbers`},
-		"far too large":  {numbered("99999999999"), nil, `error %s: "odd0.png" has the label "99999999999": all labels are numbers`},
-		"too large":      {numbered("1048576"), nil, "error whole number from 0 to 1048575"},
-		"two odd":        {numbered("5.5", "-1"), nil, `error %s: "odd0.png" has the label "5.5"`},
-		"a name":         {numbered("-1", "x"), nil, "[-1 0 1 2 x] 0.png:1 1.png:2 2.png:3 odd0.png:0 odd1.png:4"},
-		"like a number":  {numbered("2021-01-05"), nil, "[0 1 2 2021-01-05] 0.png:0 1.png:1 2.png:2 odd0.png:3"},
-		"odd, but given": {numbered("-1"), []string{"-1", "0", "1", "2"}, "[-1 0 1 2] 0.png:1 1.png:2 2.png:3 odd0.png:0"},
+			"error no samples in %s: 2 images have no label; the first is \"c/a.jpg\": no .cls or .json " +
+				"member with its key is next to it in the shard"},
+		"leading zeros": {numbered("007", "00010"), nil,
+			"[0 1 2 3 4 5 6 7 8 9 10] 0.png:0 1.png:1 2.png:2 odd0.png:7 odd1.png:10"},
+		"negative": {numbered("-1"), nil, `error %s: "odd0.png" has the label "-1": all labels are numbers`},
+		"signed":   {numbered("+1"), nil, `error %s: "odd0.png" has the label "+1": all labels are numbers`},
+		"fraction": {numbered("3.0"), nil, `error %s: "odd0.png" has the label "3.0": all labels are numbers`},
+		"exponent": {numbered("1e3"), nil, `error %s: "odd0.png" has the label "1e3": all labels are numbers`},
+		"far too large": {numbered("99999999999"), nil,
+			`error %s: "odd0.png" has the label "99999999999": all labels are numbers`},
+		"too large":     {numbered("1048576"), nil, "error whole number from 0 to 1048575"},
+		"two odd":       {numbered("5.5", "-1"), nil, `error %s: "odd0.png" has the label "5.5"`},
+		"a name":        {numbered("-1", "x"), nil, "[-1 0 1 2 x] 0.png:1 1.png:2 2.png:3 odd0.png:0 odd1.png:4"},
+		"like a number": {numbered("2021-01-05"), nil, "[0 1 2 2021-01-05] 0.png:0 1.png:1 2.png:2 odd0.png:3"},
+		"odd, but given": {numbered("-1"), []string{"-1", "0", "1", "2"},
+			"[-1 0 1 2] 0.png:1 1.png:2 2.png:3 odd0.png:0"},
 	} {
 		data := archivetest.Tar(t, c.members...)
 		for kind, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 			path := archivetest.WriteFile(t, kind, data)
 			for round := range 2 { // by a scan, and by the index
-				l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, Classes: c.classes}, openFile, fakeCodec{})
+				l, err := open(t.Context(), path,
+					Options{Transform: Eval(4, 4), WebDataset: true, Classes: c.classes}, openFile, fakeCodec{})
 				if err != nil {
 					message, ok := strings.CutPrefix(c.want, "error ")
 					if !ok || !strings.Contains(err.Error(), strings.ReplaceAll(message, "%s", path)) {
 						t.Errorf("%s, %s, round %d: error %v", name, kind, round, err)
 					}
-					if _, made := MakeIndex(t.Context(), path, Options{WebDataset: true}, nil); c.classes == nil && (made == nil || made.Error() != err.Error()) {
+					if _, made := MakeIndex(t.Context(), path, Options{WebDataset: true},
+						nil); c.classes == nil && (made == nil || made.Error() != err.Error()) {
 						t.Errorf("%s, %s, round %d: MakeIndex's error is %v, want %v",
 							name, kind, round, made, err)
 					}
@@ -241,10 +265,13 @@ func TestWebDatasetWarnings(t *testing.T) {
 	image := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
 	}
-	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, image("a.png"), archivetest.Member{Name: "a.cls", Data: "0"}, image("a.mask.png"), image("a.depth.png"), image("b.png"),
-		archivetest.Member{Name: "b.txt", Data: "no image"}))
+	path := archivetest.WriteFile(t, "a.tar",
+		archivetest.Tar(t, image("a.png"), archivetest.Member{Name: "a.cls", Data: "0"},
+			image("a.mask.png"), image("a.depth.png"), image("b.png"),
+			archivetest.Member{Name: "b.txt", Data: "no image"}))
 	var text strings.Builder
-	l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true, Logger: slog.New(slog.NewTextHandler(&text, nil))}, openFile, fakeCodec{})
+	l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true,
+		Logger: slog.New(slog.NewTextHandler(&text, nil))}, openFile, fakeCodec{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +279,8 @@ func TestWebDatasetWarnings(t *testing.T) {
 	for _, want := range []string{
 		`msg="images beside the sample of their group are ignored" archive=` + path + ` images=2 first=a.mask.png`,
 		`msg="images without a label are ignored" archive=` + path + ` images=1`,
-		`msg="image without a label is ignored" archive=` + path + ` name=b.png reason="no .cls or .json member with its key is next to it in the shard"`,
+		`msg="image without a label is ignored" archive=` + path +
+			` name=b.png reason="no .cls or .json member with its key is next to it in the shard"`,
 	} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("got\n%s\nwant it to contain %s", &text, want)
@@ -303,7 +331,9 @@ func TestFewShardsAreOpenAtATime(t *testing.T) {
 		var list []archivetest.Member
 		for k := range 3 {
 			name := fmt.Sprintf("c%d/%d-%d.png", k, i, k)
-			list, want = append(list, archivetest.Member{Name: name, Data: archivetest.Image(name + strings.Repeat("!", 2000))}), append(want, name)
+			list, want = append(list,
+				archivetest.Member{Name: name, Data: archivetest.Image(name + strings.Repeat("!", 2000))}),
+				append(want, name)
 		}
 		data := archivetest.Tar(t, list...)
 		if i%2 == 1 {
@@ -316,7 +346,8 @@ func TestFewShardsAreOpenAtATime(t *testing.T) {
 	archivetest.NoLeaks(t)
 	for _, what := range []string{"first pass", "by index"} {
 		files := &openSources{}
-		l, err := open(t.Context(), filepath.Join(dir, "s-{000..299}.tar"), Options{Transform: Eval(4, 4), Shuffle: true, ShuffleBytes: 1, Workers: 2}, files.open, fakeCodec{})
+		l, err := open(t.Context(), filepath.Join(dir, "s-{000..299}.tar"),
+			Options{Transform: Eval(4, 4), Shuffle: true, ShuffleBytes: 1, Workers: 2}, files.open, fakeCodec{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -346,7 +377,8 @@ func TestOpenSourceGivesTheSameBatches(t *testing.T) {
 	zipped := archivetest.Gzip(t, data)
 	want := map[order.Kind]string{}
 	for _, shuffle := range []bool{false, true} {
-		l := openFake(t, archivetest.WriteFile(t, "a.tar", data), Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle})
+		l := openFake(t, archivetest.WriteFile(t, "a.tar", data),
+			Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle})
 		got, err := collect(t, l, 1, 2)
 		if err != nil {
 			t.Fatal(err)
@@ -360,7 +392,8 @@ func TestOpenSourceGivesTheSameBatches(t *testing.T) {
 			index := filepath.Join(t.TempDir(), "index")
 			for round := range 2 {
 				for _, shuffle := range []bool{false, true} {
-					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle, ShuffleBytes: 20_000, Classes: classes, IndexFile: index, OpenSource: s.OpenSource}
+					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle, ShuffleBytes: 20_000,
+						Classes: classes, IndexFile: index, OpenSource: s.OpenSource}
 					l, err := open(t.Context(), "store://b/"+name, o, openFile, fakeCodec{})
 					if err != nil {
 						t.Fatalf("%s: %v, want no error", name, err)
@@ -368,7 +401,8 @@ func TestOpenSourceGivesTheSameBatches(t *testing.T) {
 					got, err := collect(t, l, 1, 2)
 					list := names(got)
 					slices.Sort(list)
-					if err != nil || len(slices.Compact(list)) != 150 || want[l.opened] != "" && digest(got) != want[l.opened] {
+					if err != nil || len(slices.Compact(list)) != 150 || want[l.opened] != "" &&
+						digest(got) != want[l.opened] {
 						t.Errorf("%s, round %d, order %v: other batches; error %v", name, round, l.opened, err)
 					}
 					if round > 0 && shuffle && name == "a.tar" && l.opened != order.Permuted {
@@ -405,8 +439,11 @@ func TestSourceErrorsNameTheObject(t *testing.T) {
 		says string
 	}{
 		"no such object": {"store://b/none.tgz", nil, fs.ErrNotExist, "store://b/none.tgz"},
-		"replaced":       {url, func(s *sourcetest.Store) { s.Objects[url] = sourcetest.Object{Data: data, Version: "2"} }, nil, "has changed since it was opened"},
-		"forbidden":      {url, func(s *sourcetest.Store) { s.Err = fs.ErrPermission }, fs.ErrPermission, url},
+		"replaced": {url, func(s *sourcetest.Store) {
+			s.Objects[url] = sourcetest.Object{Data: data,
+				Version: "2"}
+		}, nil, "has changed since it was opened"},
+		"forbidden": {url, func(s *sourcetest.Store) { s.Err = fs.ErrPermission }, fs.ErrPermission, url},
 	} {
 		s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: data, Version: "1"}})
 		o := Options{BatchSize: 4, Transform: Eval(4, 4), NoIndex: true, ShuffleBytes: 1, OpenSource: s.OpenSource}
@@ -418,12 +455,14 @@ func TestSourceErrorsNameTheObject(t *testing.T) {
 			_, err = collect(t, l, 0, 2)
 			l.Close()
 		}
-		if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.url) {
+		if err == nil || c.want != nil && !errors.Is(err, c.want) ||
+			!strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.url) {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
 	_, err := Open("s3://bucket/train.tgz", Options{})
-	if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "Options.OpenSource") || !strings.Contains(err.Error(), "imageloader/blob") {
+	if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "Options.OpenSource") ||
+		!strings.Contains(err.Error(), "imageloader/blob") {
 		t.Errorf("no OpenSource: error %v, want the error %v with %q and %q",
 			err, errors.ErrUnsupported, "Options.OpenSource", "imageloader/blob")
 	}

@@ -92,7 +92,8 @@ func TestZipGivesTheBatchesOfTheTar(t *testing.T) {
 			return digest(batches)
 		}
 		want := epoch(filepath.Join(dir, "a.tar"))
-		for _, path := range []string{filepath.Join(dir, "stored.zip"), filepath.Join(dir, "deflated.zip"), server.URL + "/deflated.zip"} {
+		for _, path := range []string{filepath.Join(dir, "stored.zip"), filepath.Join(dir, "deflated.zip"),
+			server.URL + "/deflated.zip"} {
 			if got := epoch(path); got != want {
 				t.Errorf("%s of %s: digest %s, want the tar's %s", name, path, got, want)
 			}
@@ -112,7 +113,8 @@ func TestZipShardsGiveTheEpochOfTarShards(t *testing.T) {
 	one, two := archivetest.Images(t, 20, nil), archivetest.Numbered(t, 1, 2, 3)
 	dir := writeNamed(t, map[string][]byte{"a-0.tar": one, "a-1.tar": two, "b-0.tar": zipped(t, one,
 		zip.Deflate), "b-1.tar": zipped(t, two, zip.Store),
-		"c-0.tar": archivetest.Gzip(t, one), "c-1.tar": zipped(t, two, zip.Deflate), "d-0.tar": zipped(t, one, zip.Store), "d-1.tar": two})
+		"c-0.tar": archivetest.Gzip(t, one), "c-1.tar": zipped(t, two, zip.Deflate),
+		"d-0.tar": zipped(t, one, zip.Store), "d-1.tar": two})
 	want := ""
 	for _, which := range []string{"a", "b", "c", "d"} {
 		for range 2 {
@@ -129,7 +131,8 @@ func TestZipShardsGiveTheEpochOfTarShards(t *testing.T) {
 				want = digest(batches)
 			}
 			if got := digest(batches); got != want {
-				t.Errorf("shards %s: %d samples with digest %s, want the tars' %s", which, len(names(batches)), got, want)
+				t.Errorf("shards %s: %d samples with digest %s, want the tars' %s", which,
+					len(names(batches)), got, want)
 			}
 			if err := l.Close(); err != nil {
 				t.Fatal(err)
@@ -139,7 +142,8 @@ func TestZipShardsGiveTheEpochOfTarShards(t *testing.T) {
 }
 
 // zipFixtures are the zips of testdata/make_zips.py whose members can be read.
-var zipFixtures = []string{"python-stored", "python-deflated", "infozip", "infozip-descriptors", "infozip-zip64", "macos", "dos"}
+var zipFixtures = []string{"python-stored", "python-deflated", "infozip", "infozip-descriptors",
+	"infozip-zip64", "macos", "dos"}
 
 // TestZipsOfAllMakersGiveTheSameEpoch: names in UTF-8, with and without their flag, and in CP437,
 // data descriptors, zip64 and the metadata of macOS change nothing.
@@ -163,7 +167,8 @@ func TestZipsOfAllMakersGiveTheSameEpoch(t *testing.T) {
 	for _, name := range zipFixtures {
 		l, got := epoch("testdata/zip/" + name + ".zip")
 		if got != want || !slices.Equal(l.Classes(), []string{"café", "owl"}) {
-			t.Errorf("%s: classes %q, digest %s, want the tar's classes café and owl, digest %s", name, l.Classes(), got, want)
+			t.Errorf("%s: classes %q, digest %s, want the tar's classes café and owl, digest %s", name,
+				l.Classes(), got, want)
 		}
 		r, err := inspect(t.Context(), "testdata/zip/"+name+".zip", Options{}, openFile, fakeCodec{})
 		if err != nil || r.Format != "zip" || r.Samples != 6 || r.Ignored != 0 || len(r.Bad) != 0 {
@@ -221,7 +226,8 @@ func rawZip(members ...rawMember) []byte {
 // storedMember returns a stored member with an image.
 func storedMember(name, content string) rawMember {
 	data := archivetest.Image(content)
-	return rawMember{name: name, packed: []byte(data), size: uint32(len(data)), crc: crc32.ChecksumIEEE([]byte(data)), at: -1}
+	return rawMember{name: name, packed: []byte(data), size: uint32(len(data)),
+		crc: crc32.ChecksumIEEE([]byte(data)), at: -1}
 }
 
 // deflatedMember returns a deflated member with an image.
@@ -286,7 +292,8 @@ func TestDamagedMembersOfAZipAreBadSamples(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.zip", data)
 	l := openFake(t, path, Options{BatchSize: 4, Transform: Eval(4, 4), BadSamples: Skip})
 	batches, err := collect(t, l, 0, 2)
-	if got, want := names(batches), []string{"a/good1.png", "b/good2.png", "b/wide.png"}; err != nil || !slices.Equal(got, want) {
+	if got, want := names(batches), []string{"a/good1.png", "b/good2.png", "b/wide.png"}; err != nil ||
+		!slices.Equal(got, want) {
 		t.Errorf("got the samples %q, error %v, want %q", got, err, want)
 	}
 	r, err := inspect(t.Context(), path, Options{}, openFile, fakeCodec{})
@@ -458,7 +465,8 @@ func FuzzZip(f *testing.F) {
 		first, err1 := collect(t, l, 0, 2)
 		second, err2 := collect(t, l, 0, 2)
 		if digest(first) != digest(second) || (err1 == nil) != (err2 == nil) {
-			t.Errorf("%d samples, error %v, then %d samples, error %v", len(names(first)), err1, len(names(second)), err2)
+			t.Errorf("%d samples, error %v, then %d samples, error %v", len(names(first)), err1,
+				len(names(second)), err2)
 		}
 		if err1 == nil && errI == nil && r.Format == "zip" && r.Samples-len(r.Bad) != len(names(first)) {
 			t.Errorf("an epoch has %d samples, want %d as Inspect", len(names(first)), r.Samples-len(r.Bad))

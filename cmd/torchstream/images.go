@@ -30,11 +30,14 @@ func (o *trainOptions) checkImages() error {
 	case o.testList != "" && o.images.WebDataset:
 		return cli.UsageError{Message: "-test-list and -webdataset exclude each other: both give the labels of -test"}
 	case o.testList != "" && o.testList == o.images.List:
-		return cli.Usagef("-test-list %s is -list: the held-back images need a list of their own", printable.Name(o.testList))
+		return cli.Usagef("-test-list %s is -list: the held-back images need a list of their own",
+			printable.Name(o.testList))
 	case o.testList != "" && o.test == "" && o.images.List == "":
-		return cli.UsageError{Message: "-test-list needs -test FILE or -list FILE: without a list all images of -archive are trained on, also those of -test-list"}
+		return cli.UsageError{Message: "-test-list needs -test FILE or -list FILE: without a list all " +
+			"images of -archive are trained on, also those of -test-list"}
 	case o.images.Part.HeldOut > 0 && (o.test != "" || o.testList != ""):
-		return cli.UsageError{Message: "-val takes held-back images from -archive, and -test or -test-list name others: leave one of them out"}
+		return cli.UsageError{Message: "-val takes held-back images from -archive, and -test or " +
+			"-test-list name others: leave one of them out"}
 	case o.testList == "" && o.test != "" && o.images.List != "":
 		return cli.UsageError{Message: "-list has the labels of -archive alone: -test-list FILE gives those of -test"}
 	}
@@ -125,7 +128,8 @@ func (o *trainOptions) findFolders(ctx context.Context, stdout, stderr io.Writer
 	}
 	archive := printable.ArchiveName(o.archive)
 	if s.other != "" {
-		return fmt.Errorf("%s has the folders %s, %s and %s: a training would mix the parts of a set: move the folders of classes into one of the first two, or make an archive of each part",
+		return fmt.Errorf("%s has the folders %s, %s and %s: a training would mix the parts of a set: "+
+			"move the folders of classes into one of the first two, or make an archive of each part",
 			archive, printable.Name(s.train), printable.Name(s.held[0]), printable.Name(s.other))
 	}
 	o.images.Part.Folder = s.train
@@ -134,7 +138,8 @@ func (o *trainOptions) findFolders(ctx context.Context, stdout, stderr io.Writer
 	}
 	for _, c := range found.classes {
 		if c.Samples == 0 {
-			return fmt.Errorf("%s has no image of the class %s in %s, where the training takes its images: add some, or remove the class from %s",
+			return fmt.Errorf("%s has no image of the class %s in %s, where the training takes its "+
+				"images: add some, or remove the class from %s",
 				archive, printable.Name(c.Name), printable.Name(s.train), strings.Join(printable.Names(s.held), ", "))
 		}
 	}
@@ -163,11 +168,14 @@ func (o *trainOptions) countImages(ctx context.Context, stdout, stderr io.Writer
 func (c *census) printTurned(path string, images int, upright bool, stdout io.Writer) {
 	switch {
 	case !c.headers && !upright:
-		fmt.Fprintf(stdout, "do photographs lie on their side? `torchstream inspect %s` counts them by their EXIF orientation, and -upright turns them\n", printable.ArchiveName(path))
+		fmt.Fprintf(stdout, "do photographs lie on their side? `torchstream inspect %s` counts them by "+
+			"their EXIF orientation, and -upright turns them\n", printable.ArchiveName(path))
 	case c.turned > 0 && upright:
-		fmt.Fprintf(stdout, "%d of %s lie on their side by their EXIF orientation, and are turned upright\n", c.turned, printable.Counted(images, "image", "images"))
+		fmt.Fprintf(stdout, "%d of %s lie on their side by their EXIF orientation, and are turned upright\n", c.turned,
+			printable.Counted(images, "image", "images"))
 	case c.turned > 0:
-		fmt.Fprintf(stdout, "%d of %s lie on their side by their EXIF orientation: -upright turns them\n", c.turned, printable.Counted(images, "image", "images"))
+		fmt.Fprintf(stdout, "%d of %s lie on their side by their EXIF orientation: -upright turns them\n",
+			c.turned, printable.Counted(images, "image", "images"))
 	}
 }
 
@@ -202,7 +210,9 @@ func (t *trained) matchUpright(set *flag.FlagSet, upright bool) error {
 	case !given(set, "upright") || upright == t.upright:
 		return nil
 	case t.upright:
-		return fmt.Errorf("%s was trained on images turned upright (-upright), and -upright=false leaves them as stored: leave the option out", printable.Name(t.path))
+		return fmt.Errorf("%s was trained on images turned upright (-upright), and -upright=false leaves "+
+			"them as stored: leave the option out", printable.Name(t.path))
 	}
-	return fmt.Errorf("%s was trained on images as stored, without -upright: leave the option out, or train with -upright", printable.Name(t.path))
+	return fmt.Errorf("%s was trained on images as stored, without -upright: leave the option out, or "+
+		"train with -upright", printable.Name(t.path))
 }

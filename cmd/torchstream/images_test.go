@@ -31,8 +31,9 @@ func TestCommandsShareImageOptions(t *testing.T) {
 	drawn := append(slices.Clone(batches), "val", "val-seed")
 	all := append(slices.Clone(drawn), "label-smoothing", "test-list", "bad-samples", "freeze")
 	for command, want := range map[string][]string{
-		"train": all, "preview": drawn, "bench loader": batches, "evaluate": append(slices.Clone(labels), "upright", "bad-samples"),
-		"inspect": labels, "index": labels, "predict": {"upright"},
+		"train": all, "preview": drawn, "bench loader": batches,
+		"evaluate": append(slices.Clone(labels), "upright", "bad-samples"),
+		"inspect":  labels, "index": labels, "predict": {"upright"},
 	} {
 		help := helpOf(t, strings.Fields(command)...)
 		var got []string
@@ -74,14 +75,17 @@ func metadataOf(t *testing.T, path string) (metadata map[string]string, classes 
 
 func TestTrainTakesLabelsFromList(t *testing.T) {
 	archive := clitest.WriteTar(t, map[string]string{
-		"all/1.png": onePixel(t), "all/2.png": onePixel(t), "all/3.png": onePixel(t), "all/4.png": onePixel(t), "all/5.png": onePixel(t),
+		"all/1.png": onePixel(t), "all/2.png": onePixel(t), "all/3.png": onePixel(t),
+		"all/4.png": onePixel(t), "all/5.png": onePixel(t),
 	})
 	folder := t.TempDir()
-	list, held, out := filepath.Join(folder, "train.csv"), filepath.Join(folder, "test.tsv"), filepath.Join(folder, "out")
+	list, held, out := filepath.Join(folder, "train.csv"), filepath.Join(folder,
+		"test.tsv"), filepath.Join(folder, "out")
 	writeFile(t, list, "\xef\xbb\xbflabel,path\n\"hen, brown\",all/1.png\ndog,all/2.png\ndog,all/3.png\n")
 	writeFile(t, held, "path\tlabel\nall/4.png\tdog\n")
 	stdout := trainSmall(t, archive, out, "-list", list, "-test-list", held, "-epochs", "1")
-	for _, want := range []string{"3 images in 2 classes\n", "\n    0       2  dog", "\n    1       1  hen, brown", "of 1 held-back image\n"} {
+	for _, want := range []string{"3 images in 2 classes\n", "\n    0       2  dog",
+		"\n    1       1  hen, brown", "of 1 held-back image\n"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in\n%s", want, stdout)
 		}
@@ -91,33 +95,39 @@ func TestTrainTakesLabelsFromList(t *testing.T) {
 		t.Errorf("got classes %q, labels %q, want %q, list", classes, metadata["labels"], want)
 	}
 
-	evaluate := []string{"evaluate", "-archive", archive, "-checkpoint", filepath.Join(out, "best.pt"), "-device", "cpu", "-json", "-labels"}
+	evaluate := []string{"evaluate", "-archive", archive, "-checkpoint", filepath.Join(out, "best.pt"),
+		"-device", "cpu", "-json", "-labels"}
 	status, stdout, stderr := command(t, append(evaluate, list)...)
 	if status != 0 || !strings.Contains(stdout, `"images":3`) {
 		t.Errorf("evaluate -labels: got status %d, %s%s, want 3 images", status, stdout, stderr)
 	}
 	writeFile(t, list, "all/1.png,cat\nall/2.png,dog\n")
-	if status, _, stderr := command(t, append(evaluate, list)...); status != 1 || !strings.Contains(stderr, "1 class that") || !strings.Contains(stderr, "cat") {
+	if status, _, stderr := command(t, append(evaluate, list)...); status != 1 ||
+		!strings.Contains(stderr, "1 class that") || !strings.Contains(stderr, "cat") {
 		t.Errorf("evaluate with another class: got status %d, %s", status, stderr)
 	}
 	// Another list of the same classes is another training.
 	writeFile(t, list, "all/3.png,\"hen, brown\"\nall/2.png,dog\nall/1.png,dog\n")
-	resume := []string{"train", "-archive", archive, "-list", list, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", out, "-resume"}
-	if status, _, stderr := command(t, resume...); status != 1 || !strings.Contains(stderr, "other images or labels in the list") {
+	resume := []string{"train", "-archive", archive, "-list", list, "-size", "32", "-batch", "4", "-epochs",
+		"1", "-device", "cpu", "-out", out, "-resume"}
+	if status, _, stderr := command(t, resume...); status != 1 ||
+		!strings.Contains(stderr, "other images or labels in the list") {
 		t.Errorf("resume with other labels: got status %d, %s", status, stderr)
 	}
 }
 
 func TestTrainTakesLabelsFromWebDataset(t *testing.T) {
 	archive := clitest.WriteTar(t, map[string]string{
-		"1.png": onePixel(t), "1.cls": "hen", "2.png": onePixel(t), "2.cls": "dog", "3.png": onePixel(t), "3.json": `{"label": "dog"}`,
+		"1.png": onePixel(t), "1.cls": "hen", "2.png": onePixel(t), "2.cls": "dog", "3.png": onePixel(t),
+		"3.json": `{"label": "dog"}`,
 	})
 	out := filepath.Join(t.TempDir(), "out")
 	stdout := trainSmall(t, archive, out, "-webdataset", "-epochs", "1")
 	if !strings.Contains(stdout, "3 images in 2 classes\n") || !strings.Contains(stdout, "\n    0       2  dog") {
 		t.Errorf("got\n%s", stdout)
 	}
-	status, stdout, stderr := command(t, "evaluate", "-archive", archive, "-webdataset", "-checkpoint", filepath.Join(out, "best.pt"), "-device", "cpu", "-json")
+	status, stdout, stderr := command(t, "evaluate", "-archive", archive, "-webdataset", "-checkpoint",
+		filepath.Join(out, "best.pt"), "-device", "cpu", "-json")
 	if status != 0 || !strings.Contains(stdout, `"images":3`) {
 		t.Errorf("evaluate: got status %d, %s%s, want 3 images", status, stdout, stderr)
 	}
@@ -126,7 +136,8 @@ func TestTrainTakesLabelsFromWebDataset(t *testing.T) {
 // A run resumes only with the augmentation that it started with.
 func TestResumeNeedsSameAugmentation(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 3}), filepath.Join(t.TempDir(), "out")
-	augment := []string{"-policy", "randaugment", "-balanced", "-mixup", "0.2", "-cutmix", "1", "-label-smoothing", "0.1", "-upright"}
+	augment := []string{"-policy", "randaugment", "-balanced", "-mixup", "0.2", "-cutmix", "1",
+		"-label-smoothing", "0.1", "-upright"}
 	trainSmall(t, archive, out, augment...)
 	trainSmall(t, archive, out, append(augment, "-resume")...)
 	for _, c := range []struct {
@@ -136,11 +147,14 @@ func TestResumeNeedsSameAugmentation(t *testing.T) {
 		{augment[2:], "policy randaugment, not unset: resume"},
 		{append(slices.Clone(augment), "-policy", "simclr"), "policy randaugment, not simclr: resume"},
 		{append(slices.Clone(augment), "-mixup", "0.3"), "mixup 0.2, not 0.3: resume"},
-		{append(slices.Clone(augment), "-mixup", "0", "-cutmix", "0"), "cutmix 1, not unset; mixup 0.2, not unset: resume"},
-		{append(slices.Clone(augment), "-balanced=false", "-upright=false"), "balanced true, not unset; upright true, not unset: resume"},
+		{append(slices.Clone(augment), "-mixup", "0", "-cutmix", "0"),
+			"cutmix 1, not unset; mixup 0.2, not unset: resume"},
+		{append(slices.Clone(augment), "-balanced=false", "-upright=false"),
+			"balanced true, not unset; upright true, not unset: resume"},
 		{append(slices.Clone(augment), "-label-smoothing", "0"), "label-smoothing 0.1, not unset: resume"},
 	} {
-		args := append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume"}, c.args...)
+		args := append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2",
+			"-device", "cpu", "-out", out, "-resume"}, c.args...)
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, c.says) {
 			t.Errorf("%q: got status %d, %s, want %q", c.args, status, stderr, c.says)
 		}
@@ -230,7 +244,8 @@ func TestCheckpointSaysUpright(t *testing.T) {
 		losses := map[string]float64{}
 		for name, image := range map[string]string{"turned": turned, "upright": upright} {
 			test := clitest.WriteTar(t, map[string]string{"cat/1.png": image, "dog/2.png": onePixel(t)})
-			status, stdout, stderr := command(t, "evaluate", "-archive", test, "-checkpoint", best, "-device", "cpu", "-json")
+			status, stdout, stderr := command(t, "evaluate", "-archive", test, "-checkpoint", best,
+				"-device", "cpu", "-json")
 			var e evaluation
 			if err := json.Unmarshal([]byte(stdout), &e); status != 0 || err != nil {
 				t.Fatalf("evaluate: got status %d, %v, %s", status, err, stderr)
@@ -247,7 +262,9 @@ func TestCheckpointSaysUpright(t *testing.T) {
 			append(slices.Clone(predict), opposite, folder),
 			{"evaluate", "-archive", archive, "-checkpoint", best, "-device", "cpu", opposite},
 		} {
-			if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "was trained on images") || !strings.Contains(stderr, "leave the option out") {
+			if status, _, stderr := command(t, args...); status != 1 ||
+				!strings.Contains(stderr, "was trained on images") ||
+				!strings.Contains(stderr, "leave the option out") {
 				t.Errorf("%q: got status %d, %s", args, status, stderr)
 			}
 		}
@@ -273,7 +290,8 @@ func orientedPNGs(t *testing.T) (upright, turned string) {
 		}
 		return b.String()
 	}
-	tiff := "MM\x00*\x00\x00\x00\x08" + "\x00\x01" + "\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06\x00\x00" + "\x00\x00\x00\x00"
+	tiff := "MM\x00*\x00\x00\x00\x08" + "\x00\x01" + "\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06\x00\x00" +
+		"\x00\x00\x00\x00"
 	chunk := binary.BigEndian.AppendUint32(nil, uint32(len(tiff)))
 	chunk = append(chunk, "eXIf"+tiff...)
 	chunk = binary.BigEndian.AppendUint32(chunk, crc32.ChecksumIEEE(chunk[4:]))
@@ -325,11 +343,13 @@ func TestTrainCountsTurnedImages(t *testing.T) {
 		"-upright=false": "2 of 3 images lie on their side by their EXIF orientation: -upright turns them\n",
 		"-upright":       "2 of 3 images lie on their side by their EXIF orientation, and are turned upright\n",
 	} {
-		if got := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), option, "-epochs", "1"); !strings.Contains(got, want) {
+		if got := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), option, "-epochs",
+			"1"); !strings.Contains(got, want) {
 			t.Errorf("%s: got\n%s\nwant %q", option, got, want)
 		}
 	}
-	if got := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), filepath.Join(t.TempDir(), "out"), "-epochs", "1"); strings.Contains(got, "side") {
+	if got := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}),
+		filepath.Join(t.TempDir(), "out"), "-epochs", "1"); strings.Contains(got, "side") {
 		t.Errorf("upright images: got\n%s", got)
 	}
 }
@@ -337,7 +357,8 @@ func TestTrainCountsTurnedImages(t *testing.T) {
 func TestTrainHoldsOutImages(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 10, "dog": 10}), filepath.Join(t.TempDir(), "out")
 	stdout := trainSmall(t, archive, out, "-val", "0.3", "-epochs", "1")
-	counts := regexp.MustCompile(`: (\d+) images in 2 classes\n(?s:.*) of (\d+) held-back images?\n`).FindStringSubmatch(stdout)
+	counts := regexp.MustCompile(
+		`: (\d+) images in 2 classes\n(?s:.*) of (\d+) held-back images?\n`).FindStringSubmatch(stdout)
 	if counts == nil {
 		t.Fatalf("got\n%s\nwant the numbers of images", stdout)
 	}
@@ -349,7 +370,8 @@ func TestTrainHoldsOutImages(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"-val 0.2", "val 0.3, not 0.2"}, {"-val 0.3 -val-seed 2", "val-seed unset, not 2"}, {"", "val 0.3, not unset"},
 	} {
-		args := append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", out, "-resume"}, strings.Fields(c.args)...)
+		args := append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1",
+			"-device", "cpu", "-out", out, "-resume"}, strings.Fields(c.args)...)
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, c.says) {
 			t.Errorf("resume with %q: got status %d, %s, want %q", c.args, status, stderr, c.says)
 		}
@@ -360,26 +382,33 @@ func TestTrainHoldsOutImages(t *testing.T) {
 func TestTrainUsesPartsOfASet(t *testing.T) {
 	train := func(args ...string) (int, string, string) {
 		out := filepath.Join(t.TempDir(), "out")
-		return command(t, append([]string{"train", "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", out, "-archive"}, args...)...)
+		return command(t, append([]string{"train", "-size", "32", "-batch", "4", "-epochs", "1", "-device",
+			"cpu", "-out", out, "-archive"}, args...)...)
 	}
-	set := map[string]int{"set/train/cat": 3, "set/train/dog": 2, "set/val/cat": 1, "set/test/cat": 2, "set/test/dog": 2}
+	set := map[string]int{"set/train/cat": 3, "set/train/dog": 2, "set/val/cat": 1, "set/test/cat": 2,
+		"set/test/dog": 2}
 	status, stdout, stderr := train(clitest.FewPhotos(t, set))
 	for _, want := range []string{
-		"has the parts of a set: training on set/train, evaluating on set/val; not used: set/test\n", ": 5 images in 2 classes\n", "of 1 held-back image\n",
+		"has the parts of a set: training on set/train, evaluating on set/val; not used: set/test\n",
+		": 5 images in 2 classes\n", "of 1 held-back image\n",
 	} {
 		if status != 0 || !strings.Contains(stdout, want) {
 			t.Errorf("got status %d, %s\n%s\nwant %q", status, stderr, stdout, want)
 		}
 	}
 	other := clitest.FewPhotos(t, map[string]int{"cat": 1, "dog": 1})
-	if status, stdout, stderr := train(clitest.FewPhotos(t, set), "-test", other); status != 0 || !strings.Contains(stdout, "training on set/train; not used: set/val, set/test\n") || !strings.Contains(stdout, "of 2 held-back images\n") {
+	if status, stdout, stderr := train(clitest.FewPhotos(t, set), "-test", other); status != 0 ||
+		!strings.Contains(stdout, "training on set/train; not used: set/val, set/test\n") ||
+		!strings.Contains(stdout, "of 2 held-back images\n") {
 		t.Errorf("-test: got status %d, %s\n%s", status, stderr, stdout)
 	}
 	folder := filepath.Join(t.TempDir(), "set")
 	for _, name := range []string{"train/cat/1.png", "train/dog/2.png", "test/dog/3.png"} {
 		writeFile(t, filepath.Join(folder, name), onePixel(t))
 	}
-	if status, stdout, stderr := train(folder); status != 0 || !strings.Contains(stdout, "training on train, evaluating on test\n") || !strings.Contains(stdout, "2 images in 2 classes") {
+	if status, stdout, stderr := train(folder); status != 0 ||
+		!strings.Contains(stdout, "training on train, evaluating on test\n") ||
+		!strings.Contains(stdout, "2 images in 2 classes") {
 		t.Errorf("folder: got status %d, %s\n%s", status, stderr, stdout)
 	}
 	for says, set := range map[string]map[string]int{
@@ -391,7 +420,9 @@ func TestTrainUsesPartsOfASet(t *testing.T) {
 		}
 	}
 	// Classes may have such names.
-	if status, stdout, stderr := train(clitest.FewPhotos(t, map[string]int{"train": 2, "test": 1, "ship": 2})); status != 0 || !strings.Contains(stdout, "5 images in 3 classes") {
+	if status, stdout, stderr := train(clitest.FewPhotos(t,
+		map[string]int{"train": 2, "test": 1, "ship": 2})); status != 0 ||
+		!strings.Contains(stdout, "5 images in 3 classes") {
 		t.Errorf("classes: got status %d, %s\n%s", status, stderr, stdout)
 	}
 }

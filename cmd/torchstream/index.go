@@ -28,15 +28,19 @@ type indexResult struct {
 }
 
 // masksHelp is the help text of a flag.
-const masksHelp = "the archive has images and masks, whose names match `IMAGE,MASK`, for example 'images/*.jpg,masks/*.png': the index is for loaders with\n" +
+const masksHelp = "the archive has images and masks, whose names match `IMAGE,MASK`, for example " +
+	"'images/*.jpg,masks/*.png': the index is for loaders with\n" +
 	"Options.Masks, which use no other"
 
 // index writes an archive's sidecar index.
 func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream index FILE", "Reads an archive of images through and writes its index (FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
-		"a .tgz. The first epoch over an archive does the same by itself. FILE may be "+cli.ArchiveKinds+", but a folder or a .zip needs no index.", stderr)
+	set := cli.Flags("torchstream index FILE", "Reads an archive of images through and writes its index "+
+		"(FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
+		"a .tgz. The first epoch over an archive does the same by itself. FILE may be "+cli.ArchiveKinds+
+		", but a folder or a .zip needs no index.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
-	out := set.String("o", "", "`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
+	out := set.String("o", "",
+		"`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
 	var labels cli.Images
 	labels.Register(set, cli.LabelOptions)
 	masks := set.String("masks", "", masksHelp)
@@ -51,7 +55,8 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if *masks != "" {
 		var found bool
 		if o.Masks.Image, o.Masks.Mask, found = strings.Cut(*masks, ","); !found {
-			return cli.Usagef("-masks %s: two patterns with a comma between them are wanted, 'images/*.jpg,masks/*.png'", *masks)
+			return cli.Usagef("-masks %s: two patterns with a comma between them are wanted, "+
+				"'images/*.jpg,masks/*.png'", *masks)
 		}
 	}
 	progress, done := cli.ReadingProgress(stderr)
@@ -61,11 +66,13 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	result := indexResult{printable.Archive(set.Arg(0)), r.File, r.Bytes, r.Samples, r.Classes, r.Checkpoints, r.Random, r.Work, time.Since(began).Seconds()}
+	result := indexResult{printable.Archive(set.Arg(0)), r.File, r.Bytes, r.Samples, r.Classes,
+		r.Checkpoints, r.Random, r.Work, time.Since(began).Seconds()}
 	if *asJSON {
 		return cli.WriteJSON(stdout, result)
 	}
-	_, err = fmt.Fprintf(stdout, "%s: %s, %s of %s, in %.1f s\n%s\n", r.File, byteSize(r.Bytes), printable.Counted(r.Samples, "sample", "samples"),
+	_, err = fmt.Fprintf(stdout, "%s: %s, %s of %s, in %.1f s\n%s\n", r.File, byteSize(r.Bytes),
+		printable.Counted(r.Samples, "sample", "samples"),
 		printable.Counted(r.Classes, "class", "classes"), result.Seconds, result.access())
 	return err
 }
@@ -73,11 +80,14 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 func (r indexResult) access() string {
 	switch {
 	case !r.Random && r.Work > 0:
-		return fmt.Sprintf("the archive is read in its own order: reading one sample alone would inflate %.0f times its size. Loaders that can hold it in memory (Options.ShuffleBytes) have any order all the same", r.Work)
+		return fmt.Sprintf("the archive is read in its own order: reading one sample alone would inflate "+
+			"%.0f times its size. Loaders that can hold it in memory (Options.ShuffleBytes) have any "+
+			"order all the same", r.Work)
 	case !r.Random:
 		return "the archive is read in its own order: a stream of this kind can't be entered in the middle"
 	case r.Checkpoints > 0:
-		return fmt.Sprintf("samples can be read in any order, each from one of %s, inflating %.2f times its size", printable.Counted(r.Checkpoints, "checkpoint", "checkpoints"), r.Work)
+		return fmt.Sprintf("samples can be read in any order, each from one of %s, inflating %.2f times "+
+			"its size", printable.Counted(r.Checkpoints, "checkpoint", "checkpoints"), r.Work)
 	}
 	return "samples can be read in any order"
 }

@@ -40,9 +40,10 @@ type inspection struct {
 	Bad          []badMember      `json:"bad"` // the first 1,000
 	BadBy        map[string]int   `json:"bad_by_reason"`
 	Warnings     int              `json:"warned_count"`
-	Warned       []badMember      `json:"warned"`           // the first 1,000 that are damaged but decode
-	Damage       string           `json:"damage,omitempty"` // of the archive itself; everything else describes the part before it
-	Fixed        *fixedArchive    `json:"fixed,omitempty"`  // with -fix
+	Warned       []badMember      `json:"warned"` // the first 1,000 that are damaged but decode
+	// of the archive itself; everything else describes the part before it
+	Damage string        `json:"damage,omitempty"`
+	Fixed  *fixedArchive `json:"fixed,omitempty"` // with -fix
 }
 
 // orphanImage is an image without a label.
@@ -97,11 +98,13 @@ type badMember struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-const inspectHelp = `Reads an archive of images (` + cli.ArchiveKinds + `; directory = class) through, decodes every image in full, and prints classes, sizes, formats and bad
+const inspectHelp = `Reads an archive of images (` + cli.ArchiveKinds +
+	`; directory = class) through, decodes every image in full, and prints classes, sizes, formats and bad
 members, and what is tolerated, refused or rare. Damaged images that are decoded all the same are listed apart. Exit status 1 if the archive
 is damaged or a member is bad; with -fix 0 if the fixed archive was written.`
 
-const fixHelp = `write an archive without the bad members to ` + "`OUT`" + ` (.tar, .tgz, .tar.gz or .tar.zst): names, order, labels and the bytes of
+const fixHelp = `write an archive without the bad members to ` + "`OUT`" +
+	` (.tar, .tgz, .tar.gz or .tar.zst): names, order, labels and the bytes of
 all other members stay. With -damaged partial, images that are cut off are written again as PNG, under their names`
 
 // checkFix checks that the options of inspect go together.
@@ -119,13 +122,16 @@ func checkFix(fix, list string, byIndex, drop bool) error {
 func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream inspect FILE", inspectHelp, stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
-	byIndex := set.Bool("index", false, "answer from the archive's index, which is made first if there is none: at once, but no image is decoded, so only damage to headers is found")
+	byIndex := set.Bool("index", false, "answer from the archive's index, which is made first if there "+
+		"is none: at once, but no image is decoded, so only damage to headers is found")
 	var labels cli.Images
 	labels.Register(set, cli.LabelOptions)
-	limit := set.Int("show", 20, "how many bad members, and how many damaged ones that decode all the same, are named (at most 1000; JSON names as many)")
+	limit := set.Int("show", 20, "how many bad members, and how many damaged ones that decode all the "+
+		"same, are named (at most 1000; JSON names as many)")
 	damaged := damagedFlag(set)
 	fix := set.String("fix", "", fixHelp)
-	drop := set.Bool("drop-classes", false, "-fix may leave out classes whose members are all bad, which changes the labels of the classes behind them")
+	drop := set.Bool("drop-classes", false,
+		"-fix may leave out classes whose members are all bad, which changes the labels of the classes behind them")
 	if err := cli.Parse(set, args, 1); err != nil {
 		return err
 	}
@@ -140,7 +146,8 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	progress, done := cli.ReadingProgress(stderr)
 	switch {
 	case *fix != "":
-		report, written, err = imageloader.Fix(ctx, set.Arg(0), *fix, o, imageloader.FixOptions{DropClasses: *drop}, progress)
+		report, written, err = imageloader.Fix(ctx, set.Arg(0), *fix, o,
+			imageloader.FixOptions{DropClasses: *drop}, progress)
 	case *byIndex:
 		report, err = imageloader.InspectIndex(ctx, set.Arg(0), o, progress)
 	default:
@@ -153,7 +160,8 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	found := inspectionOf(report, err)
 	if written != nil {
-		found.Fixed = &fixedArchive{written.File, written.Bytes, written.Members, written.LeftOut, written.Rewritten, append([]string{}, written.Dropped...)}
+		found.Fixed = &fixedArchive{written.File, written.Bytes, written.Members, written.LeftOut,
+			written.Rewritten, append([]string{}, written.Dropped...)}
 	}
 	if *asJSON {
 		if err := cli.WriteJSON(stdout, found); err != nil {
@@ -163,8 +171,10 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	if *fix != "" && written == nil {
-		return fmt.Errorf("nothing was written to %s: the archive itself is damaged: fetch it again, or unpack what is readable "+
-			"(tar -xf %s -C FOLDER) and fix that (torchstream inspect -fix %s FOLDER)", *fix, printable.Archive(set.Arg(0)), *fix)
+		return fmt.Errorf("nothing was written to %s: the archive itself is damaged: fetch it again, or "+
+			"unpack what is readable "+
+			"(tar -xf %s -C FOLDER) and fix that (torchstream inspect -fix %s FOLDER)", *fix,
+			printable.Archive(set.Arg(0)), *fix)
 	}
 	if err != nil || written == nil && (found.BadCount > 0 || found.Samples == 0) {
 		return cli.ErrFound
@@ -174,8 +184,10 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 
 func inspectionOf(r *imageloader.Report, damage error) inspection {
 	out := inspection{
-		File: r.File, Format: r.Format, FileBytes: r.FileBytes, Samples: r.Samples, Ignored: r.Ignored, Orphans: r.Orphans, Formats: r.Formats,
-		Width: spread(r.Width), Height: spread(r.Height), Bytes: spread(r.Bytes), Classes: []inspectedClass{}, Bad: []badMember{}, Warned: []badMember{}, BadBy: map[string]int{},
+		File: r.File, Format: r.Format, FileBytes: r.FileBytes, Samples: r.Samples, Ignored: r.Ignored,
+		Orphans: r.Orphans, Formats: r.Formats,
+		Width: spread(r.Width), Height: spread(r.Height), Bytes: spread(r.Bytes),
+		Classes: []inspectedClass{}, Bad: []badMember{}, Warned: []badMember{}, BadBy: map[string]int{},
 		Findings: []kindFound{}, Warnings: r.WarnedCount, LeftOut: []leftOut{}, OrphansNamed: []orphanImage{},
 	}
 	for _, l := range r.LeftOut {
@@ -228,7 +240,8 @@ func memberOf(e *imageloader.SampleError) badMember {
 // damagedFlag adds the flag for Options.Damaged.
 func damagedFlag(set *flag.FlagSet) *imageloader.DamagePolicy {
 	policy := new(imageloader.DamagePolicy)
-	set.Func("damaged", "`POLICY` that says which damaged images are bad: warned (those that Pillow refuses too), partial (not those that are cut off) or refuse (all; default warned)",
+	set.Func("damaged", "`POLICY` that says which damaged images are bad: warned (those that Pillow "+
+		"refuses too), partial (not those that are cut off) or refuse (all; default warned)",
 		func(name string) error {
 			for _, p := range []imageloader.DamagePolicy{imageloader.Warned, imageloader.Partial, imageloader.Refuse} {
 				if p.String() == name {
@@ -246,7 +259,8 @@ func (r inspection) printSizes(table io.Writer) {
 		fmt.Fprintf(table, "width\t%d to %d pixels, median %d\n", r.Width.Min, r.Width.Max, r.Width.Median)
 		fmt.Fprintf(table, "height\t%d to %d pixels, median %d\n", r.Height.Min, r.Height.Max, r.Height.Median)
 	}
-	fmt.Fprintf(table, "size\t%.1f to %.1f KB, median %.1f\n", float64(r.Bytes.Min)/1e3, float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
+	fmt.Fprintf(table, "size\t%.1f to %.1f KB, median %.1f\n", float64(r.Bytes.Min)/1e3,
+		float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
 }
 
 // printIgnored says which members are not samples, and which of them may have been meant as a
@@ -262,7 +276,8 @@ func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 		}
 		fmt.Fprintf(table, "ignored\t%s %s", printable.Counted(r.Ignored, "member", "members"), members)
 		if r.Orphans > 0 {
-			fmt.Fprintf(table, ", among them %s", strings.TrimSpace(printable.Counted(r.Orphans, "image", "images")+" "+orphans))
+			fmt.Fprintf(table, ", among them %s",
+				strings.TrimSpace(printable.Counted(r.Orphans, "image", "images")+" "+orphans))
 		}
 		fmt.Fprintln(table)
 	}
@@ -282,12 +297,15 @@ func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 // a list.
 func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	if r.Damage != "" && r.Samples+r.BadCount+r.Ignored == 0 {
-		_, err := fmt.Fprintf(w, "The file is no archive (a .tar, .tar.gz, .tar.zst or .zip), or its beginning is damaged:\n%s\n", printable.Text(r.Damage))
+		_, err := fmt.Fprintf(w,
+			"The file is no archive (a .tar, .tar.gz, .tar.zst or .zip), or its beginning is "+
+				"damaged:\n%s\n", printable.Text(r.Damage))
 		return err
 	}
 	table := printable.NewTable(w, 0)
 	fmt.Fprintf(w, "%s: %s, %s\n", printable.Name(r.File), r.Format, byteSize(r.FileBytes))
-	fmt.Fprintf(table, "samples\t%d in %s, %d bad\n", r.Samples, printable.Counted(len(r.Classes), "class", "classes"), r.BadCount)
+	fmt.Fprintf(table, "samples\t%d in %s, %d bad\n", r.Samples,
+		printable.Counted(len(r.Classes), "class", "classes"), r.BadCount)
 	r.printIgnored(table, web, listed)
 	if r.Samples > 0 {
 		r.printSizes(table)
@@ -331,13 +349,15 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	}
 	if f := r.Fixed; f != nil {
 		fmt.Fprintf(w, "\nwrote %s: %s, %s; %d left out, %d written again as PNG\n",
-			printable.Name(f.File), byteSize(f.Bytes), printable.Counted(f.Members, "member", "members"), f.LeftOut, f.Rewritten)
+			printable.Name(f.File), byteSize(f.Bytes), printable.Counted(f.Members, "member", "members"),
+			f.LeftOut, f.Rewritten)
 		for _, class := range f.Dropped {
 			fmt.Fprintf(w, "class %s has no member left\n", printable.Name(class))
 		}
 	}
 	if r.Damage != "" {
-		fmt.Fprintf(w, "\nThe archive is damaged, and the above is what comes before that:\n%s\n", printable.Text(r.Damage))
+		fmt.Fprintf(w, "\nThe archive is damaged, and the above is what comes before that:\n%s\n",
+			printable.Text(r.Damage))
 	}
 	return nil
 }
@@ -389,8 +409,10 @@ func (r inspection) printDirectories(w io.Writer) error {
 	if len(merged) == 0 {
 		return nil
 	}
-	fmt.Fprintf(w, "\n%s from several directories, because a class is the directory that an image lies in, whatever is above.\n"+
-		"Are these parts of a set, such as train and test? Make an archive of each:\n", printable.Counted(len(merged), "class comes", "classes come"))
+	fmt.Fprintf(w, "\n%s from several directories, because a class is the directory that an image lies "+
+		"in, whatever is above.\n"+
+		"Are these parts of a set, such as train and test? Make an archive of each:\n",
+		printable.Counted(len(merged), "class comes", "classes come"))
 	for _, c := range merged[:min(len(merged), maxMerged)] {
 		fmt.Fprintf(w, "  %s: %s\n", printable.Name(c.Name), fromDirectories(c.Directories))
 	}

@@ -31,10 +31,13 @@ import (
 
 // predictCommand classifies images.
 func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream predict IMAGE|FOLDER...", "Classifies images with a checkpoint of torchstream train. A FOLDER stands for the images in it and in its folders, - for the names on\n"+
-		"standard input, one a line. A file that is no image, or a damaged one, is named on standard error, and the others go on; the exit status is 1 then.\n"+
+	set := cli.Flags("torchstream predict IMAGE|FOLDER...", "Classifies images with a checkpoint of "+
+		"torchstream train. A FOLDER stands for the images in it and in its folders, - for the names on\n"+
+		"standard input, one a line. A file that is no image, or a damaged one, is named on standard "+
+		"error, and the others go on; the exit status is 1 then.\n"+
 		"In folders, files that are no images are only counted.", stderr)
-	checkpoint := set.String("checkpoint", filepath.Join("trained", "best.pt"), "checkpoint `FILE` of torchstream train")
+	checkpoint := set.String("checkpoint", filepath.Join("trained", "best.pt"),
+		"checkpoint `FILE` of torchstream train")
 	name := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	batch := set.Int("batch", 32, "images a step")
 	threads := cli.ThreadsOption(set)
@@ -108,10 +111,12 @@ func checkpointFolder(option, path string) error {
 	}
 	for _, name := range []string{"best.pt", "last.pt"} {
 		if inside := filepath.Join(path, name); fileExists(inside) {
-			return fmt.Errorf("%s %s is a folder: name the checkpoint in it: %s %s", option, printable.Name(path), option, printable.Name(inside))
+			return fmt.Errorf("%s %s is a folder: name the checkpoint in it: %s %s", option,
+				printable.Name(path), option, printable.Name(inside))
 		}
 	}
-	return fmt.Errorf("%s %s is a folder, without a checkpoint of torchstream train (best.pt, last.pt): name a file", option, printable.Name(path))
+	return fmt.Errorf("%s %s is a folder, without a checkpoint of torchstream train (best.pt, last.pt): "+
+		"name a file", option, printable.Name(path))
 }
 
 // trained is a checkpoint of torchstream train.
@@ -132,17 +137,21 @@ func openTrained(path string) (*trained, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		last := filepath.Join(filepath.Dir(path), "last.pt")
 		if _, err := os.Stat(last); err == nil {
-			return nil, fmt.Errorf("%s: no such checkpoint, but the same folder has the last one of a run: -checkpoint %s", printable.Name(path), printable.Name(last))
+			return nil, fmt.Errorf("%s: no such checkpoint, but the same folder has the last one of a "+
+				"run: -checkpoint %s", printable.Name(path), printable.Name(last))
 		}
-		return nil, fmt.Errorf("%s: no such checkpoint: torchstream train writes one, best.pt in the folder of its -out; -checkpoint FILE names it", printable.Name(path))
+		return nil, fmt.Errorf("%s: no such checkpoint: torchstream train writes one, best.pt in the "+
+			"folder of its -out; -checkpoint FILE names it", printable.Name(path))
 	}
 	if err != nil {
 		return nil, err
 	}
 	t := &trained{File: file, path: path}
 	if missing := t.describe(); len(missing) > 0 {
-		return nil, errors.Join(fmt.Errorf("%s is no checkpoint of torchstream train, which names its model, its classes and its size: its metadata has no valid %s; "+
-			"-checkpoint FILE names another, for instance trained/best.pt, and a program that trains sets train.Config.Metadata",
+		return nil, errors.Join(fmt.Errorf("%s is no checkpoint of torchstream train, which names its "+
+			"model, its classes and its size: its metadata has no valid %s; "+
+			"-checkpoint FILE names another, for instance trained/best.pt, and a program that trains "+
+			"sets train.Config.Metadata",
 			printable.Name(path), strings.Join(missing, ", ")), file.Close())
 	}
 	return t, nil
@@ -211,7 +220,8 @@ type guess struct {
 
 // classify returns the most probable classes of encoded images, most probable first. Bad images get
 // none, and are listed in faults.
-func (c *classifier) classify(ctx context.Context, images [][]byte, top int) (guesses [][]guess, faults decode.Errors, err error) {
+func (c *classifier) classify(ctx context.Context, images [][]byte, top int) (guesses [][]guess,
+	faults decode.Errors, err error) {
 	scope := torch.NewScope("images")
 	defer scope.Close()
 	guesses = make([][]guess, len(images))
@@ -380,7 +390,8 @@ func readImage(path string) ([]byte, error) {
 	defer f.Close() // read only
 	data, err := io.ReadAll(io.LimitReader(f, maxImageBytes+1))
 	if err == nil && len(data) > maxImageBytes {
-		err = &decode.Error{Kind: decode.ErrTooLarge, Err: fmt.Errorf("more than %d MiB", maxImageBytes>>20), Offset: -1}
+		err = &decode.Error{Kind: decode.ErrTooLarge,
+			Err: fmt.Errorf("more than %d MiB", maxImageBytes>>20), Offset: -1}
 	}
 	return data, err
 }
@@ -435,7 +446,8 @@ func (p *predictor) refuse(path string, err error) error {
 	case errors.As(err, &read):
 		says = read.Err.Error()
 	}
-	if _, err := fmt.Fprintf(p.stderr, "torchstream: %s: %s\n", printable.Name(path), printable.Text(says)); err != nil || !p.asJSON {
+	if _, err := fmt.Fprintf(p.stderr, "torchstream: %s: %s\n", printable.Name(path),
+		printable.Text(says)); err != nil || !p.asJSON {
 		return err
 	}
 	return cli.WriteJSON(p.stdout, predictedFile{File: path, Error: says})
@@ -443,7 +455,8 @@ func (p *predictor) refuse(path string, err error) error {
 
 // isArchive reports whether a file name has an archive's extension.
 func isArchive(path string) bool {
-	return slices.ContainsFunc([]string{".tar", ".tgz", ".tar.gz", ".tar.zst", ".zip"}, func(end string) bool { return strings.HasSuffix(strings.ToLower(path), end) })
+	return slices.ContainsFunc([]string{".tar", ".tgz", ".tar.gz", ".tar.zst", ".zip"},
+		func(end string) bool { return strings.HasSuffix(strings.ToLower(path), end) })
 }
 
 // finish reports the number of skipped and bad files.
@@ -454,7 +467,8 @@ func (p *predictor) finish() error {
 	}
 	switch {
 	case p.bad > 0:
-		fmt.Fprintf(p.stderr, "torchstream: %d of %s could not be classified\n", p.bad, printable.Counted(p.files+p.bad, "file", "files"))
+		fmt.Fprintf(p.stderr, "torchstream: %d of %s could not be classified\n", p.bad,
+			printable.Counted(p.files+p.bad, "file", "files"))
 		if left != "" {
 			fmt.Fprintln(p.stderr, "torchstream: "+left)
 		}

@@ -41,8 +41,10 @@ var (
 
 // preview draws the batches that a training loop would get.
 func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := cli.Flags("torchstream preview -archive FILE", "Draws a contact sheet: batches of an archive as a training loop gets them (before normalisation), with class, label and member under each picture.\n"+
-		"Look at it before you train: wrong labels, crops that miss their object, and unshuffled archives show at once.", stderr)
+	set := cli.Flags("torchstream preview -archive FILE", "Draws a contact sheet: batches of an archive "+
+		"as a training loop gets them (before normalisation), with class, label and member under each picture.\n"+
+		"Look at it before you train: wrong labels, crops that miss their object, and unshuffled "+
+		"archives show at once.", stderr)
 	archive := set.String("archive", "", cli.ArchiveHelp)
 	out := set.String("o", "sheet.png", "`FILE` to write, a PNG")
 	batches := set.Int("batches", 1, "how many batches")
@@ -96,9 +98,11 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		if err != nil {
 			return err
 		}
-		sheet.heading(drawn, fmt.Sprintf("%s   epoch %d, batch %d of %s", path.Base(printable.Archive(*archive)), *epoch, drawn+1, *kind))
+		sheet.heading(drawn, fmt.Sprintf("%s   epoch %d, batch %d of %s",
+			path.Base(printable.Archive(*archive)), *epoch, drawn+1, *kind))
 		for i := range b.N {
-			sheet.picture(drawn, i, b.Images[i*3**size**size:], fmt.Sprintf("%d %s", b.Labels[i], classes[b.Labels[i]]), path.Base(b.Samples[i].Name))
+			sheet.picture(drawn, i, b.Images[i*3**size**size:],
+				fmt.Sprintf("%d %s", b.Labels[i], classes[b.Labels[i]]), path.Base(b.Samples[i].Name))
 		}
 		shown += b.N
 		if drawn++; drawn == *batches {
@@ -110,9 +114,11 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	bad := ""
 	if n := loader.Stats().Bad; n > 0 {
-		bad = fmt.Sprintf("; %s left out (torchstream inspect names what is bad)", printable.Counted(n, "bad sample was", "bad samples were"))
+		bad = fmt.Sprintf("; %s left out (torchstream inspect names what is bad)",
+			printable.Counted(n, "bad sample was", "bad samples were"))
 	}
-	_, err = fmt.Fprintf(stdout, "%s: %s in %s, %s in all%s\n", *out, printable.Counted(shown, "sample", "samples"), printable.Counted(drawn, "batch", "batches"),
+	_, err = fmt.Fprintf(stdout, "%s: %s in %s, %s in all%s\n", *out,
+		printable.Counted(shown, "sample", "samples"), printable.Counted(drawn, "batch", "batches"),
 		printable.Counted(len(classes), "class", "classes"), bad)
 	return err
 }
@@ -124,7 +130,8 @@ type sheet struct {
 }
 
 func newSheet(batches, batch, columns, size int) (*sheet, error) {
-	tooLarge := fmt.Errorf("a sheet of %d batches of %d pictures, %d x %d pixels each, is larger than a viewer opens: ask for fewer (-batches, -batch, -size)", batches, batch, size, size)
+	tooLarge := fmt.Errorf("a sheet of %d batches of %d pictures, %d x %d pixels each, is larger than a "+
+		"viewer opens: ask for fewer (-batches, -batch, -size)", batches, batch, size, size)
 	if max(batches, batch, size) > maxSheet {
 		return nil, tooLarge
 	}

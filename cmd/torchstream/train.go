@@ -62,43 +62,59 @@ type feeding struct {
 // trainCommand trains a classifier.
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
-	set := cli.Flags("torchstream train -archive FILE", "Trains a classifier on an archive of images (directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
-		"best.pt, log.csv, curves.png, and with -test confusion.csv and confusion.png. Go (nn.Load) and PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
+	set := cli.Flags("torchstream train -archive FILE", "Trains a classifier on an archive of images "+
+		"(directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
+		"best.pt, log.csv, curves.png, and with -test confusion.csv and confusion.png. Go (nn.Load) and "+
+		"PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
 	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp)
 	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
-	set.StringVar(&o.testList, "test-list", "", "CSV or TSV `FILE` with the labels of -test, as -list has those of -archive. Without -test, it names held-back images of -archive")
+	set.StringVar(&o.testList, "test-list", "", "CSV or TSV `FILE` with the labels of -test, as -list "+
+		"has those of -archive. Without -test, it names held-back images of -archive")
 	o.images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions|cli.SplitOptions)
-	set.Float64Var(&o.smoothing, "label-smoothing", 0, "share of each label that is spread over all classes, from 0 to below 1; the evaluation's loss has none")
+	set.Float64Var(&o.smoothing, "label-smoothing", 0,
+		"share of each label that is spread over all classes, from 0 to below 1; the evaluation's loss has none")
 	set.StringVar(&o.model, "model", "resnet18", strings.Join(classifiers(), ", "))
 	set.IntVar(&o.epochs, "epochs", 10, "passes over the archive")
 	set.IntVar(&o.batch, "batch", 64, "images a step")
 	set.IntVar(&o.size, "size", 224, "pixels of an image's side in the network")
 	set.StringVar(&o.optimizer, "optimizer", "adamw", "adamw or sgd (with momentum 0.9)")
-	set.Float64Var(&o.lr, "lr", 0, "highest learning rate; it falls to 0 along a cosine (default 0.001 for adamw, 0.05 for sgd)")
+	set.Float64Var(&o.lr, "lr", 0,
+		"highest learning rate; it falls to 0 along a cosine (default 0.001 for adamw, 0.05 for sgd)")
 	set.Float64Var(&o.decay, "weight-decay", 0, "weight decay (default 0.01 for adamw, 0.0001 for sgd)")
 	set.Float64Var(&o.warmup, "warmup", 1, "epochs in which the learning rate rises; at most a tenth of all")
 	set.Float64Var(&o.clip, "clip", 0, "maximum norm of the gradients (default: no limit)")
-	set.Float64Var(&o.ema, "ema", 0, "decay of an average of the parameters, which is evaluated and saved as best.pt (default: no average)")
+	set.Float64Var(&o.ema, "ema", 0,
+		"decay of an average of the parameters, which is evaluated and saved as best.pt (default: no average)")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	o.threads = cli.ThreadsOption(set)
-	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
+	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, "+
+		"which is the device if it can; the images are the same")
 	set.IntVar(&o.decodeSMs, "decode-sms", 0, cli.DecodeSMsHelp)
-	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the training, skip leaves them out, substitute puts another image of the batch in their place; those of -test are then left out (default fail)",
+	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the training, skip "+
+		"leaves them out, substitute puts another image of the batch in their place; those of -test are "+
+		"then left out (default fail)",
 		func(name string) (err error) { o.badSamples, err = parseBadSamples(name); return err })
 	set.Uint64Var(&o.seed, "seed", 1, "of the parameters, the order, the crops and Dropout; at least 1")
 	set.StringVar(&o.out, "out", "trained", "`DIR` of the results")
-	set.BoolVar(&o.resume, "resume", false, "go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
+	set.BoolVar(&o.resume, "resume", false,
+		"go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
 	set.IntVar(&o.saveSteps, "save-steps", 0, "write last.pt every so many steps too, not only after each epoch")
-	set.StringVar(&o.pretrained, "pretrained", "", "checkpoint `FILE` (.pt, .pth, .safetensors) to start from; tensors of another shape, such as the head, start anew")
-	set.StringVar(&o.pretrainedDict, "pretrained-dict", "", "`KEY` of the dict in the -pretrained file that has the tensors, such as state_dict_ema; keys of nested dicts are joined by dots")
-	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained of the same network: train only the head, its last layer, from the checkpoint's if that has the same classes")
-	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: mixed precision, the network in 16 bits with parameters in float32; fp16 on a GPU only (default: all in float32)")
-	set.BoolVar(&o.channelsLast, "channels-last", false, "keep images and kernels in the memory order N H W C, in which a GPU's convolutions are faster")
+	set.StringVar(&o.pretrained, "pretrained", "", "checkpoint `FILE` (.pt, .pth, .safetensors) to start "+
+		"from; tensors of another shape, such as the head, start anew")
+	set.StringVar(&o.pretrainedDict, "pretrained-dict", "", "`KEY` of the dict in the -pretrained file "+
+		"that has the tensors, such as state_dict_ema; keys of nested dicts are joined by dots")
+	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained of the same network: train only the head, "+
+		"its last layer, from the checkpoint's if that has the same classes")
+	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: mixed precision, the network in 16 bits with "+
+		"parameters in float32; fp16 on a GPU only (default: all in float32)")
+	set.BoolVar(&o.channelsLast, "channels-last", false,
+		"keep images and kernels in the memory order N H W C, in which a GPU's convolutions are faster")
 	set.BoolVar(&o.graph, "graph", false, "on a GPU: replay each step as a CUDA graph, which frees the host")
 	set.IntVar(&o.patience, "patience", 0, "end after so many epochs without a better one (default: never)")
 	set.BoolVar(&o.tensorBoard, "tensorboard", false, "write event files for TensorBoard into the folder of -out too")
-	set.StringVar(&o.profile, "profile", "", "record four steps of the first epoch to this `FILE`: a timeline (.svg, .png) or a trace for Perfetto (.json)")
+	set.StringVar(&o.profile, "profile", "",
+		"record four steps of the first epoch to this `FILE`: a timeline (.svg, .png) or a trace for Perfetto (.json)")
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
@@ -176,9 +192,11 @@ func (o *trainOptions) check() error {
 	case o.ema < 0 || o.ema >= 1:
 		return cli.Usagef("-ema %v: must be from 0 to below 1", o.ema)
 	case o.pretrainedDict != "" && o.pretrained == "":
-		return cli.UsageError{Message: "-pretrained-dict needs -pretrained FILE: it chooses a dict of tensors of that file"}
+		return cli.UsageError{Message: "-pretrained-dict needs -pretrained FILE: it chooses a dict of " +
+			"tensors of that file"}
 	case o.freeze && o.pretrained == "":
-		return cli.UsageError{Message: "-freeze needs -pretrained FILE: without it the frozen tensors would be random numbers"}
+		return cli.UsageError{Message: "-freeze needs -pretrained FILE: without it the frozen tensors " +
+			"would be random numbers"}
 	}
 	if err := cmp.Or(o.checkNumbers(), o.checkImages()); err != nil {
 		return err
@@ -204,8 +222,10 @@ func (o *trainOptions) checkNumbers() error {
 		name       string
 		value, min float64
 	}{
-		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"weight-decay", o.decay, 0}, {"clip", o.clip, 0},
-		{"warmup", o.warmup, 0}, {"save-steps", float64(o.saveSteps), 0}, {"patience", float64(o.patience), 0}, {"workers", float64(o.workers), 0},
+		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"weight-decay", o.decay, 0},
+		{"clip", o.clip, 0},
+		{"warmup", o.warmup, 0}, {"save-steps", float64(o.saveSteps), 0},
+		{"patience", float64(o.patience), 0}, {"workers", float64(o.workers), 0},
 	} {
 		if option.value < option.min {
 			return cli.Usagef("-%s %v: must be at least %v", option.name, option.value, option.min)
@@ -215,7 +235,8 @@ func (o *trainOptions) checkNumbers() error {
 		return err
 	}
 	if isViT(o.model) && o.size%vitPatch != 0 {
-		return cli.Usagef("-size %d: %s divides images into squares of %d pixels: want a multiple of %[3]d", o.size, o.model, vitPatch)
+		return cli.Usagef("-size %d: %s divides images into squares of %d pixels: want a multiple of %[3]d",
+			o.size, o.model, vitPatch)
 	}
 	return nil
 }
@@ -232,10 +253,12 @@ func (o feeding) check() error {
 // checkDevice refuses options that the CPU does not support or that are too slow there.
 func (o feeding) checkDevice(device cuda.Device, amp string) error {
 	if device == cuda.CPU && amp == "fp16" {
-		return cli.UsageError{Message: "-amp fp16 is for GPUs, and many times slower than float32 on the CPU: use -amp bf16"}
+		return cli.UsageError{Message: "-amp fp16 is for GPUs, and many times slower than float32 on the " +
+			"CPU: use -amp bf16"}
 	}
 	if device == cuda.CPU && o.decode == "device" {
-		return cli.UsageError{Message: "-decode device needs a GPU, and the device is the CPU: use -decode auto or host"}
+		return cli.UsageError{Message: "-decode device needs a GPU, and the device is the CPU: use " +
+			"-decode auto or host"}
 	}
 	return nil
 }
@@ -259,16 +282,19 @@ func (o *trainOptions) settings() map[string]string {
 		settings["label-smoothing"] = fmt.Sprint(o.smoothing)
 	}
 	maps.Copy(settings, map[string]string{
-		"model": o.model, "batch": strconv.Itoa(o.batch), "size": strconv.Itoa(o.size), "epochs": strconv.Itoa(o.epochs), "optimizer": o.optimizer,
-		"lr": fmt.Sprint(o.lr), "weight-decay": fmt.Sprint(o.decay), "warmup": fmt.Sprint(o.warmup), "clip": fmt.Sprint(o.clip),
-		"ema": fmt.Sprint(o.ema), "seed": fmt.Sprint(o.seed), "freeze": strconv.FormatBool(o.freeze),
+		"model": o.model, "batch": strconv.Itoa(o.batch), "size": strconv.Itoa(o.size),
+		"epochs": strconv.Itoa(o.epochs), "optimizer": o.optimizer,
+		"lr": fmt.Sprint(o.lr), "weight-decay": fmt.Sprint(o.decay), "warmup": fmt.Sprint(o.warmup),
+		"clip": fmt.Sprint(o.clip),
+		"ema":  fmt.Sprint(o.ema), "seed": fmt.Sprint(o.seed), "freeze": strconv.FormatBool(o.freeze),
 		"amp": o.amp, "channels-last": strconv.FormatBool(o.channelsLast),
 	})
 	return settings
 }
 
 // oneClass is the error for an archive with a single class.
-const oneClass = "one class: nothing to tell apart; the directory of a file is its class, so move the images of each class to a folder"
+const oneClass = "one class: nothing to tell apart; the directory of a file is its class, so move the " +
+	"images of each class to a folder"
 
 // noClass is the error for an archive without samples.
 const noClass = "no samples: a sample's class is the name of the directory that it is in"
@@ -276,7 +302,8 @@ const noClass = "no samples: a sample's class is the name of the directory that 
 // printUnused names the options that have no effect, or only a partial one.
 func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Writer) {
 	if o.batch > images {
-		fmt.Fprintf(stdout, "-batch %d is more than the archive has: a step has all of the %s\n", o.batch, printable.Counted(images, "image", "images"))
+		fmt.Fprintf(stdout, "-batch %d is more than the archive has: a step has all of the %s\n", o.batch,
+			printable.Counted(images, "image", "images"))
 	}
 	if o.graph && device == cuda.CPU {
 		fmt.Fprintln(stdout, "-graph has no effect on the CPU: CUDA graphs are for GPUs")
@@ -290,7 +317,8 @@ func (o *trainOptions) checkBatch() error {
 	if o.batch > 1 || !normalises || o.size > cli.MinSize {
 		return nil
 	}
-	return cli.Usagef("-batch 1: BatchNorm can compute no statistics of one image at -size %d: choose a larger -batch or -size", o.size)
+	return cli.Usagef("-batch 1: BatchNorm can compute no statistics of one image at -size %d: choose a "+
+		"larger -batch or -size", o.size)
 }
 
 // checkWritable refuses a folder that cannot be made or written to. It creates nothing.
@@ -372,7 +400,8 @@ func checkSpace(folder string, bytes int64) error {
 		blocks = disk.Bfree // root may use the reserve
 	}
 	if free := float64(blocks) * float64(disk.Bsize); free < float64(bytes) {
-		return fmt.Errorf("%s are free, and the checkpoints of this training take %s at their peak: free some space, or name another folder", byteSize(int64(free)), byteSize(bytes))
+		return fmt.Errorf("%s are free, and the checkpoints of this training take %s at their peak: free "+
+			"some space, or name another folder", byteSize(int64(free)), byteSize(bytes))
 	}
 	return nil
 }
@@ -407,8 +436,10 @@ func (o *trainOptions) checkArchives() error {
 	if err != nil {
 		return fmt.Errorf("-test: %w", err)
 	}
-	if o.testList == "" && o.images.Part.HeldOut == 0 && (o.test == o.archive || test != nil && archive != nil && os.SameFile(test, archive)) {
-		return cli.Usagef("-test %s is -archive, so the accuracy would be that on images of the training: name an archive of held-back images, or leave -test out",
+	if o.testList == "" && o.images.Part.HeldOut == 0 &&
+		(o.test == o.archive || test != nil && archive != nil && os.SameFile(test, archive)) {
+		return cli.Usagef("-test %s is -archive, so the accuracy would be that on images of the "+
+			"training: name an archive of held-back images, or leave -test out",
 			printable.ArchiveName(o.test))
 	}
 	return nil
@@ -445,7 +476,8 @@ func (o *trainOptions) checkPretrained() error {
 	if model == o.model || !slices.Contains(classifiers(), model) {
 		return nil
 	}
-	return fmt.Errorf("-pretrained %s is a checkpoint of a %s, and -model is %s: train it further with -model %[2]s, or name a checkpoint of a %[3]s",
+	return fmt.Errorf("-pretrained %s is a checkpoint of a %s, and -model is %s: train it further with "+
+		"-model %[2]s, or name a checkpoint of a %[3]s",
 		printable.Name(o.pretrained), model, o.model)
 }
 
@@ -455,7 +487,8 @@ func busyFolder(err error) error {
 	if !errors.As(err, &busy) {
 		return err
 	}
-	return fmt.Errorf("-out %s: another run writes to it: %s: wait until it ends, or name another folder", printable.Name(busy.Dir), printable.Text(busy.Holder))
+	return fmt.Errorf("-out %s: another run writes to it: %s: wait until it ends, or name another folder",
+		printable.Name(busy.Dir), printable.Text(busy.Holder))
 }
 
 // checkFolder refuses a new run in the folder of an earlier one before any work, and says how to
@@ -467,9 +500,11 @@ func (o *trainOptions) checkFolder() error {
 	}
 	next := "-resume to go on with the same options, -out DIR for a new one"
 	if done >= epochs {
-		next = "-out DIR for a new one, with -pretrained " + filepath.Join(o.out, "best.pt") + " to start from its result"
+		next = "-out DIR for a new one, with -pretrained " + filepath.Join(o.out, "best.pt") +
+			" to start from its result"
 	}
-	return fmt.Errorf("%s has an earlier run (%d of %d epochs): %s, or delete %s", printable.Name(o.out), done, epochs, next, printable.Name(o.out))
+	return fmt.Errorf("%s has an earlier run (%d of %d epochs): %s, or delete %s", printable.Name(o.out),
+		done, epochs, next, printable.Name(o.out))
 }
 
 // earlier returns the completed and the total number of epochs of the run in the folder. ok is
@@ -519,7 +554,8 @@ func (o *trainOptions) compare(now map[string]string) error {
 		case key == "samples" && before[key] != "" && now[key] != "":
 			differences = append(differences, "other images or labels in the list")
 		case key != "samples": // the key "labels" differs too
-			differences = append(differences, fmt.Sprintf("%s %s, not %s", key, settingText(before[key]), settingText(now[key])))
+			differences = append(differences,
+				fmt.Sprintf("%s %s, not %s", key, settingText(before[key]), settingText(now[key])))
 		}
 	}
 	if len(differences) == 0 {
@@ -529,7 +565,8 @@ func (o *trainOptions) compare(now map[string]string) error {
 	if best := filepath.Join(o.out, "best.pt"); fileExists(best) {
 		start = fmt.Sprintf("; -pretrained %s -out DIR starts from its result with other options", best)
 	}
-	return fmt.Errorf("%s is of a run with %s: resume with the same options, or name another folder with -out%s", path, strings.Join(differences, "; "), start)
+	return fmt.Errorf("%s is of a run with %s: resume with the same options, or name another folder with -out%s", path,
+		strings.Join(differences, "; "), start)
 }
 
 // settingText returns the value of a setting. Default values of some options are not stored.
@@ -627,7 +664,8 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		return o.oneClass(classes[0])
 	}
 	o.printUnused(device, images, stdout)
-	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
+	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed,
+		Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
 		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, TensorBoard: o.tensorBoard,
 		Log: slog.New(slog.NewTextHandler(stderr, nil))}
 	classes, err := json.Marshal(loader.Classes())
@@ -673,7 +711,8 @@ func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSa
 	for i, bad := range s.BadNamed {
 		names[i] = bad.Name
 	}
-	done := map[imageloader.BadSamplePolicy]string{imageloader.Skip: "left out", imageloader.Substitute: "replaced by others"}[p]
+	done := map[imageloader.BadSamplePolicy]string{imageloader.Skip: "left out",
+		imageloader.Substitute: "replaced by others"}[p]
 	fmt.Fprintf(w, "%s: %s %s%s: %s: `torchstream inspect -fix OUT %[1]s` writes an archive without\n",
 		printable.ArchiveName(path), printable.Counted(s.Bad, "bad image", "bad images"), done, note, listed(names))
 }
@@ -713,9 +752,11 @@ func interruption(ctx context.Context, err error, stderr io.Writer) error {
 		}
 		return err
 	case interrupted.Checkpoint == "":
-		return cli.InterruptedError{Message: "interrupted before the first step: nothing is saved, run the same command again"}
+		return cli.InterruptedError{Message: "interrupted before the first step: nothing is saved, run " +
+			"the same command again"}
 	}
-	return cli.InterruptedError{Message: fmt.Sprintf("interrupted in epoch %d after step %d: the same command with -resume goes on from %s",
+	return cli.InterruptedError{Message: fmt.Sprintf(
+		"interrupted in epoch %d after step %d: the same command with -resume goes on from %s",
 		interrupted.Epoch, interrupted.Step, interrupted.Checkpoint)}
 }
 
@@ -729,7 +770,8 @@ func (o feeding) open(ctx context.Context, device cuda.Device, path string, imag
 		return nil, nil, err
 	}
 	decode, _ := cli.ParseDecode(o.decode) // check has already validated it
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device, Decode: decode, DecodeMultiprocessors: o.decodeSMs, Trace: window})
+	feed, err := prefetcher.New(loader,
+		prefetcher.Options{Device: device, Decode: decode, DecodeMultiprocessors: o.decodeSMs, Trace: window})
 	if err != nil {
 		loader.Close()
 		return nil, nil, err
@@ -767,11 +809,14 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 			elements += p.Elements()
 		}
 	}
-	fmt.Fprintf(stdout, "%s: %d parameters to train, images of %d x %d, batches of %d, on %s\n\n", o.model, elements, o.size, o.size, c.Loader.BatchSize(), device)
+	fmt.Fprintf(stdout, "%s: %d parameters to train, images of %d x %d, batches of %d, on %s\n\n", o.model,
+		elements, o.size, o.size, c.Loader.BatchSize(), device)
 	if o.optimizer == "sgd" {
-		c.Optimizer, err = optim.NewSGD(params, optim.SGDOptions{LR: o.lr, Momentum: 0.9, WeightDecay: o.decay, Capturable: o.graph})
+		c.Optimizer, err = optim.NewSGD(params,
+			optim.SGDOptions{LR: o.lr, Momentum: 0.9, WeightDecay: o.decay, Capturable: o.graph})
 	} else {
-		c.Optimizer, err = optim.NewAdamW(params, optim.AdamWOptions{LR: o.lr, WeightDecay: o.decay, NoWeightDecay: o.decay == 0, Capturable: o.graph})
+		c.Optimizer, err = optim.NewAdamW(params,
+			optim.AdamWOptions{LR: o.lr, WeightDecay: o.decay, NoWeightDecay: o.decay == 0, Capturable: o.graph})
 	}
 	if err != nil {
 		return err
@@ -822,12 +867,14 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	if err != nil {
 		return &loadError{err}
 	}
-	fmt.Fprintf(stdout, "%s: %s\n\n", printable.Name(o.pretrained), printable.Text(inFlags(report.Describe(article(o.model), 10))))
+	fmt.Fprintf(stdout, "%s: %s\n\n", printable.Name(o.pretrained),
+		printable.Text(inFlags(report.Describe(article(o.model), 10))))
 	if !o.freeze {
 		return nil
 	}
 	if unfit := belowHead(model, report); len(unfit) > 0 {
-		return fmt.Errorf("-freeze trains the head alone, and %s of %s and this %s differ below it: %s: name a checkpoint of the same network, or leave -freeze out",
+		return fmt.Errorf("-freeze trains the head alone, and %s of %s and this %s differ below it: %s: "+
+			"name a checkpoint of the same network, or leave -freeze out",
 			printable.Counted(len(unfit), "tensor", "tensors"), printable.Name(o.pretrained), o.model, listed(unfit))
 	}
 	if err := nn.Freeze(model); err != nil {
@@ -887,19 +934,24 @@ func belowHead(model nn.Module, report *nn.LoadReport) []string {
 func (o *trainOptions) finish(report *train.Report, took time.Duration, classes []string, stdout io.Writer) error {
 	best, path := report.Best(), filepath.Join(o.out, "best.pt")
 	if n := report.Stepper.Replays; n > 0 {
-		fmt.Fprintf(stdout, "\n%d of the %s of this run replayed a CUDA graph", n, printable.Counted(report.Stepper.Steps, "step", "steps"))
+		fmt.Fprintf(stdout, "\n%d of the %s of this run replayed a CUDA graph", n,
+			printable.Counted(report.Stepper.Steps, "step", "steps"))
 	}
 	result := fmt.Sprintf("the best epoch is %d", best.Epoch)
 	if best.Eval != nil {
-		result += fmt.Sprintf(", right on %.1f %% of %s", 100*best.Eval.Top1, printable.Counted(best.Eval.Samples, "held-back image", "held-back images"))
+		result += fmt.Sprintf(", right on %.1f %% of %s", 100*best.Eval.Top1,
+			printable.Counted(best.Eval.Samples, "held-back image", "held-back images"))
 	} else {
 		result += ", by its loss in training: name held-back images with -test FILE"
 	}
 	if report.Stepper.Steps > 0 {
-		fmt.Fprintf(stdout, "\n%s, %s in this run; %s\n", printable.Counted(report.Steps, "step", "steps"), took.Round(100*time.Millisecond), result)
+		fmt.Fprintf(stdout, "\n%s, %s in this run; %s\n", printable.Counted(report.Steps, "step", "steps"),
+			took.Round(100*time.Millisecond), result)
 	} else {
-		fmt.Fprintf(stdout, "%s is of a run that is finished (%d of %s, %s), so there was nothing to train; %s\n", printable.Name(filepath.Join(o.out, "last.pt")),
-			len(report.Epochs), printable.Counted(o.epochs, "epoch", "epochs"), printable.Counted(report.Steps, "step", "steps"), result)
+		fmt.Fprintf(stdout, "%s is of a run that is finished (%d of %s, %s), so there was nothing to "+
+			"train; %s\n", printable.Name(filepath.Join(o.out, "last.pt")),
+			len(report.Epochs), printable.Counted(o.epochs, "epoch", "epochs"),
+			printable.Counted(report.Steps, "step", "steps"), result)
 		if report.Stopped {
 			fmt.Fprintln(stdout, "-patience ended it: -resume with a larger one goes on")
 		}
@@ -907,11 +959,13 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, classes 
 	}
 	if best.Eval != nil && best.Eval.Confusion != nil {
 		const most = 5
-		if err := printConfusions(stdout, best.Eval, classes, most, filepath.Join(o.out, "confusion.csv")+" has all"); err != nil {
+		if err := printConfusions(stdout, best.Eval, classes, most,
+			filepath.Join(o.out, "confusion.csv")+" has all"); err != nil {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(stdout, "checkpoint %s: torchstream predict -checkpoint %[1]s classifies images; in Python: torch.load(%q, weights_only=True)[\"state_dict\"]\n", path, path)
+	_, err := fmt.Fprintf(stdout, "checkpoint %s: torchstream predict -checkpoint %[1]s classifies "+
+		"images; in Python: torch.load(%q, weights_only=True)[\"state_dict\"]\n", path, path)
 	return err
 }
 
@@ -947,7 +1001,8 @@ func countDirectory(ctx context.Context, path string, options imageloader.Option
 	options.Weights = func(s imageloader.Sample) float64 {
 		label := int(s.Label)
 		counts[label]++
-		if dir := filepath.ToSlash(filepath.Dir(s.Name)); byDirectory && !slices.Contains(directories[label], dir) && len(directories[label]) < 5 {
+		if dir := filepath.ToSlash(filepath.Dir(s.Name)); byDirectory &&
+			!slices.Contains(directories[label], dir) && len(directories[label]) < 5 {
 			directories[label] = append(directories[label], dir)
 		}
 		return 1
@@ -958,14 +1013,16 @@ func countDirectory(ctx context.Context, path string, options imageloader.Option
 	}
 	var classes []imageloader.ClassReport
 	for label, name := range loader.Classes() {
-		classes = append(classes, imageloader.ClassReport{Name: name, Samples: counts[label], Directories: directories[label]})
+		classes = append(classes,
+			imageloader.ClassReport{Name: name, Samples: counts[label], Directories: directories[label]})
 	}
 	return classes, loader.Close()
 }
 
 // printClasses prints an archive's classes with their counts, and flags those with suspiciously few
 // images. It returns the number of images.
-func printClasses(ctx context.Context, path string, labels *cli.Images, stdout, stderr io.Writer) (samples int, err error) {
+func printClasses(ctx context.Context, path string, labels *cli.Images, stdout,
+	stderr io.Writer) (samples int, err error) {
 	found, err := countClasses(ctx, path, labels, stderr)
 	if err != nil {
 		return 0, err
@@ -974,7 +1031,8 @@ func printClasses(ctx context.Context, path string, labels *cli.Images, stdout, 
 	for _, c := range classes {
 		samples += c.Samples
 	}
-	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.ArchiveName(path), printable.Counted(samples, "image", "images"), printable.Counted(len(classes), "class", "classes"))
+	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.ArchiveName(path),
+		printable.Counted(samples, "image", "images"), printable.Counted(len(classes), "class", "classes"))
 	var few suspicion // typos in directory names
 	if labels.ByDirectory() {
 		few = fewImages(classes, func(c imageloader.ClassReport) int { return c.Samples })
@@ -998,7 +1056,8 @@ func printClasses(ctx context.Context, path string, labels *cli.Images, stdout, 
 		fmt.Fprint(stdout, partsOfASet(classes, func(c imageloader.ClassReport) string { return c.Name }))
 	}
 	if merged > 0 {
-		fmt.Fprintf(stdout, "%s from several directories: if these are parts of a set, such as train and test, stop here and make an archive of each\n",
+		fmt.Fprintf(stdout, "%s from several directories: if these are parts of a set, such as train and "+
+			"test, stop here and make an archive of each\n",
 			printable.Counted(merged, "class comes", "classes come"))
 	}
 	found.printTurned(path, samples, labels.Upright, stdout)
@@ -1008,7 +1067,8 @@ func printClasses(ctx context.Context, path string, labels *cli.Images, stdout, 
 
 // openTest opens -test, whose classes must be a subset of -archive's. It prints the classes without
 // an image in -test.
-func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes []string, stdout, stderr io.Writer) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
+func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes []string, stdout,
+	stderr io.Writer) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	labels := o.testLabels()
 	images, unknown, untested, err := compareClasses(ctx, o.test, &labels, classes, stderr)
 	if err != nil {
@@ -1016,7 +1076,8 @@ func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes
 	}
 	if len(unknown) > 0 {
 		return nil, nil, fmt.Errorf("%s has %s that %s has not: %s: rename the folders, or leave them out%s",
-			printable.ArchiveName(o.test), printable.Counted(len(unknown), "class", "classes"), printable.ArchiveName(o.archive), listed(unknown),
+			printable.ArchiveName(o.test), printable.Counted(len(unknown), "class", "classes"),
+			printable.ArchiveName(o.archive), listed(unknown),
 			normalform.Hint(unknown, classes))
 	}
 	if images > 0 && len(untested) > 0 {
@@ -1029,8 +1090,11 @@ func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes
 }
 
 // openHeldBack opens an archive for an evaluation, with labels from the given classes.
-func (o feeding) openHeldBack(ctx context.Context, device cuda.Device, path string, images, size int, classes []string) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
-	options := imageloader.Options{Transform: imageloader.Eval(size*8/7, size), Classes: classes, BadSamples: o.badSamples} // 256 for 224
+func (o feeding) openHeldBack(ctx context.Context, device cuda.Device, path string, images, size int,
+	classes []string) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
+	// 256 for 224
+	options := imageloader.Options{Transform: imageloader.Eval(size*8/7, size), Classes: classes,
+		BadSamples: o.badSamples}
 	o.images.SetLabels(&options)
 	options.Transform.ApplyEXIFOrientation = o.images.Upright
 	if o.badSamples == imageloader.Substitute {
@@ -1041,7 +1105,8 @@ func (o feeding) openHeldBack(ctx context.Context, device cuda.Device, path stri
 
 // compareClasses counts an archive's images. It returns the archive's classes that are not known,
 // and the known classes without an image in the archive.
-func compareClasses(ctx context.Context, path string, labels *cli.Images, known []string, stderr io.Writer) (images int, unknown, without []string, err error) {
+func compareClasses(ctx context.Context, path string, labels *cli.Images, known []string,
+	stderr io.Writer) (images int, unknown, without []string, err error) {
 	found, err := countClasses(ctx, path, labels, stderr)
 	if err != nil {
 		return 0, nil, nil, err
@@ -1108,14 +1173,16 @@ func (s suspicion) note(images int) string {
 // test, or "".
 func partsOfASet[C any](classes []C, name func(C) string) string {
 	for _, c := range classes {
-		if !slices.Contains([]string{"train", "training", "test", "testing", "val", "valid", "validation"}, strings.ToLower(name(c))) {
+		if !slices.Contains([]string{"train", "training", "test", "testing", "val", "valid", "validation"},
+			strings.ToLower(name(c))) {
 			return ""
 		}
 	}
 	if len(classes) < 2 {
 		return ""
 	}
-	return "the classes have the names of parts of a set: name the folder of one part, with a folder for each class in it (or a -list of labels)\n"
+	return "the classes have the names of parts of a set: name the folder of one part, with a folder for " +
+		"each class in it (or a -list of labels)\n"
 }
 
 // summary returns the line below a table of classes, or "" if no class is suspicious.
@@ -1123,5 +1190,6 @@ func (s suspicion) summary() string {
 	if s.classes == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d of the classes have less than a tenth of the median class's images, or one image: every directory with an image is a class\n", s.classes)
+	return fmt.Sprintf("%d of the classes have less than a tenth of the median class's images, or one "+
+		"image: every directory with an image is a class\n", s.classes)
 }

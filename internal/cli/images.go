@@ -57,17 +57,30 @@ func (i *Images) flags() []imageFlag {
 	list := func(set *flag.FlagSet, name, help string) { set.Func(name, help, i.setList) }
 	policy := func(set *flag.FlagSet, name, help string) { set.StringVar(&i.Policy, name, "none", help) }
 	return []imageFlag{
-		{LabelOptions, "list", "CSV or TSV `FILE` with the path and the label of each image. A header may name the columns (path, label), or the first two count. Images that it does not name are left out", list},
+		{LabelOptions, "list", "CSV or TSV `FILE` with the path and the label of each image. A header " +
+			"may name the columns (path, label), or the first two count. Images that it does not name " +
+			"are left out", list},
 		{LabelOptions, "labels", "the same `FILE` as -list", list},
-		{LabelOptions, "webdataset", "take labels from WebDataset's .cls and .json members, not from directories", toggle(&i.WebDataset)},
-		{UprightOption, "upright", "turn images upright, as the orientation in their EXIF data says", toggle(&i.Upright)},
-		{CheckpointUpright, "upright", "turn images upright, as the orientation in their EXIF data says; the default is what the checkpoint was trained with, and another value is an error", toggle(&i.Upright)},
+		{LabelOptions, "webdataset",
+			"take labels from WebDataset's .cls and .json members, not from directories", toggle(&i.WebDataset)},
+		{UprightOption, "upright", "turn images upright, as the orientation in their EXIF data says",
+			toggle(&i.Upright)},
+		{CheckpointUpright, "upright", "turn images upright, as the orientation in their EXIF data says; " +
+			"the default is what the checkpoint was trained with, and another value is an error", toggle(&i.Upright)},
 		{AugmentOptions, "policy", "augmentation after the crop and the flip: " + policies, policy},
-		{AugmentOptions, "balanced", "draw each class equally often, with replacement; an epoch keeps its number of images", toggle(&i.Balanced)},
-		{AugmentOptions, "mixup", "blend each image and its label with another of the batch; `ALPHA` of the Beta distribution of the weights, such as 0.2 (default: off)", number(&i.MixUp)},
-		{AugmentOptions, "cutmix", "replace a box of each image by another image's, and mix the labels; `ALPHA` as for -mixup, such as 1. With both options each batch gets one of the two (default: off)", number(&i.CutMix)},
-		{SplitOptions, "val", "`SHARE` of each class's images to hold out from training, such as 0.1, chosen by a hash of their names: images that are added later move no others (default: none)", number(&i.Part.HeldOut)},
-		{SplitOptions, "val-seed", "another `NUMBER` holds out other images", func(set *flag.FlagSet, name, help string) { set.Uint64Var(&i.Part.Seed, name, 0, help) }},
+		{AugmentOptions, "balanced",
+			"draw each class equally often, with replacement; an epoch keeps its number of images",
+			toggle(&i.Balanced)},
+		{AugmentOptions, "mixup", "blend each image and its label with another of the batch; `ALPHA` of " +
+			"the Beta distribution of the weights, such as 0.2 (default: off)", number(&i.MixUp)},
+		{AugmentOptions, "cutmix", "replace a box of each image by another image's, and mix the labels; " +
+			"`ALPHA` as for -mixup, such as 1. With both options each batch gets one of the two " +
+			"(default: off)", number(&i.CutMix)},
+		{SplitOptions, "val", "`SHARE` of each class's images to hold out from training, such as 0.1, " +
+			"chosen by a hash of their names: images that are added later move no others (default: none)",
+			number(&i.Part.HeldOut)},
+		{SplitOptions, "val-seed", "another `NUMBER` holds out other images",
+			func(set *flag.FlagSet, name, help string) { set.Uint64Var(&i.Part.Seed, name, 0, help) }},
 	}
 }
 
@@ -151,9 +164,12 @@ func (i *Images) Settings() map[string]string {
 		set  bool
 		text string
 	}{
-		{"labels", i.List != "", "list"}, {"labels", i.WebDataset, "webdataset"}, {UprightSetting, i.Upright, "true"}, {"policy", i.policy() != "none", i.policy()},
-		{"balanced", i.Balanced, "true"}, {"mixup", i.MixUp != 0, fmt.Sprint(i.MixUp)}, {"cutmix", i.CutMix != 0, fmt.Sprint(i.CutMix)},
-		{"val", i.Part.HeldOut > 0, fmt.Sprint(i.Part.HeldOut)}, {"val-seed", i.Part.Seed > 0, fmt.Sprint(i.Part.Seed)}, {"folder", i.Part.Folder != "", i.Part.Folder},
+		{"labels", i.List != "", "list"}, {"labels", i.WebDataset, "webdataset"},
+		{UprightSetting, i.Upright, "true"}, {"policy", i.policy() != "none", i.policy()},
+		{"balanced", i.Balanced, "true"}, {"mixup", i.MixUp != 0, fmt.Sprint(i.MixUp)},
+		{"cutmix", i.CutMix != 0, fmt.Sprint(i.CutMix)},
+		{"val", i.Part.HeldOut > 0, fmt.Sprint(i.Part.HeldOut)},
+		{"val-seed", i.Part.Seed > 0, fmt.Sprint(i.Part.Seed)}, {"folder", i.Part.Folder != "", i.Part.Folder},
 	} {
 		if s.set {
 			settings[s.name] = s.text

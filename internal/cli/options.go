@@ -35,7 +35,8 @@ func CheckSize(size, least int) error {
 
 // ParseDecode parses -decode.
 func ParseDecode(name string) (prefetcher.Decode, error) {
-	where, known := map[string]prefetcher.Decode{"host": prefetcher.Host, "auto": prefetcher.Auto, "device": prefetcher.Device}[name]
+	where, known := map[string]prefetcher.Decode{"host": prefetcher.Host, "auto": prefetcher.Auto,
+		"device": prefetcher.Device}[name]
 	if !known {
 		return 0, Usagef("-decode %q: want host, auto or device", name)
 	}
@@ -43,12 +44,14 @@ func ParseDecode(name string) (prefetcher.Decode, error) {
 }
 
 // DecodeSMsHelp is the help text of -decode-sms.
-const DecodeSMsHelp = "with -decode device or auto: the maximum `NUMBER` of the GPU's multiprocessors that decode (0: all)"
+const DecodeSMsHelp = "with -decode device or auto: the maximum `NUMBER` of the GPU's multiprocessors " +
+	"that decode (0: all)"
 
 // CheckSMs checks -decode-sms.
 func CheckSMs(sms int, decode prefetcher.Decode) error {
 	if sms < 0 || sms > 0 && decode == prefetcher.Host {
-		return Usagef("-decode-sms %d: want a number of multiprocessors of at least 0, with -decode device or auto", sms)
+		return Usagef("-decode-sms %d: want a number of multiprocessors of at least 0, with -decode "+
+			"device or auto", sms)
 	}
 	return nil
 }
@@ -105,8 +108,10 @@ func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), don
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return nil, func() {}
 	}
-	bar := progressbar.NewOptions64(-1, progressbar.OptionSetWriter(stderr), progressbar.OptionSetDescription("reading"),
-		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+	bar := progressbar.NewOptions64(-1, progressbar.OptionSetWriter(stderr),
+		progressbar.OptionSetDescription("reading"),
+		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionClearOnFinish())
 	return func(p imageloader.Progress) {
 		bar.ChangeMax64(p.TotalBytes)
 		bar.Set64(p.Bytes) // only the drawing can fail
@@ -122,7 +127,8 @@ const ArchiveHelp = "`FILE` of images: " + ArchiveKinds + "; directory = class"
 // ThreadsOption adds -threads to a command that computes. The command must pass the value to
 // [SetThreads] before it computes.
 func ThreadsOption(set *flag.FlagSet) *int {
-	return set.Int("threads", 0, "threads of LibTorch inside an operator on the CPU (default: the number of cores, and at most GOMAXPROCS, which follows a container's quota)")
+	return set.Int("threads", 0, "threads of LibTorch inside an operator on the CPU (default: the number "+
+		"of cores, and at most GOMAXPROCS, which follows a container's quota)")
 }
 
 // SetThreads sets LibTorch's threads to the value of -threads. 0 leaves them unchanged.

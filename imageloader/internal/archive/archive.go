@@ -188,7 +188,8 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Archive{ctx: ctx, config: c, open: c.opener(ctx), files: files{path: path, shards: make([]Shard, len(paths))}, at: openShard{index: -1}}
+	a := &Archive{ctx: ctx, config: c, open: c.opener(ctx),
+		files: files{path: path, shards: make([]Shard, len(paths))}, at: openShard{index: -1}}
 	defer func() {
 		if err != nil {
 			_ = a.Close() // err says more
@@ -371,7 +372,8 @@ func (a *Archive) start(s *Shard) error {
 		return a.Fail(err)
 	}
 	if !bytes.Contains(head, []byte{0}) { // a header pads its fields with zeros
-		return a.Fail(fmt.Errorf("it is no archive (it begins with %.20q): want a .tar, .tar.gz, .tar.zst or .zip, or a folder", head))
+		return a.Fail(fmt.Errorf(
+			"it is no archive (it begins with %.20q): want a .tar, .tar.gz, .tar.zst or .zip, or a folder", head))
 	}
 	a.at.format = Tar
 	seekable := &seekableStream{stream{reader: a.at.packed}, a.at.file}

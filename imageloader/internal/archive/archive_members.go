@@ -180,7 +180,8 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	a.member.name = h.Name
 	if len(h.Name) > MaxNameBytes {
 		a.member.name = h.Name[:MaxNameBytes]
-		return m, false, a.Fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d", len(h.Name), MaxNameBytes))
+		return m, false, a.Fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d",
+			len(h.Name), MaxNameBytes))
 	}
 	if h.Typeflag == typeContinued {
 		return m, false, a.Fail(errVolume)

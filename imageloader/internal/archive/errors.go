@@ -57,7 +57,8 @@ func explainTrailing(err error, size int64) error {
 		return err
 	}
 	return fmt.Errorf("%d bytes follow the last gzip member, such as a signature, or they are a damaged member: "+
-		"if `gzip -t` of the file names nothing else, cut them off with `truncate -s %d FILE`%w", size-e.at, e.at, quietly{err})
+		"if `gzip -t` of the file names nothing else, cut them off with `truncate -s %d FILE`%w", size-e.at,
+		e.at, quietly{err})
 }
 
 // Explain rewords an error of a decompressor or of archive/tar for users.
@@ -70,7 +71,8 @@ func Explain(err error) error {
 	case errors.Is(err, gzip.ErrChecksum):
 		return fmt.Errorf("the bytes differ from their checksum: %w", err)
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return fmt.Errorf("its zstd window is over %d MiB: pack it from a file, or without --long: %w", maxZstdWindow>>20, err)
+		return fmt.Errorf("its zstd window is over %d MiB: pack it from a file, or without --long: %w",
+			maxZstdWindow>>20, err)
 	case errors.Is(err, zstd.ErrMagicMismatch):
 		return fmt.Errorf("bytes follow the last zstd frame, or a frame is damaged (zstd -t checks the file): %w", err)
 	}

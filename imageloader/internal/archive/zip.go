@@ -56,7 +56,8 @@ func (a *Archive) startZip() error {
 	if err != nil {
 		return a.Fail(err)
 	}
-	a.at.zip = &zipWalk{directory: d, headers: newZipHeaders(a.at.file, d.zipPlace), file: a.at.file, reader: a.at.packed}
+	a.at.zip = &zipWalk{directory: d, headers: newZipHeaders(a.at.file, d.zipPlace), file: a.at.file,
+		reader: a.at.packed}
 	return nil
 }
 
@@ -78,7 +79,8 @@ func (a *Archive) nextOfZip() (m Member, found bool, err error) {
 	a.member.name = h.name
 	if len(h.name) > MaxNameBytes {
 		a.member.name = h.name[:MaxNameBytes]
-		return m, false, a.Fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d", len(h.name), MaxNameBytes))
+		return m, false, a.Fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d",
+			len(h.name), MaxNameBytes))
 	}
 	name := path.Clean(h.name)
 	if name == "__MACOSX" || strings.HasPrefix(name, "__MACOSX/") {
@@ -197,7 +199,8 @@ func errLongMember(e *zipEntry) error {
 // check returns an error if an entry declares sizes that its method can't have.
 func (e *zipEntry) check() error {
 	if e.method == zipStored && e.packed != e.size {
-		return damagedMember("it is stored, and the zip's directory declares %d bytes and %d in the file", e.size, e.packed)
+		return damagedMember("it is stored, and the zip's directory declares %d bytes and %d in the file",
+			e.size, e.packed)
 	}
 	if e.method == zipDeflated && (e.size/maxDeflateRatio > e.packed || e.packed > 2*e.size+64<<10) {
 		return damagedMember("the zip's directory declares %d bytes, which do not deflate to %d", e.size, e.packed)

@@ -78,7 +78,8 @@ type zipPlace struct {
 
 // find returns the entry whose local header is at offset.
 func (d *zipDirectory) find(offset int64) (*zipEntry, bool) {
-	i, found := slices.BinarySearchFunc(d.entries, offset, func(e zipEntry, at int64) int { return cmp.Compare(e.offset, at) })
+	i, found := slices.BinarySearchFunc(d.entries, offset,
+		func(e zipEntry, at int64) int { return cmp.Compare(e.offset, at) })
 	if !found {
 		return nil, false
 	}
@@ -119,7 +120,8 @@ func (d *zipDirectory) check() error {
 		}
 		if e := &d.entries[i]; e.packed > end-e.offset-zipLocalBytes {
 			return fmt.Errorf("the zip's central directory is damaged: the member at byte %d has %d compressed bytes, "+
-				"and overlaps the bytes from %d: fetch the file again, or repair it with `zip -FF`", e.offset, e.packed, end)
+				"and overlaps the bytes from %d: fetch the file again, or repair it with `zip -FF`",
+				e.offset, e.packed, end)
 		}
 	}
 	return nil
@@ -154,7 +156,8 @@ func findZipDirectory(file io.ReaderAt, size int64) (p zipPlace, err error) {
 		}
 	}
 	if p.at < 0 || p.size < 0 || p.at > limit || p.size > limit-p.at {
-		return p, fmt.Errorf("the zip's central directory is at byte %d with %d bytes, and the file has %d: %w", p.at, p.size, size, io.ErrUnexpectedEOF)
+		return p, fmt.Errorf("the zip's central directory is at byte %d with %d bytes, and the file has %d: %w", p.at, p.size, size,
+			io.ErrUnexpectedEOF)
 	}
 	return p, nil
 }
@@ -163,7 +166,8 @@ func findZipDirectory(file io.ReaderAt, size int64) (p zipPlace, err error) {
 // must include the record's comment.
 func zipEnd(tail []byte) int {
 	for i := len(tail) - zipEndBytes; i >= 0; i-- {
-		if string(tail[i:i+4]) == zipEndMagic && int(binary.LittleEndian.Uint16(tail[i+20:])) <= len(tail)-i-zipEndBytes {
+		if string(tail[i:i+4]) == zipEndMagic &&
+			int(binary.LittleEndian.Uint16(tail[i+20:])) <= len(tail)-i-zipEndBytes {
 			return i
 		}
 	}
@@ -185,7 +189,8 @@ func readZip64End(file io.ReaderAt, at, limit int64) (p zipPlace, err error) {
 	if le.Uint32(b[16:]) != 0 {
 		return p, errZipSplit
 	}
-	return zipPlace{at: int64(le.Uint64(b[48:])), size: int64(le.Uint64(b[40:])), count: le.Uint64(b[32:]), exact: true}, nil
+	return zipPlace{at: int64(le.Uint64(b[48:])), size: int64(le.Uint64(b[40:])), count: le.Uint64(b[32:]),
+		exact: true}, nil
 }
 
 // zipHeaders reads the entries of a central directory in their order.
@@ -204,7 +209,8 @@ func newZipHeaders(file io.ReaderAt, place zipPlace) *zipHeaders {
 }
 
 // errZipEntry reports an entry of the central directory that can't be read.
-var errZipEntry = errors.New("the zip's central directory is damaged: fetch the file again, or repair it with `zip -FF`")
+var errZipEntry = errors.New(
+	"the zip's central directory is damaged: fetch the file again, or repair it with `zip -FF`")
 
 // next returns the next entry, and io.EOF at the end of the directory.
 func (z *zipHeaders) next() (h zipHeader, err error) {

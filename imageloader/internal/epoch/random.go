@@ -28,10 +28,12 @@ func (p *pass) groupSize() int {
 func (p *pass) list() {
 	defer close(p.flow.fetches)
 	n, o := p.source.Known.Len(), &p.config.Order
-	s := order.Sequence{Kind: o.Kind, Seed: o.Seed, Epoch: p.start.Epoch, Rounds: o.Repeat, PerRound: o.PerRound, Weights: o.Weights}
+	s := order.Sequence{Kind: o.Kind, Seed: o.Seed, Epoch: p.start.Epoch, Rounds: o.Repeat,
+		PerRound: o.PerRound, Weights: o.Weights}
 	s.Shuffled = func(epoch int) []int32 {
 		if o.Kind == order.Buffered {
-			return order.Through(newShuffler[int32](p, epoch), n, func(i int) int64 { it := p.item(i); return it.weight() })
+			return order.Through(newShuffler[int32](p, epoch), n,
+				func(i int) int64 { it := p.item(i); return it.weight() })
 		}
 		return order.Permutation(n, o.Seed, epoch)
 	}

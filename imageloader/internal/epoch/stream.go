@@ -158,7 +158,8 @@ func (p *pass) readFirst(emit func(Item) error) error {
 	}
 	defer b.Close()
 	p.flow.build = b
-	if err := b.Walk(p.archive, &firstVisitor{p: p, emit: emit, began: time.Now(), spent: p.archive.ReadTime()}); err != nil {
+	if err := b.Walk(p.archive,
+		&firstVisitor{p: p, emit: emit, began: time.Now(), spent: p.archive.ReadTime()}); err != nil {
 		return err
 	}
 	if b.Samples() == 0 {
@@ -191,7 +192,8 @@ func (v *firstVisitor) Buffer(f *index.Found) ([]byte, error) {
 func (v *firstVisitor) Visit(f *index.Found, data []byte) error {
 	a := v.p.archive
 	v.p.env.Counters.Times.Streamed(a, time.Since(v.began), v.spent)
-	it := Item{Sample: sample.Sample{Name: f.Name, Index: f.Index, Label: f.Label}, Size: f.Size, Data: data, bad: v.bad}
+	it := Item{Sample: sample.Sample{Name: f.Name, Index: f.Index, Label: f.Label}, Size: f.Size,
+		Data: data, bad: v.bad}
 	if f.Damage != nil {
 		v.p.queue.buffers.Put(data)
 		it.Data, it.bad = nil, v.p.env.Rules.Bad(&it.Sample, sample.Damaged, f.Damage)

@@ -94,7 +94,8 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 		if wrong == nil {
 			wrong = b.wrongLabel(m, name, l, odd)
 		}
-		if dir := b.dirs.names[m.label]; b.web == nil && classOf(unsafe.String(unsafe.SliceData(name), len(name))) != dir {
+		if dir := b.dirs.names[m.label]; b.web == nil &&
+			classOf(unsafe.String(unsafe.SliceData(name), len(name))) != dir {
 			return errIndexDamaged
 		}
 		if b.dirs.given != nil && m.flags&recordImage != 0 && l < 0 {

@@ -73,9 +73,11 @@ func noLabels(path string, members, orphans int, named []Orphan) error {
 	detail := "it has no files"
 	switch {
 	case len(named) > 0:
-		detail = fmt.Sprintf("%s no label; the first is %q: %s", many(orphans, "image has", "images have"), named[0].Name, named[0].Reason)
+		detail = fmt.Sprintf("%s no label; the first is %q: %s", many(orphans, "image has", "images have"),
+			named[0].Name, named[0].Reason)
 	case members > 0:
-		detail = fmt.Sprintf("none of its %s is an image with a label of WebDataset", many(members, "member", "members"))
+		detail = fmt.Sprintf("none of its %s is an image with a label of WebDataset",
+			many(members, "member", "members"))
 	}
 	return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, detail)
 }
@@ -87,9 +89,11 @@ func NoSamples(path string, members, orphans int) error {
 	switch {
 	case orphans > 0:
 		detail = fmt.Sprintf("%s outside of any directory; "+
-			"a sample's class is the name of the directory that it is in, unless Options.WebDataset or Options.List gives labels", many(orphans, "image lies", "images lie"))
+			"a sample's class is the name of the directory that it is in, unless Options.WebDataset or "+
+			"Options.List gives labels", many(orphans, "image lies", "images lie"))
 	case members > 0:
-		detail = fmt.Sprintf("none of its %s is an image in the directory of a class", many(members, "member", "members"))
+		detail = fmt.Sprintf("none of its %s is an image in the directory of a class",
+			many(members, "member", "members"))
 	}
 	return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, detail)
 }

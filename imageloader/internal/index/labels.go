@@ -71,7 +71,8 @@ type directories struct {
 }
 
 func newDirectories(file string, c *Config) (*directories, error) {
-	d := &directories{file: file, numbers: map[string]int32{}, classes: c.Classes, web: c.WebDataset, lists: c.MultiLabel}
+	d := &directories{file: file, numbers: map[string]int32{}, classes: c.Classes, web: c.WebDataset,
+		lists: c.MultiLabel}
 	if len(c.Classes) > 0 {
 		d.given = map[string]int32{}
 	}
@@ -302,7 +303,8 @@ func claimsByName(name string) bool {
 	}
 	switch dot := strings.LastIndexByte(base, '.'); strings.ToLower(base[dot+1:]) {
 	case "jpg", "jpeg", "png", "ppm", "pgm", "bmp", "tif", "tiff", "webp", // torchvision's list
-		"gif", "jfif", "jpe", "heic", "heif", "heics", "heifs", "hif", "avif", "avifs", "jp2", "jpx", "j2k", "jxl", "pbm", "pnm":
+		"gif", "jfif", "jpe", "heic", "heif", "heics", "heifs", "hif", "avif", "avifs", "jp2", "jpx", "j2k",
+		"jxl", "pbm", "pnm":
 		return dot >= 0
 	}
 	return false

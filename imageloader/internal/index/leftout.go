@@ -67,7 +67,8 @@ func (d *directories) noteLeftOut(m *archive.Member) error {
 // isArchive reports whether a member has the name of an archive, like the classes in ImageNet's
 // archives.
 func isArchive(name string) bool {
-	return slices.ContainsFunc([]string{".tar", ".tar.gz", ".tgz", ".tar.zst", ".zip"}, func(suffix string) bool { return strings.HasSuffix(name, suffix) })
+	return slices.ContainsFunc([]string{".tar", ".tar.gz", ".tgz", ".tar.zst", ".zip"},
+		func(suffix string) bool { return strings.HasSuffix(name, suffix) })
 }
 
 // leftOut returns the directories that are left out. A directory that contains nothing but

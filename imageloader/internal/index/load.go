@@ -93,7 +93,8 @@ func wrongLabel(err error) bool {
 	var label *LabelError
 	var pair *PairError
 	var list *ListError
-	return errors.Is(err, ErrNoSamples) || errors.As(err, &unknown) || errors.As(err, &label) || errors.As(err, &pair) || errors.As(err, &list)
+	return errors.Is(err, ErrNoSamples) || errors.As(err, &unknown) || errors.As(err, &label) ||
+		errors.As(err, &pair) || errors.As(err, &list)
 }
 
 // refuse records and logs why the index at path is not used. If it returns an error, Load fails

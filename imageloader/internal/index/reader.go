@@ -168,8 +168,9 @@ func (x *Index) Packed(i int) (p Packed, ok bool) {
 		return Packed{}, false
 	}
 	mark, until := s.enter(m.offset-lead, m.offset+m.size)
-	p = Packed{Lead: int(lead), Skip: int(m.offset - lead - mark.Output), SkipBits: int(mark.Bit & 7), Window: int(mark.Size),
-		Input: int(until - mark.Bit>>3), shard: int(m.shard), window: mark.At, input: mark.Bit >> 3}
+	p = Packed{Lead: int(lead), Skip: int(m.offset - lead - mark.Output), SkipBits: int(mark.Bit & 7),
+		Window: int(mark.Size),
+		Input:  int(until - mark.Bit>>3), shard: int(m.shard), window: mark.At, input: mark.Bit >> 3}
 	return p, p.Input > 0 // the marks are untrusted
 }
 
@@ -213,7 +214,8 @@ func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 		}
 		r.segment = slices.Grow(r.segment[:0], int(lead))[:lead]
 		mark, until := s.enter(m.offset-lead, end)
-		if err := r.archive.Inflate(int(m.shard), r.x.windows.ReaderAt, mark, m.offset-lead, until, r.segment, p); err != nil {
+		if err := r.archive.Inflate(int(m.shard), r.x.windows.ReaderAt, mark, m.offset-lead, until,
+			r.segment, p); err != nil {
 			return err
 		}
 		if p != nil {
@@ -242,7 +244,8 @@ func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error
 	case room != nil:
 		segment = room[len(room)-len(p)-int(lead):]
 	case archive.IsURL(s.path) && len(p) <= segmentBytes:
-		r.segment = slices.Grow(r.segment[:0], int(lead)+len(p))[:int(lead)+len(p)] // a copy costs less than a second request
+		// a copy costs less than a second request
+		r.segment = slices.Grow(r.segment[:0], int(lead)+len(p))[:int(lead)+len(p)]
 		segment = r.segment
 	default:
 		r.segment = slices.Grow(r.segment[:0], int(lead))[:lead]
@@ -308,7 +311,8 @@ func (r *Reader) readSegment(i int) {
 		heads, data := r.segment[max(0, x.head(j)-begin):m.offset-begin], r.segment[m.offset-begin:][:m.size]
 		if m.kind == archive.Regular && m.size > 0 && m.size <= x.memory.limit && m.flags&recordSummed != 0 &&
 			x.memory.lazy[j].Load() == nil && len(heads) >= archive.BlockBytes &&
-			archive.Heads(heads[len(heads)%archive.BlockBytes:], x.recordName(j), m.size) && crc32.ChecksumIEEE(data) == m.crc {
+			archive.Heads(heads[len(heads)%archive.BlockBytes:], x.recordName(j), m.size) &&
+			crc32.ChecksumIEEE(data) == m.crc {
 			x.memory.keep(j, data)
 		}
 	}

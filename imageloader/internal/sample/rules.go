@@ -26,11 +26,13 @@ func (r *Rules) Bad(s *Sample, why Reason, err error) *Error {
 func (r *Rules) Member(s *Sample, kind archive.Kind, size int64) *Error {
 	switch {
 	case kind == archive.HardLink:
-		return r.Bad(s, NotRegular, errors.New("a hard link to another member; pack the archive with --hard-dereference"))
+		return r.Bad(s, NotRegular,
+			errors.New("a hard link to another member; pack the archive with --hard-dereference"))
 	case kind == archive.Symlink:
 		return r.Bad(s, NotRegular, errors.New("a symbolic link; pack the archive with --dereference"))
 	case kind == archive.BrokenLink:
-		return r.Bad(s, NotRegular, errors.New("a symbolic link that leads nowhere; remove it, or bring back what it leads to"))
+		return r.Bad(s, NotRegular,
+			errors.New("a symbolic link that leads nowhere; remove it, or bring back what it leads to"))
 	case kind == archive.LinkLoop:
 		return r.Bad(s, NotRegular, errors.New("a symbolic link to a folder that it is in; remove it"))
 	case kind == archive.Other:
@@ -38,9 +40,11 @@ func (r *Rules) Member(s *Sample, kind archive.Kind, size int64) *Error {
 	case kind == archive.Sparse:
 		return r.Bad(s, Sparse, errors.New("pack the archive without --sparse"))
 	case kind == archive.Encrypted:
-		return r.Bad(s, Unsupported, errors.New("it is encrypted; unpack the zip with its password, and pack it again without one"))
+		return r.Bad(s, Unsupported,
+			errors.New("it is encrypted; unpack the zip with its password, and pack it again without one"))
 	case kind == archive.OtherMethod:
-		return r.Bad(s, Unsupported, errors.New("it is neither stored nor deflated (`unzip -v` names its method); pack the zip again with deflate"))
+		return r.Bad(s, Unsupported, errors.New("it is neither stored nor deflated (`unzip -v` names its "+
+			"method); pack the zip again with deflate"))
 	case size == 0:
 		return r.Bad(s, Empty, nil)
 	case size > r.MaxBytes:
@@ -73,7 +77,8 @@ func (r *Rules) Header(s *Sample, info *imagecapi.Info) *Error {
 	if int64(info.Width)*int64(info.Height) <= r.MaxPixels {
 		return nil
 	}
-	return r.Bad(s, TooLarge, fmt.Errorf("%d x %d pixels, over Options.MaxPixels (%d)", info.Width, info.Height, r.MaxPixels))
+	return r.Bad(s, TooLarge, fmt.Errorf("%d x %d pixels, over Options.MaxPixels (%d)", info.Width,
+		info.Height, r.MaxPixels))
 }
 
 // Tolerated returns the error for an image that was decoded despite its damage.
