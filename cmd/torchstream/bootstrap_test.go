@@ -21,8 +21,12 @@ func write(t *testing.T, path, text string) {
 // Built without cgo, the program examines a machine that has only Go, and installs LibTorch. Its
 // other commands say that a C compiler is needed.
 func TestProgramWithoutCgo(t *testing.T) {
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip("needs the go command: ", err)
+	}
 	program := filepath.Join(t.TempDir(), "torchstream")
-	build := exec.Command("go", "build", "-o", program, ".")
+	build := exec.Command(goTool, "build", "-o", program, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("got %v, want a program\n%s", err, out)

@@ -1,11 +1,13 @@
 package capi
 
 import (
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"go/types"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,6 +111,9 @@ func TestOtherLibTorchIsRefused(t *testing.T) {
 	}
 	names := map[string]bool{}
 	text, err := os.ReadFile("table_gen.c") // has all functions that this package calls
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("needs the sources: ", err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
