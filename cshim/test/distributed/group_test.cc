@@ -42,20 +42,25 @@ std::vector<double> values_of(const ts_tensor* tensor, size_t count) {
 void both(const std::function<void(ts_group*, int32_t)>& body) {
   ts_store* store = local_store();
   std::array<std::thread, 2> threads;
+  std::array<ts_group*, 2> groups{};
   for (int32_t rank = 0; rank < 2; ++rank) {
-    threads[static_cast<size_t>(rank)] = std::thread([&body, store, rank] {
+    ts_group*& group = groups[static_cast<size_t>(rank)];
+    threads[static_cast<size_t>(rank)] = std::thread([&body, &group, store, rank] {
       const int32_t ranks[] = {0, 1};
-      ts_group* group = nullptr;
       ASSERT_OK(ts_group_new(store, "g", rank, 2, ranks, TS_DEVICE_CPU, kTimeout, &group));
       body(group, rank);
       int32_t fault = -1;
       EXPECT_OK(ts_group_get_fault(group, &fault));
       EXPECT_EQ(fault, TS_GROUP_FAULT_NONE);
-      EXPECT_OK(ts_group_shutdown(group));
-      ts_group_free(group);
     });
   }
   for (std::thread& thread : threads) thread.join();
+  // A group that ends while the other one still connects fails that one's connection.
+  for (ts_group* group : groups) {
+    if (group == nullptr) continue;
+    EXPECT_OK(ts_group_shutdown(group));
+    ts_group_free(group);
+  }
   ts_store_free(store);
 }
 
