@@ -111,7 +111,7 @@ func TestTrainTakesLabelsFromList(t *testing.T) {
 	resume := []string{"train", "-archive", archive, "-list", list, "-size", "32", "-batch", "4", "-epochs",
 		"1", "-device", "cpu", "-out", out, "-resume"}
 	if status, _, stderr := command(t, resume...); status != 1 ||
-		!strings.Contains(stderr, "other images or labels in the list") {
+		!strings.Contains(stderr, "other images or labels in -archive") {
 		t.Errorf("resume with other labels: got status %d, %s", status, stderr)
 	}
 }
@@ -158,6 +158,40 @@ func TestResumeNeedsSameAugmentation(t *testing.T) {
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, c.says) {
 			t.Errorf("%q: got status %d, %s, want %q", c.args, status, stderr, c.says)
 		}
+	}
+}
+
+// At the end of an epoch the checkpoint has no state of a loader, so the command compares the
+// images.
+func TestResumeNeedsSameImages(t *testing.T) {
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 3})
+	test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
+	out := filepath.Join(t.TempDir(), "out")
+	trainSmall(t, archive, out, "-test", test)
+	trainSmall(t, archive, out, "-test", test, "-resume")
+	other := clitest.FewPhotos(t, map[string]int{"cat": 4, "dog": 4})
+	for want, c := range map[string][2]string{
+		"other images or labels in -archive: resume": {other, test},
+		"other images or labels in -test: resume":    {archive, other},
+	} {
+		status, _, stderr := command(t, "train", "-archive", c[0], "-test", c[1], "-size", "32", "-batch", "4",
+			"-epochs", "2", "-device", "cpu", "-out", out, "-resume")
+		if status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("got status %d, %s, want %q", status, stderr, want)
+		}
+	}
+}
+
+func TestResultsInsideImagesAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	for _, out := range []string{dir, filepath.Join(dir, "trained"), dir + "/a/../b/.."} {
+		status, _, stderr := command(t, "train", "-archive", dir, "-out", out, "-device", "cpu")
+		if status != 2 || !strings.Contains(stderr, "is inside -archive") {
+			t.Errorf("-out %s: got status %d, %s, want an error of the options", out, status, stderr)
+		}
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 0 {
+		t.Errorf("got %v, %v in the folder, want nothing", files, err)
 	}
 }
 

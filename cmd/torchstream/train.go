@@ -494,6 +494,9 @@ func busyFolder(err error) error {
 // checkFolder refuses a new run in the folder of an earlier one before any work, and says how to
 // continue.
 func (o *trainOptions) checkFolder() error {
+	if err := o.checkOutside(); err != nil {
+		return err
+	}
 	done, epochs, ok := o.earlier()
 	if o.resume || !ok {
 		return nil
@@ -505,6 +508,25 @@ func (o *trainOptions) checkFolder() error {
 	}
 	return fmt.Errorf("%s has an earlier run (%d of %d epochs): %s, or delete %s", printable.Name(o.out),
 		done, epochs, next, printable.Name(o.out))
+}
+
+// checkOutside refuses a folder of results inside a directory of images, whose pictures would
+// become images of the archive.
+func (o *trainOptions) checkOutside() error {
+	if info, err := os.Stat(o.archive); err != nil || !info.IsDir() {
+		return nil // opening the archive reports a wrong path
+	}
+	images, err1 := filepath.Abs(o.archive)
+	out, err2 := filepath.Abs(o.out)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if inside, err := filepath.Rel(images, out); err != nil || inside == ".." ||
+		strings.HasPrefix(inside, ".."+string(filepath.Separator)) {
+		return nil
+	}
+	return cli.Usagef("-out %s is inside -archive %s: its pictures would become images of the archive: "+
+		"name a folder outside", printable.Name(o.out), printable.Name(o.archive))
 }
 
 // earlier returns the completed and the total number of epochs of the run in the folder. ok is
@@ -529,7 +551,7 @@ func (o *trainOptions) earlier() (done, epochs int, ok bool) {
 	return place.At.Epoch, epochs, err == nil
 }
 
-// compare refuses to resume with other settings or classes, and names all differences.
+// compare refuses to resume with other images, settings or classes, and names all differences.
 func (o *trainOptions) compare(now map[string]string) error {
 	path := filepath.Join(o.out, "last.pt")
 	file, err := checkpoint.Open(path)
@@ -551,9 +573,14 @@ func (o *trainOptions) compare(now map[string]string) error {
 		case before[key] == now[key]:
 		case key == "classes":
 			differences = append(differences, otherClasses(before[key], now[key]))
-		case key == "samples" && before[key] != "" && now[key] != "":
-			differences = append(differences, "other images or labels in the list")
-		case key != "samples": // the key "labels" differs too
+		case key == "samples" || key == "test-samples":
+			// An archive that was not read has no digest. If the labels come from elsewhere now,
+			// the key "labels" differs too.
+			if before[key] != "" && now[key] != "" {
+				option := map[string]string{"samples": "-archive", "test-samples": "-test"}[key]
+				differences = append(differences, "other images or labels in "+option)
+			}
+		default:
 			differences = append(differences,
 				fmt.Sprintf("%s %s, not %s", key, settingText(before[key]), settingText(now[key])))
 		}
@@ -673,16 +700,9 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		return err
 	}
 	c.Metadata["classes"] = string(classes)
-	if o.images.List != "" {
-		c.Metadata["samples"] = loader.Identity().Digest
-	}
+	c.Metadata["samples"] = loader.Identity().Digest
 	if o.smoothing > 0 {
 		c.Loss = o.smoothedLoss
-	}
-	if o.resume {
-		if err := o.compare(c.Metadata); err != nil {
-			return err
-		}
 	}
 	if o.test != "" {
 		held, testFeed, err := o.openTest(ctx, device, loader.Classes(), stdout, stderr)
@@ -692,7 +712,13 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		defer held.Close()
 		defer testFeed.Close()
 		c.Eval = testFeed
+		c.Metadata["test-samples"] = held.Identity().Digest
 		defer func() { printBad(stdout, o.test, held.Stats(), imageloader.Skip, inEpochs) }()
+	}
+	if o.resume {
+		if err := o.compare(c.Metadata); err != nil {
+			return err
+		}
 	}
 	defer func() { printBad(stdout, o.archive, loader.Stats(), o.badSamples, inEpochs) }()
 	return train.WithPrecedence(device, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
