@@ -16,16 +16,16 @@ type Environment struct {
 	Size      int // number of processes
 	LocalRank int // the rank among the processes of this host
 	LocalSize int // number of processes of this host; 0 if the launcher does not say
-	// Address and Port are the address of the store. Rank 0 serves it, or the launcher. They are
-	// empty only for a job of one process.
+	// Address and Port are the address of the store. Rank 0 serves the store, or the launcher does
+	// if AgentStore is set. Only a job of one process may have no address.
 	Address string
 	Port    int
 	// AgentStore reports that the launcher serves the store, as torchrun does; rank 0 then does
 	// not. Such a store may outlive the ranks and serve the ranks of the launcher's next start.
 	AgentStore bool
 	Launcher   string // "torchrun", "slurm", "openmpi", or "none" for a process started alone
-	// Job identifies the job, so that two jobs on one port by mistake notice each other. It is ""
-	// if the launcher sets no name.
+	// Job is the launcher's name for the job. If two jobs use the same store by mistake, a rank
+	// that sees the other job's name fails with an error. It is "" if the launcher sets no name.
 	Job string
 	// Warning says why a job of one process may be unintended, and what to do. It is "" for all
 	// other jobs. Init writes it to Options.Log.
@@ -157,8 +157,8 @@ type variables struct {
 	err    error
 }
 
-// number returns the value of a variable. An unset variable has the value without. If without is
-// negative, an unset variable is an error.
+// number returns the value of a variable. If the variable is unset, it returns the argument
+// without, or records an error if that argument is negative.
 func (r *variables) number(name string, without int) int {
 	text := r.getenv(name)
 	n, err := strconv.Atoi(text)

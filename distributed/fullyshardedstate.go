@@ -17,8 +17,9 @@ import (
 // parameters, as an optimizer in one process does, so a checkpoint can be loaded on any number of
 // ranks.
 //
-// With a GradScaler, Unscale and Step are collectives, because infinities count on all ranks. State
-// is a collective too. One goroutine at a time uses a FullyShardedOptimizer.
+// GradScaler.Unscale, and GradScaler.Step without an earlier Unscale, are collectives for this
+// optimizer: the ranks agree whether any of them found an infinity or NaN. Step itself is not one.
+// State is a collective too. One goroutine at a time uses a FullyShardedOptimizer.
 type FullyShardedOptimizer struct {
 	dividedOptimizer
 	d *FullyShardedDataParallel

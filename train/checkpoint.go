@@ -19,8 +19,9 @@ import (
 )
 
 // Checkpoint saves the full state of a run in one file. When ranks shard the model or the
-// optimizer, each rank adds a file. A killed program that loads it computes the same bits as an
-// uninterrupted one.
+// optimizer, each rank adds a file. A program that was killed can be started again and load the
+// checkpoint. It then computes what an uninterrupted run does: the same bits on the CPU with the
+// same number of threads.
 //
 // The fields name what to save, or where to load it. Nil fields are left out. A loop first calls
 // Load once, and then, if Loader is not nil, RestoreLoader. On the first run Load returns
@@ -57,9 +58,10 @@ type Checkpoint struct {
 	// Rank 0 writes its model, optimizer and averages, which all ranks share, and the generators
 	// and loaders of all ranks. If a distributed.FullyShardedDataParallel or an optimizer of
 	// package distributed shards its state over World, each rank writes its shard to a separate
-	// file next to rank 0's. Each rank also reads its own shard only, so its host never holds more:
-	// see checkpoint.RankWriter. State that another group shards is gathered first, and rank 0
-	// writes the state of its group.
+	// file next to rank 0's. Load reads only a rank's own shard of such state, so its host never
+	// holds whole tensors of it: see checkpoint.RankWriter. If the state is sharded over a group
+	// other than World, Save first gathers it within that group. World's rank 0 then writes the
+	// state gathered in its own group.
 	//
 	// A job of any number of ranks, or a single process, can read the file: see RestoreLoader. A
 	// rank that the file does not have seeds its generators from rank 0's state and its rank
@@ -222,7 +224,8 @@ func (c *Checkpoint) dividedBy(g *distributed.Group) bool {
 	return c.World != nil && slices.Equal(g.Ranks(), c.World.Ranks())
 }
 
-// optimizerState returns the optimizer's state, in a job only this rank's shards.
+// optimizerState returns the optimizer's state. If the optimizer is sharded over World, it returns
+// only this rank's shards.
 func (c *Checkpoint) optimizerState(w *writing) (optim.State, error) {
 	o, ok := c.Optimizer.(dividedOptimizer)
 	if !ok || !c.dividedBy(o.Group()) {
@@ -297,9 +300,8 @@ func closeAll(tensors []torch.Named) {
 // It is an error if the file lacks the state for a field. Load compares names and shapes before it
 // changes the model or the optimizer. After an error, some fields may be loaded and others not.
 //
-// Ranks that write shards also check that all of them see the folder, as Save needs. If rank 0 can
-// write there and another rank does not see its file, Load returns an error before the training
-// starts.
+// If ranks write shards, Load also checks that every rank sees the folder, because Save will need
+// that. Rank 0 creates a temporary file there, and Load fails if another rank does not see it.
 func (c *Checkpoint) Load(path string) error {
 	id, err := c.loadFile(path)
 	if c.World == nil {

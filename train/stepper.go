@@ -73,7 +73,9 @@ type Stepper struct {
 type StepperStats struct {
 	Steps    int64
 	Replays  int64 // steps that replayed a graph
-	Captures int64 // graphs captured; such a step also runs without one
+	// Captures counts the graphs captured. The first capture for a shape follows a run without a
+	// graph, in the same step.
+	Captures int64
 }
 
 // NewStepper returns a Stepper. The caller closes it, and keeps ownership of the objects in the
@@ -167,8 +169,8 @@ func (s *Stepper) abandon() error {
 	return err
 }
 
-// run runs the step, except the schedule. Graphs contain run but not the schedule, because the host
-// writes the next rate.
+// run runs the step, except the schedule. A graph captures only run: the schedule sets the next
+// learning rate from the host, which a replayed graph cannot do.
 func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
 	if s.casts != nil {
 		if err := s.casts.Begin(in[0].Scope()); err != nil {
@@ -268,7 +270,8 @@ func (s *Stepper) replay(arguments []*torch.Tensor) ([]*torch.Tensor, error) {
 	s.stats.Captures += after.Captures - before.Captures
 	if after.Refused != nil && before.Refused == nil {
 		s.say("the step cannot be captured, and runs without a graph", "reason", after.Refused)
-		// A failed capture computes no gradients, but may leave their memory.
+		// A failed capture computes nothing, but may have allocated gradients, whose contents are
+		// then meaningless.
 		if err := s.abandon(); err != nil {
 			return nil, err
 		}

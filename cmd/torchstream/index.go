@@ -23,8 +23,10 @@ type indexResult struct {
 	Classes     int     `json:"classes"`
 	Checkpoints int     `json:"checkpoints"`
 	Random      bool    `json:"random_access"`
-	Work        float64 `json:"work"` // bytes read or inflated for each byte of samples, in random order
-	Seconds     float64 `json:"seconds"`
+	// Work is the average number of bytes to read or inflate for each byte of a sample, if samples
+	// are read in random order.
+	Work    float64 `json:"work"`
+	Seconds float64 `json:"seconds"`
 }
 
 // masksHelp is the help text of a flag.
