@@ -88,7 +88,8 @@ func (l *Loader) openAgain(ctx context.Context) (*archive.Archive, error) {
 	return archive.Open(ctx, l.path, c)
 }
 
-// keepsEntryPoints reports whether the options allow entry points and an index to store them.
+// keepsEntryPoints reports whether the options allow both entry points and the index that stores
+// them.
 func (l *Loader) keepsEntryPoints() bool { return !l.o.NoEntryPoints && !l.o.NoIndex }
 
 // plansOf returns the loader's knowledge of the images of an index, for a consumer that decodes
@@ -114,9 +115,9 @@ func (l *Loader) entryPoints(x *index.Index) *devplan.EntryPoints {
 	}
 }
 
-// searches returns the state of a consumer's searches for entry points in an index, or nil. Under
-// Refuse it returns nil, because damage in the scan makes an image bad, and the loader must know
-// this before it composes a batch.
+// searches returns the state of a consumer's searches for entry points in an index. It returns nil
+// without an index, and under Refuse, where damage in the scan makes an image bad: the loader must
+// know this when it composes a batch, and the consumer decodes the image only later.
 func (l *Loader) searches(x *index.Index) *devplan.Searches {
 	if x == nil || l.o.Damaged == Refuse {
 		return nil

@@ -71,8 +71,8 @@ type Stepper struct {
 
 // StepperStats counts steps.
 type StepperStats struct {
-	Steps    int64
-	Replays  int64 // steps that replayed a graph
+	Steps   int64
+	Replays int64 // steps that replayed a graph
 	// Captures counts the graphs captured. The first capture for a shape follows a run without a
 	// graph, in the same step.
 	Captures int64

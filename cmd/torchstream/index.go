@@ -16,13 +16,13 @@ import (
 
 // indexResult is the output of `index`.
 type indexResult struct {
-	File        string  `json:"file"`
-	Index       string  `json:"index"`
-	IndexBytes  int64   `json:"index_bytes"`
-	Samples     int     `json:"samples"`
-	Classes     int     `json:"classes"`
-	Checkpoints int     `json:"checkpoints"`
-	Random      bool    `json:"random_access"`
+	File        string `json:"file"`
+	Index       string `json:"index"`
+	IndexBytes  int64  `json:"index_bytes"`
+	Samples     int    `json:"samples"`
+	Classes     int    `json:"classes"`
+	Checkpoints int    `json:"checkpoints"`
+	Random      bool   `json:"random_access"`
 	// Work is the average number of bytes to read or inflate for each byte of a sample, if samples
 	// are read in random order.
 	Work    float64 `json:"work"`

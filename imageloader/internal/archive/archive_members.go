@@ -216,8 +216,8 @@ func (c *currentMember) begin(m *Member) {
 }
 
 // skipContent skips the rest of the current member in a stream. archive/tar would skip it too, but
-// in small steps. skipContent refuses sparse files, because archive/tar would return their holes as
-// zeros, and a header of 512 bytes may claim holes of any size.
+// in small steps. skipContent leaves a sparse file to archive/tar's Next. Reading the file here
+// would also produce its holes as zeros, and a header of 512 bytes may claim holes of any size.
 func (a *Archive) skipContent() error {
 	if !a.Streamed() || a.member.position == 0 || a.member.sparse {
 		return nil
@@ -285,7 +285,8 @@ func kindOf(h *tar.Header) (Kind, bool) {
 // endOfTar continues after the end of a tar archive, with another tar archive in the same shard or
 // with the next shard. It returns io.EOF after the last shard.
 func (a *Archive) endOfTar() error {
-	if a.at.in.clean && a.at.in.offset%BlockBytes != 0 { // in the padding, where archive/tar accepts the end
+	// archive/tar takes a cut in the padding after a member for the end of the archive.
+	if a.at.in.clean && a.at.in.offset%BlockBytes != 0 {
 		return a.Fail(io.ErrUnexpectedEOF)
 	}
 	more, err := a.another()
@@ -373,7 +374,8 @@ func (a *Archive) Pieces(take func(piece []byte) error) error {
 	return nil
 }
 
-// WantCheckpoint makes the archive keep the last checkpoint before the current member's content.
+// WantCheckpoint asks the archive to keep the last checkpoint at or before the headers of m, the
+// current member. A checkpoint too near the one kept before it is not kept.
 func (a *Archive) WantCheckpoint(m *Member) {
 	if a.at.checkpoint != nil && m.Size > 0 {
 		a.at.checkpoint.member(max(0, m.Offset-Lead(m.Name)))
@@ -388,7 +390,8 @@ func (a *Archive) read(p []byte) error {
 	return nil
 }
 
-// room returns a buffer for skipped bytes.
+// room returns the archive's scratch buffer. Bytes to skip are read into it, and so are those of
+// Peek and Pieces, which are valid only until the next use of room.
 func (a *Archive) room() []byte {
 	if a.scratch == nil {
 		a.scratch = make([]byte, skipBytes)

@@ -52,7 +52,7 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 	if err := r.restart(windows, c); err != nil {
 		return err
 	}
-	single := true   // gzip member
+	single := true   // all output so far is from one gzip member
 	at := c.Bit >> 3 // the next read of the file
 	lo, hi := 0, 0
 	more := func() error {

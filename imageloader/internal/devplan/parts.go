@@ -10,8 +10,8 @@ import (
 )
 
 // A crop needs only a part of its file. An earlier pass of this process has stored the file's head.
-// With the entry points the head gives the positions of the crop's segments before the file is
-// read. The part can then be read from a local .tar straight into the slot, behind its plan. The
+// The head and the entry points together tell which bytes of the scan the crop needs, before the
+// file is read. That part can then be read from a local .tar straight into the slot's memory. The
 // earlier pass also compared the whole file with its entry points and stored the digests of its
 // pieces. If a piece now has another digest, the whole file is read and checked.
 
@@ -37,7 +37,7 @@ func (p *Planner) partHeads(i int, to *Staging) *heads {
 }
 
 // KeepPartHead stores the head of an image and the digests of its file's pieces for later passes.
-// Like KeepMemberHead, it needs the decoder to have just used the image's entry points.
+// Like KeepMemberHead, it does nothing unless the image's entry points have just been used.
 func (p *Planner) KeepPartHead(m *Image, to *Staging) {
 	h := p.partHeads(m.Index, to)
 	if h == nil || len(p.Entries.blob) == 0 {

@@ -30,7 +30,8 @@ func TestIndexesOfOneArchiveAreMerged(t *testing.T) {
 			for rank := range all { // the later ones find the first one's index
 				all[rank] = open(t, path, testConfig())
 			}
-			// The last rank has made an index again, as ranks do that find none at the same time.
+			// Remove the index, so that the last rank makes another. This also happens when several
+			// ranks find no index at the same time.
 			if err := os.Remove(path + sidecarSuffix); err != nil {
 				t.Fatal(err)
 			}
@@ -65,8 +66,9 @@ func TestIndexesOfOneArchiveAreMerged(t *testing.T) {
 	}
 }
 
-// TestSavingWaitsForEachOther: a process waits for each of those that save before it as long as for
-// one alone. The indexes of large archives take seconds to write, and a host has many ranks.
+// TestSavingWaitsForEachOther: the time limit for the lock starts again for each process that saves
+// first, so a queue of processes does not share one limit. The indexes of large archives take
+// seconds to write, and a host has many ranks.
 func TestSavingWaitsForEachOther(t *testing.T) {
 	path := indexed(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	x := open(t, path, testConfig())
