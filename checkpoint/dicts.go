@@ -27,8 +27,8 @@ func (d Dict) Averages() bool { return namesAverages(d.Path) }
 func (d Dict) String() string { return fmt.Sprintf("%q (%d tensors)", d.Path, len(d.Tensors)) }
 
 // Dict returns the tensors of the dict at a path of keys in a PyTorch file, joined by dots. If the
-// path is empty, it returns the tensors that [File.Tensors] lists: those of the dict that Open
-// chose, or of a file of another format.
+// path is empty, it returns the tensors that [File.Tensors] lists: in a PyTorch file the tensors of
+// the dict that Open chose, in other files all tensors.
 func (f *File) Dict(path string) (Dict, error) {
 	if path == "" {
 		if f.pytorch != nil {

@@ -21,7 +21,7 @@ type File struct {
 	path     string
 	file     *os.File
 	metadata map[string]string
-	tensors  tensorSet    // in a PyTorch file, those of the chosen dict
+	tensors  tensorSet    // in a PyTorch file, the tensors of the chosen dict
 	data     int64        // offset of the tensors' bytes in a safetensors file
 	mapped   mapping      // of a safetensors file
 	pytorch  *pytorchFile // the values of a PyTorch file; nil for other files

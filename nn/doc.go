@@ -51,7 +51,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	fmt.Println(report) // the share that was loaded; the tensors that are missing, unexpected, or of another shape
+//	fmt.Println(report) // the loaded share, and the tensors that are missing or do not fit
 //	if err := nn.Freeze(net.trunk); err != nil {
 //		return err
 //	}

@@ -17,7 +17,8 @@ import (
 //	...
 //	dict, err := s.PyTorch()
 //	...
-//	err = checkpoint.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "optimizer": dict})
+//	values := map[string]any{"state_dict": nn.State(net), "optimizer": dict}
+//	err = checkpoint.SavePyTorch("checkpoint.pt", values)
 //
 // [Load] reads the optimizer from such a file.
 func (s State) PyTorch() (map[string]any, error) {

@@ -27,7 +27,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// doctor prints what is installed and what is missing. Everything it reports as ok has been tried.
+// doctor prints what is installed and what is missing. It has tried everything that it reports as
+// ok.
 func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream doctor", "Says what is installed, what is missing and what to do about "+
 		"it. Exit status 1 if something needed is missing; a machine without\n"+
