@@ -13,21 +13,21 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// hostSlots is the number of batches that Epoch keeps in memory: the consumer has one while the
-// others are filled. They are in Go's heap, so after the loop its last batch stays valid for as
-// long as the program refers to it.
+// hostSlots is the number of batches that Epoch keeps in memory. The consumer uses one while the
+// workers fill the others. The batches are on Go's heap, so the last batch of a loop stays valid
+// while the program refers to it.
 const hostSlots = 3
 
 // Epoch yields the batches of one epoch without a prefetcher or LibTorch, for previews, tests and
-// measurements. If an epoch ends early, its last pair has the error and no batch. Leaving the loop
-// stops the epoch's goroutines and waits for them. The sequence can be ranged over several times,
-// each time from the start.
+// measurements. If an error ends the epoch, the last pair holds the error and no batch. Leaving the
+// loop stops the epoch's goroutines and waits for them. The sequence can be ranged over several
+// times. Each range starts at the first batch.
 func (l *Loader) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] {
 	return l.epoch(ctx, epoch, hostSlots)
 }
 
-// spareSlots keeps the slots of finished epochs for later ones: fresh memory costs more than
-// writing the batches.
+// spareSlots keeps the slots of finished epochs for later epochs, because allocating fresh memory
+// takes longer than writing the batches.
 type spareSlots struct {
 	mu     sync.Mutex
 	slots  [][][]byte
@@ -87,7 +87,7 @@ func (l *Loader) epoch(ctx context.Context, number, slots int) iter.Seq2[*Batch,
 			free <- fields
 		}
 		ctx, cancel := context.WithCancel(ctx)
-		defer func() { // however the loop is left
+		defer func() { // runs however the loop is left
 			cancel()
 			for range full { // closed when Fill has stopped everything
 			}
@@ -129,7 +129,7 @@ func (l *Loader) epoch(ctx context.Context, number, slots int) iter.Seq2[*Batch,
 					batch.Soft[i] = math.Float32frombits(binary.LittleEndian.Uint32(f.fields[1][4*i:]))
 				}
 			}
-			// The last batch of a loop stays valid after the loop is left, also by a panic.
+			// The last batch stays valid after the loop, even after a panic in it.
 			unused = slices.DeleteFunc(unused, func(u [][]byte) bool { return &u[0] == &f.fields[0] })
 			if !yield(&batch, nil) {
 				return
@@ -168,9 +168,10 @@ func (l *Loader) target() tensor.Spec {
 	return tensor.Spec{Name: "labels", DType: labels.DType, Shape: []int64{int64(labels.Width)}}
 }
 
-// Outputs describes the fields for one sample on the device, after the finish. "images" is [3,
-// Size, Size] of Transform.DType, normalised (or uint8 with Transform.Bytes), in channels-last
-// memory unless Transform.Contiguous is set. The second field does not change.
+// Outputs describes the fields for one sample on the device, after the operations of Finishes.
+// "images" is [3, Size, Size] of Transform.DType, normalised (or uint8 with Transform.Bytes), in
+// channels-last memory unless Transform.Contiguous is set. The second field is the same as in
+// Fields.
 func (l *Loader) Outputs() []tensor.Spec {
 	t := &l.o.Transform
 	size := int64(t.Size)

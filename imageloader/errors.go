@@ -29,34 +29,34 @@ type BadSamplePolicy = sample.BadSamplePolicy
 
 // The policies.
 const (
-	// Fail ends the epoch with a *SampleError, after the samples before it were delivered.
+	// Fail delivers the samples before the bad one and then ends the epoch with a *SampleError.
 	Fail = sample.Fail
 	// Skip leaves the sample out. The batches are the same as if the archive did not have it.
 	Skip = sample.Skip
 	// Substitute replaces the sample by the previous good sample of the same batch, including its
-	// label, or by the next good sample if there is none before. So the number of batches of an
-	// epoch does not depend on damage. A batch without a good sample is an error.
+	// label. If the batch has no earlier good sample, the next good one is used. Damage therefore
+	// never changes the number of batches of an epoch. A batch without a good sample is an error.
 	Substitute = sample.Substitute
 )
 
 // DamagePolicy decides which damaged images are bad samples. It applies to JPEG and PNG. Under
-// every policy, damaged images of other formats are bad, and so are images without any decodable
-// pixel. A damaged image that is decoded is counted and named separately: in Stats.Warned, the log,
-// and Report.Warned.
+// every policy, a damaged image of another format is bad, and so is an image without any decodable
+// pixel. Damaged images that are decoded are counted and named separately: in Stats.Warned, the
+// log, and Report.Warned.
 type DamagePolicy = codec.DamagePolicy
 
 // The policies.
 const (
 	// Warned decodes the damaged images that Pillow and torchvision decode. These are JPEGs that
 	// libjpeg-turbo decodes with a warning, and PNGs whose image data inflates to the whole image,
-	// with wrong checksums, two palettes or a missing end. A truncated image is bad.
+	// even if they have wrong checksums, two palettes or no end. A truncated image is bad.
 	Warned = codec.Warned
 	// Partial also decodes truncated images, and PNGs with damaged image data, like Pillow with
 	// LOAD_TRUNCATED_IMAGES. The missing part is grey in a baseline JPEG. In a PNG it is black or
 	// the palette's first colour.
 	Partial = codec.Partial
-	// Refuse makes every damaged image a bad sample. Damage below the crop of a JPEG or PNG is
-	// found only if it is in the structure of the file. This holds under every policy.
+	// Refuse makes every damaged image a bad sample. Under every policy, damage below the crop of a
+	// JPEG or PNG is found only if it is in the structure of the file.
 	Refuse = codec.Refuse
 )
 
@@ -76,8 +76,8 @@ const (
 	MaskSize    = sample.MaskSize    // the mask's size differs from the image's
 )
 
-// SampleError is a bad sample. A member in the directory of a class, or the mask of an image, can't
-// be used. It has the fields
+// SampleError reports a bad sample: the member in a class's directory, or the mask of an image,
+// can't be used. It has the fields
 //
 //	File   string // the archive
 //	Name   string // the member: the mask's if the mask is bad
@@ -86,6 +86,6 @@ const (
 //	Err    error  // details; may be nil
 type SampleError = sample.Error
 
-// ArchiveError is damage to the archive itself: the members after the damage can't be read. The
-// samples before it were delivered.
+// ArchiveError reports damage to the archive itself. The members after the damage can't be read.
+// The samples before it were delivered.
 type ArchiveError = archive.Error

@@ -22,25 +22,26 @@ import (
 // fields: BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for
 // labels (int64). The second field has BatchSize * classes * 4 bytes (float32) with Transform.Mix,
 // and another size with Options.Masks or Target: see Loader.Fields. lend may block until memory is
-// free or its context ends. At the end of an epoch, one slot more than needed may have been lent.
+// free or its context ends. At the end of an epoch, Fill may have lent one slot more than it
+// needed.
 //
 // Fill calls deliver from the goroutine that called Fill, with the number of samples n in the
 // oldest lent slot and an [Info]. n is BatchSize, or less in the last batch, whose other rows are
-// undefined. After that Fill does not use the slot's memory.
+// undefined. Once Fill has called deliver, it does not use the slot's memory.
 //
 // If the archive is damaged, the epoch ends with an error after all samples before the damage have
-// been delivered. The last batch may be short, and the samples of a shuffle buffer may be out of
-// order. Such a batch, which is delivered only because of the damage, has the State of the previous
-// batch, so that the epoch can be continued when the archive is repaired.
+// been delivered. The damage may make the last batch short, and the samples of a shuffle buffer may
+// be out of order. A batch that is delivered early because of the damage has the State of the batch
+// before it. After the archive is repaired, the epoch can therefore continue from that State.
 //
 // When ctx ends, the loader is closed, or lend or deliver fails, Fill stops its goroutines, waits
-// for them, and returns the cause, within the time of decoding one image.
+// for them, and returns the cause. This takes no longer than decoding one image.
 func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error),
 	deliver func(n int, info any) error) error {
 	return l.fill(ctx, epoch, filler{lend: lend, deliver: deliver})
 }
 
-// filler is Fill's consumer.
+// filler adapts the functions that are passed to Fill to decodeplan.Consumer.
 type filler struct {
 	lend    func(context.Context) ([][]byte, error)
 	deliver func(n int, info any) error
@@ -62,7 +63,7 @@ func (f filler) Lend(ctx context.Context) (decodeplan.Slot, error) {
 // Deliver implements decodeplan.Consumer.
 func (f filler) Deliver(n int, info any) error { return f.deliver(n, info) }
 
-// fill runs an epoch for a consumer. The consumer decodes from plans if it is a *planFiller.
+// fill runs an epoch for a consumer. A consumer of type planFiller decodes the images from plans.
 func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) error {
 	if !l.startCall() {
 		return ErrClosed
@@ -98,7 +99,7 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 	return epoch.Run(ctx, source, at, config, l.env(), &consumer{to: to, known: known, run: l.runOf(at, kind, known)})
 }
 
-// consumer makes the Info of the batches of an epoch.
+// consumer adds an Info to each batch of an epoch and passes the batch on.
 type consumer struct {
 	to    decodeplan.Consumer
 	known *index.Index
@@ -137,7 +138,8 @@ func (l *Loader) runOf(at epoch.Start, kind order.Kind, known *index.Index) *run
 		identify: func() archiveIdentity { return l.identity(known) }}
 }
 
-// keepIndex keeps the index that a first pass has made, unless the loader already has one.
+// keepIndex keeps the index that the first pass over the archive has made, unless the loader
+// already has one.
 func (l *Loader) keepIndex(finish func() (*index.Index, error)) error {
 	if l.index.Load() != nil {
 		return nil
@@ -202,8 +204,8 @@ func (l *Loader) labels(x *index.Index) epoch.Labels {
 	return epoch.Labels{Kind: epoch.Index, Width: 1, DType: tensor.Int64}
 }
 
-// report logs the Stats since its last report, every Options.StatsEvery until ctx ends. The caller
-// calls wait after ctx has ended.
+// report starts a goroutine that logs the Stats since its previous log line, every
+// Options.StatsEvery until ctx ends. The caller calls wait after ctx has ended.
 func (l *Loader) report(ctx context.Context, number int) (wait func()) {
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -279,8 +281,8 @@ func (p *devicePlanner) EntryBytes() int {
 	return decodeplan.Aligned(bytes / 4)
 }
 
-// StepsOnDevice reports whether a GPU that decodes runs every step of Transform.Ops, with any
-// random parameters.
+// StepsOnDevice reports whether a decoding GPU can run every step of Transform.Ops, for all values
+// of its random parameters.
 func (p *devicePlanner) StepsOnDevice() bool { return p.compiled.StepsOnDevice() }
 
 // planFiller is the consumer of FillPlans.
@@ -292,14 +294,14 @@ type planFiller struct{ decodeplan.Consumer }
 // Fill would write. Which samples are bad does not depend on where images are decoded.
 //
 // Only JPEGs of an archive with random access get a plan. The plan of a baseline JPEG uses entry
-// points, if they were compared with the image or Options.TrustIndex trusts them. Otherwise the
-// plan covers the whole scan, and the consumer finds the entry points. Such a plan is only for
-// images that are good whatever the scan contains, and is not made under Options.Damaged Refuse. A
-// progressive JPEG gets the plan of a baseline copy with the same pixels, as long as
-// Options.MaxTranscodedBytes has room for the copy. The loader also decodes the rows that
-// Plans.HostRows leaves to it.
+// points that were compared with the image, or that Options.TrustIndex trusts. Without such entry
+// points, the plan covers the whole scan, and the consumer finds the entry points. An image gets a
+// plan of the whole scan only if it is a good sample whatever the scan contains. Under
+// Options.Damaged Refuse there is no such image. A progressive JPEG gets the plan of a baseline
+// copy with the same pixels, as long as Options.MaxTranscodedBytes has room for the copy. The
+// loader also decodes the rows that Plans.HostRows assigns to the host.
 //
-// The info passed to deliver is the argument info of DecodeRow and KeepEntryPoints.
+// The info that FillPlans passes to deliver is the argument info of DecodeRow and KeepEntryPoints.
 func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.Consumer) error {
 	if _, err := p.PlanBytes(); err != nil {
 		return err
@@ -309,13 +311,13 @@ func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.
 
 // DecodeRow decodes a row of a batch of FillPlans on the host, as Fill does, and writes its Size *
 // Size * 3 bytes to dst. A consumer calls it for rows whose plan it could not decode. info is the
-// batch's.
+// value with which the batch was delivered.
 //
-// It reads the image from the archive again. The archive stays open for further calls with the same
-// ctx, until Close, an error, or a call with another ctx. Calls run one at a time. DecodeRow fails
-// if the archive has changed, if reading fails, if ctx ends, or if the loader is closed. It also
-// fails for an image that proves to be bad, which happens only if Options.TrustIndex trusts
-// deliberately forged entry points.
+// DecodeRow reads the image from the archive again. The archive stays open for further calls with
+// the same ctx, until Close, an error, or a call with another ctx. Calls run one at a time.
+// DecodeRow fails if the archive has changed, if reading fails, if ctx ends, or if the loader is
+// closed. It also fails for an image that proves to be bad. That happens only if Options.TrustIndex
+// trusts deliberately forged entry points.
 func (p *devicePlanner) DecodeRow(ctx context.Context, info any, row int, dst []byte) error {
 	l := (*Loader)(p)
 	batch, ok := info.(Info)
@@ -342,8 +344,8 @@ func (p *devicePlanner) DecodeRow(ctx context.Context, info any, row int, dst []
 	return archive.StopCause(ctx, err)
 }
 
-// decodeRow decodes a row from the open archive. From now on the host does for the row's image
-// whatever the device has failed to do.
+// decodeRow decodes a row from the open archive. The device has failed to inflate the row's image
+// or to find its entry points, so decodeRow also leaves this work to the host from now on.
 func (l *Loader) decodeRow(batch *Info, row int, dst []byte) error {
 	s, redo := batch.Samples[row], batch.redos[row]
 	if redo.Inflated {
@@ -359,10 +361,10 @@ func (l *Loader) decodeRow(batch *Info, row int, dst []byte) error {
 	return epoch.DecodeAgain(config, l.env(), batch.known, l.repeated.reader, s, redo, dst)
 }
 
-// rereader keeps the archive open that DecodeRow reads, for the rows of an epoch.
+// rereader keeps the archive open between the calls of DecodeRow in one epoch.
 type rereader struct {
 	mu     sync.Mutex      // held while a row is decoded
-	ends   <-chan struct{} // Done channel of the epoch's context, which also ends the archive's reads
+	ends   <-chan struct{} // Done channel of the epoch's context; closing it also ends reads of the archive
 	known  *index.Index
 	a      *archive.Archive // nil if none is open
 	reader *index.Reader
@@ -402,11 +404,11 @@ func (r *rereader) close() {
 }
 
 // KeepEntryPoints stores the entry points that a consumer of FillPlans has found in the images of
-// some rows of a batch. info is the batch's, and the consumer must not have flagged the rows. found
-// has Found bytes (decodeplan.Row) for each row. From then on the images are planned by their entry
-// points. The entry points equal those that Fill would have made. They are written to the index,
-// unless it already has others. KeepEntryPoints is safe for concurrent use. A closed loader ignores
-// it.
+// some rows of a batch. info is the value with which the batch was delivered. The consumer must not
+// have flagged the rows. found has Found bytes (decodeplan.Row) for each row. Later plans of the
+// images use these entry points, which equal those that Fill would have made. They are written to
+// the index, unless the index already has entry points of these images. KeepEntryPoints is safe for
+// concurrent use. A closed loader ignores it.
 func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	l := (*Loader)(p)
 	batch, ok := info.(Info)
@@ -421,7 +423,8 @@ func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	if points == nil {
 		return
 	}
-	// The consumer waits for this and has other work. At 7 us an image, a batch takes 2 ms.
+	// The consumer waits for this call. An image takes 7 us, so one goroutine would need 2 ms for a
+	// batch.
 	var all sync.WaitGroup
 	for first := 0; first < len(rows); first += keptAtOnce {
 		end := min(first+keptAtOnce, len(rows))
@@ -434,7 +437,7 @@ func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	all.Wait()
 }
 
-// keptAtOnce is the number of rows whose entry points one goroutine keeps.
+// keptAtOnce is the number of rows whose entry points one goroutine stores.
 const keptAtOnce = 32
 
 // keepRow stores the entry points that a consumer has found in the image of a row.
@@ -447,7 +450,7 @@ func (l *Loader) keepRow(points *devplan.EntryPoints, batch *Info, row int, foun
 	if made {
 		l.counters.Decoded.EntriesMade.Add(1)
 	}
-	if others { // a worker compares them with the image, as in a pass without plans
+	if others { // the index already has other entry points: a worker compares them with the image
 		l.searches(batch.known).Refuse(i)
 	}
 }

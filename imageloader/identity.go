@@ -19,7 +19,7 @@ import (
 // identities differ only in Path and Rank are ranks of one training run: every epoch deals them the
 // same sequence.
 type Identity struct {
-	// path of the archive, as given to Open; a URL without the parts that may be secret
+	// path of the archive as given to Open, without the parts of a URL that may be secret
 	Path    string            `json:"path"`
 	Bytes   int64             `json:"bytes"`   // size of the archive
 	Samples int               `json:"samples"` // 0 for an archive that was opened without reading it
@@ -31,8 +31,8 @@ type Identity struct {
 	World   int               `json:"world"`
 }
 
-// Identity returns the identity of the loader's batches. The first call takes a while for a large
-// archive, as saving a State does.
+// Identity returns the identity of the loader's batches. For a large archive the first call takes a
+// while, and so does the first saving of a State.
 func (l *Loader) Identity() Identity {
 	id := l.identity(l.index.Load())
 	return Identity{Path: archive.Shown(l.path), Bytes: id.Bytes, Samples: id.Samples, Digest: id.Digest,
@@ -127,9 +127,10 @@ var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoI
 	"ShuffleBuffer", "ShuffleBytes", "List"}
 
 // laterOptions lists fields that were added after the first version of states, with their defaults.
-// States omit defaults, so that they can be exchanged with earlier versions. For example, a version
-// without Damaged refused the images that Warned decodes. Its states count as states of Warned, and
-// the rest of the epoch follows Warned.
+// A state omits a field that has its default, so that earlier versions can read the state. A state
+// without the field counts as one with the default. For example, versions before Damaged refused
+// the images that Warned decodes. The states of these versions count as states of Warned, and the
+// rest of the epoch follows Warned.
 var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil",
 	"TargetWidth": "0", "MultiLabel": "false", "Part": "{}"}
 

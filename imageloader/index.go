@@ -81,7 +81,7 @@ func (l *Loader) archiveConfig() archive.Config {
 		Requests: &archive.Requests{Logger: l.o.Logger}}
 }
 
-// openAgain opens an archive that the loader has opened before.
+// openAgain opens the loader's archive again.
 func (l *Loader) openAgain(ctx context.Context) (*archive.Archive, error) {
 	c := l.archiveConfig()
 	c.Again = true
@@ -92,8 +92,8 @@ func (l *Loader) openAgain(ctx context.Context) (*archive.Archive, error) {
 // them.
 func (l *Loader) keepsEntryPoints() bool { return !l.o.NoEntryPoints && !l.o.NoIndex }
 
-// plansOf returns the loader's knowledge of the images of an index, for a consumer that decodes
-// from plans.
+// plansOf returns the entry points and the searches of an index, for a consumer that decodes from
+// plans.
 func (l *Loader) plansOf(x *index.Index) epoch.Plans {
 	return epoch.Plans{Points: l.entryPoints(x), Searches: l.searches(x), MaxCopyBytes: l.o.MaxTranscodedBytes}
 }
@@ -115,9 +115,10 @@ func (l *Loader) entryPoints(x *index.Index) *devplan.EntryPoints {
 	}
 }
 
-// searches returns the state of a consumer's searches for entry points in an index. It returns nil
-// without an index, and under Refuse, where damage in the scan makes an image bad: the loader must
-// know this when it composes a batch, and the consumer decodes the image only later.
+// searches records for which images of an index a consumer still has to search entry points. It
+// returns nil without an index and under Refuse. Under Refuse, damage in a scan makes an image bad.
+// The loader has to know this when it composes a batch, but the consumer decodes the image only
+// later.
 func (l *Loader) searches(x *index.Index) *devplan.Searches {
 	if x == nil || l.o.Damaged == Refuse {
 		return nil

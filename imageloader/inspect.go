@@ -27,22 +27,22 @@ type Report struct {
 	Samples   int    // images in the directories of classes, including bad ones
 	Ignored   int    // other members, not counting directories
 	Orphans   int    // images among the ignored members that are outside of any directory
-	// OrphansNamed are the first 10 images without a label, with WebDataset.
+	// With WebDataset, OrphansNamed holds the first 10 images without a label.
 	OrphansNamed []Orphan
-	// LeftOut are folders and links that are not classes, but may have been meant as classes. It is
-	// nil with WebDataset and List, whose classes are not directories.
+	// LeftOut lists folders and links that are not classes, but that may have been meant as
+	// classes. It is nil with WebDataset and List, whose classes are not directories.
 	LeftOut []LeftOut
 	Classes []ClassReport
 	Formats map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
 	Width   Range          // in pixels, of good images
 	Height  Range
 	Bytes   Range // compressed size, of good images
-	// Turned counts the good images whose orientation tag is not upright. A loader turns them with
-	// Transform.ApplyEXIFOrientation.
+	// Turned counts the good images whose EXIF orientation is not upright. A loader with
+	// Transform.ApplyEXIFOrientation turns them.
 	Turned int
 	Bad    []*SampleError // the first 1,000 bad samples
 	BadBy  map[Reason]int // all bad samples
-	// Warned are the first 1,000 damaged images that are good samples (see Options.Damaged).
+	// Warned holds the first 1,000 damaged images that are good samples (see Options.Damaged).
 	// WarnedCount counts all of them.
 	Warned      []*SampleError
 	WarnedCount int
@@ -51,8 +51,8 @@ type Report struct {
 	Findings []Finding
 }
 
-// LeftOut is a kind of folder or link that is not a class: folders without an image, hidden
-// folders, links in a tar, broken links, links to a folder that contains them, and archives inside
+// LeftOut counts one kind of folder or link that is not a class: folders without an image, hidden
+// folders, links in a tar, broken links, links to a folder that contains them, or archives inside
 // the archive. First has at most 10 names.
 type LeftOut = index.LeftOut
 
@@ -62,8 +62,8 @@ type ClassReport struct {
 	Samples int // including bad ones
 	Bad     int
 	Bytes   int64
-	// Directories lists the directories that contain the class's samples, the first 5 in the
-	// archive's order. In an archive with train/cat and test/cat, class cat has two directories. It
+	// Directories lists the first 5 directories that contain the class's samples, in the archive's
+	// order. In an archive with train/cat and test/cat, class cat has two directories. Directories
 	// is nil with WebDataset and List, whose classes are not directories.
 	Directories []string
 }
@@ -83,7 +83,7 @@ func Inspect(ctx context.Context, path string, o Options, progress func(Progress
 	return l.inspect(ctx, progress, audit.NewNames(), nil)
 }
 
-// inspectedBy returns a loader for inspecting an archive. It has not opened the archive.
+// inspectedBy returns a loader for inspecting an archive, without opening the archive.
 func inspectedBy(path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Loader, error) {
 	o, err := Options{
 		WebDataset: o.WebDataset, List: o.List, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes,
@@ -96,9 +96,10 @@ func inspectedBy(path string, o Options, file func(string) (archive.File, error)
 		decoding: decoding{codec: c, rules: newRules(path, &o)}}, nil
 }
 
-// inspect inspects the archive. If there was no error, it finally calls take, if not nil, for each
-// bad sample and each sample with tolerated damage, in no particular order. names makes the digests
-// of their names. With take, a WebDataset key of samples in several shards is an error.
+// inspect inspects the archive. names makes the digests of the samples' names. If take is not nil,
+// inspect calls it at the end, unless there was an error: once for each bad sample and each sample
+// with tolerated damage, in no particular order. With take, it is an error if samples in several
+// shards have the same WebDataset key.
 func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *audit.Names,
 	take func(verdict)) (*Report, error) {
 	ctx, stop := context.WithCancelCause(ctx)
@@ -160,7 +161,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 	return in.findings.census.report(a, labels), err
 }
 
-// inspection is a running Inspect. It is the visitor of the walk over the archive, and runs the
+// inspection is a running Inspect. It visits the members in the walk over the archive, and runs the
 // workers.
 type inspection struct {
 	l       *Loader
@@ -170,7 +171,7 @@ type inspection struct {
 	budget  *arena.Budget
 	items   chan inspectItem
 
-	// Only the walk uses the fields up to mu.
+	// Only the goroutine of the walk uses the fields up to findings.
 	bad        *SampleError // reason why the current sample is bad, or nil
 	names      *audit.Names
 	firstNames []string // with WebDataset: name of the first image of each label
@@ -182,7 +183,7 @@ type inspection struct {
 type findings struct {
 	mu       sync.Mutex
 	census   *census
-	judging  bool // verdicts are collected
+	judging  bool // whether verdicts are collected
 	verdicts []verdict
 }
 
@@ -205,7 +206,7 @@ type inspectItem struct {
 	again bool // an earlier sample has the same name
 }
 
-// verdict is the result of an inspection for a sample that is bad or has tolerated damage.
+// verdict is the result of inspecting a sample that is bad or has tolerated damage.
 type verdict struct {
 	position, group, dir int32  // see index.Found
 	name                 uint64 // digest of the name
@@ -278,7 +279,7 @@ func (in *inspection) work() {
 	}
 }
 
-// inspect decodes a whole sample to an image of 8 x 8 pixels.
+// inspect decodes a sample in full, and scales it to 8 x 8 pixels.
 func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) (r inspected, fatal error) {
 	f, rules := &it.found, &in.l.rules
 	r = inspected{index: f.Index, dir: f.Dir, name: f.Name, bytes: int64(len(it.data)), bad: it.bad}
@@ -320,13 +321,13 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 }
 
 // InspectIndex makes the report of Inspect from the archive's index alone. If there is no index, it
-// makes one first. It reads and decodes no image, so it finds only damage that is visible in an
-// image's header. If an image's header is too far from the start of its file, the image has the
-// format "unknown" and does not count in the range of pixels.
+// first makes one. InspectIndex reads and decodes no image, so it finds only damage that is visible
+// in an image's header. If the header is too far from the start of the file, the image has the
+// format "unknown", and its pixels do not count in Width and Height.
 //
-// InspectIndex uses the options IndexFile, Classes, WebDataset, List (an index made with other
-// values is an error), Part, MaxSampleBytes, MaxPixels, OpenSource and Logger. A directory or a zip
-// has no index and is an error.
+// InspectIndex uses the options IndexFile, Classes, WebDataset, List, Part, MaxSampleBytes,
+// MaxPixels, OpenSource and Logger. An index that was made with other values of Classes, WebDataset
+// or List is an error. A directory or a zip has no index and is an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes, o.Masks, o.MultiLabel = false, 1, Masks{}, false // no contents are held in memory
 	o, err := o.withDefaults()
@@ -366,7 +367,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 	if x == nil || err != nil {
 		return nil, err
 	}
-	defer func() { _ = x.Close() }() // nothing was kept
+	defer func() { _ = x.Close() }() // there is nothing to save
 	c, names := newCensus(&l.o), audit.NewNames()
 	i := 0
 	for h, err := range x.Headers() {
@@ -543,7 +544,7 @@ func (c *census) note(r row, index int, name string) {
 	f.add(index, name)
 }
 
-// report makes the report, now that the labels are known.
+// report makes the Report. The labels are the final ones.
 func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 	r := &Report{
 		File:      a.Path(),

@@ -29,12 +29,12 @@ type Loader struct {
 	decoding
 	indexStore
 	weights  *order.Weights // nil: every sample once
-	list     *index.List    // nil: there is none
+	list     *index.List    // nil without Options.List
 	counters count.Counters
 	spare    spareSlots
 	repeated rereader
 
-	queueBytes int64 // the constant, or less in a test
+	queueBytes int64 // the constant queueBytes, or less in a test
 
 	opened order.Kind // order chosen by Open
 	loaderState
@@ -54,7 +54,8 @@ type decoding struct {
 	rules    sample.Rules
 }
 
-// indexStore is the index of a loader, and the knowledge that belongs to the index.
+// indexStore holds the index of a loader, and the entry points and searches that belong to the
+// index.
 type indexStore struct {
 	index    atomic.Pointer[index.Index]         // nil until the archive has been read through
 	points   atomic.Pointer[devplan.EntryPoints] // entry points of the index; nil until an epoch needs them
@@ -82,8 +83,8 @@ type loaderState struct {
 	running sync.WaitGroup // calls that Close waits for
 }
 
-// startCall counts a call that Close waits for, until running.Done. It returns false if the loader
-// is closed.
+// startCall registers a call. Close then waits until the call has called running.Done. startCall
+// returns false if the loader is closed.
 func (s *loaderState) startCall() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,11 +170,11 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 		}
 	}
 	if o.MultiLabel && len(x.Classes()) == 0 {
-		_ = x.Close() // nothing was kept
+		_ = x.Close() // there is nothing to save
 		return nil, fmt.Errorf("%w in %s: Options.MultiLabel, and no image has a label", ErrNoSamples, a.Path())
 	}
 	if o.Masks.masked() && !x.Random() {
-		_ = x.Close() // nothing was kept
+		_ = x.Close() // there is nothing to save
 		return nil, fmt.Errorf("imageloader: %s: Options.Masks needs random access, and this is a stream "+
 			"of more than Options.ShuffleBytes (%d): "+
 			"repack it as .tar or .tar.gz, or raise ShuffleBytes", path, o.ShuffleBytes)
@@ -182,14 +183,14 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	l.opened = l.chooseOrder(x)
 	l.order = l.opened
 	if err := l.weigh(x); err != nil {
-		_ = x.Close() // nothing was kept
+		_ = x.Close() // there is nothing to save
 		return nil, err
 	}
 	return l, nil
 }
 
-// chooseOrder chooses the order of epochs by the index with which the loader was opened. x is nil
-// if there was none. An index that is made later does not change the order.
+// chooseOrder chooses the order of epochs. x is the index with which the loader was opened, or nil.
+// An index that is made later does not change the order.
 func (l *Loader) chooseOrder(x *index.Index) order.Kind {
 	switch {
 	case l.o.Weights != nil || l.o.Balanced:
@@ -257,8 +258,8 @@ func (l *Loader) Len() int {
 	return -1
 }
 
-// Batches returns the number of batches of an epoch on this rank. It does not account for samples
-// that the policy Skip leaves out. It returns -1 if Len does.
+// Batches returns the number of batches of an epoch on this rank. It counts samples that the policy
+// Skip may leave out. It returns -1 if Len does.
 func (l *Loader) Batches() int {
 	total := l.positions(l.index.Load())
 	if total == order.Unknown {

@@ -30,8 +30,9 @@ type Options struct {
 	Shuffle bool
 	// ShuffleBuffer and ShuffleBytes limit the buffer through which a .tar.gz is shuffled: the
 	// number of samples (0: 4096) and of compressed bytes (0: 256 MiB), whichever is reached first.
-	// An archive with random access needs no buffer. A .tar.gz whose samples fit in ShuffleBytes,
-	// shuffled or not, stays in memory after the first epoch has read it, and is not read again.
+	// An archive with random access needs no buffer. If all samples of a .tar.gz fit in
+	// ShuffleBytes, they stay in memory after the first epoch, shuffled or not, and later epochs do
+	// not read the archive.
 	ShuffleBuffer int
 	ShuffleBytes  int64
 	Seed          uint64
@@ -39,20 +40,21 @@ type Options struct {
 	// Repeat is the number of passes over the samples in an epoch, each in another order and with
 	// other crops; 0: once. Round j of epoch e equals epoch e*Repeat+j of a loader without Repeat.
 	Repeat int
-	// Weights, if not nil, makes an epoch of draws with replacement: each draw takes a sample with
-	// a probability proportional to its weight (0 or more). Open calls it once for each sample.
-	// Balanced draws each class equally often instead. Draws is the number of draws in a round; 0:
-	// the number of samples. Weights and Balanced need random access.
+	// If Weights is not nil, an epoch draws samples with replacement. Each draw takes a sample with
+	// a probability proportional to its weight (0 or more). Open calls Weights once for each
+	// sample. Balanced draws each class equally often instead. Draws is the number of draws in a
+	// round; 0: the number of samples. Weights and Balanced need random access.
 	Weights  func(Sample) float64
 	Balanced bool
 	Draws    int
 
-	// Rank and World are for several processes that train together: this process is rank Rank (from
-	// 0) of World; 0: 1. All ranks have the same archive and options. The sequence of an epoch is
-	// the same on each, and its samples are dealt in turn. Every rank gets the same number of
-	// batches of the same sizes, even with damaged samples. If the samples don't divide evenly, or
-	// if a rank skips more bad samples than the others, the first samples of the epoch are
-	// repeated. With DropLast, samples are left out instead, so that all batches are full.
+	// Rank and World are for several processes that train together. This process has rank Rank
+	// (from 0) among World processes. World 0 means 1. All ranks have the same archive and options.
+	// The sequence of an epoch is the same on each rank, and its samples are dealt to the ranks in
+	// turn. Every rank gets the same number of batches of the same sizes, even with damaged
+	// samples. If the samples don't divide evenly, or if a rank skips more bad samples than the
+	// others, the first samples of the epoch are repeated. With DropLast, samples are left out
+	// instead, so that all batches are full.
 	Rank, World int
 
 	// Workers is the number of goroutines that decode, each using up to one core; 0: GOMAXPROCS,
@@ -60,10 +62,10 @@ type Options struct {
 	// goroutine.
 	Workers int
 	// WorkerNice lowers the priority of the workers' threads by this many steps of nice(2), 0 to
-	// 19. WorkerCPUs, if not empty, lists the only CPUs on which they run. Workers is then at most
-	// len(WorkerCPUs) by default. Both keep decoding away from the thread that launches kernels.
-	// The workers then have separate threads. When the epoch ends, the threads get their old
-	// priority and CPUs back.
+	// 19. WorkerCPUs, if not empty, lists the only CPUs on which the workers run. Workers is then
+	// at most len(WorkerCPUs) by default. Both options keep decoding away from the thread that
+	// launches kernels. Each worker then runs on a dedicated OS thread. When the epoch ends, the
+	// threads get their old priority and CPUs back.
 	WorkerNice int
 	WorkerCPUs []int
 	// DropLast leaves out the last batch if it is short. PadLast fills it with the first samples of
@@ -78,7 +80,7 @@ type Options struct {
 	// *ArchiveError that ends the epoch.
 	Classes []string
 	// WebDataset takes labels from WebDataset's members, not from directories. A group consists of
-	// consecutive members of a shard whose paths are equal up to the first dot of the last part.
+	// consecutive members of a shard whose paths are equal up to the first dot of the file name.
 	// The group's sample is the image whose extension has no further dot ("0.jpg", not
 	// "0.depth.png"). Its label is in its .cls member, or else in the field label, cls or class of
 	// its .json member. Further images, and images without a label, are ignored, logged and
@@ -86,26 +88,27 @@ type Options struct {
 	// sample whose members are not adjacent, a label that cannot be read, and two labels that
 	// contradict each other.
 	//
-	// If every label is a decimal number, the numbers are the labels: "7" and "007" are 7. A label
-	// that is not a whole number from 0 to 1,048,575 is then an error that names its image. If any
-	// label is not a number, all labels are names of classes, sorted by bytes: "10" is before "9".
-	// With Classes all labels are names, in the order of Classes.
+	// If every label is a decimal number, the numbers are the labels: "7" and "007" are 7. In this
+	// case a label that is not a whole number from 0 to 1,048,575 is an error that names its image.
+	// If any label is not a number, all labels are names of classes, sorted by bytes: "10" is
+	// before "9". With Classes all labels are names, in the order of Classes.
 	WebDataset bool
-	// MultiLabel gives each sample of WebDataset any number of labels. They are the words of its
-	// .cls, separated by white space or commas, or an array of strings and whole numbers in the
-	// field labels, label, cls or class of its .json. The field "labels" of a batch is then float32
-	// [classes], with a 1 for each label and 0 otherwise, and Sample.Label is 0. WebDataset's rule
-	// for numbers and names applies to the labels of all lists together. A sample with an empty
-	// list has only zeros.
+	// MultiLabel gives each sample of WebDataset any number of labels. A sample's labels are the
+	// words of its .cls, separated by white space or commas, or an array of strings and whole
+	// numbers in the field labels, label, cls or class of its .json. The field "labels" of a batch
+	// is then float32 [classes], with a 1 for each label and 0 otherwise, and Sample.Label is 0.
+	// WebDataset's rule for numbers and names applies to the labels of all samples together. A
+	// sample with an empty list has only zeros.
 	MultiLabel bool
-	// List is the path or URL of a CSV file that lists the samples and their labels. A name that
-	// ends in .tsv or .tab is a TSV file. Labels do not come from directories, and members that are
-	// not listed are not samples. The first two columns are a member's path, as in the archive or
-	// below the directory, and its label. If the first line names the columns ("path" and "label",
-	// in any order), it is a header. Further columns are ignored. Samples stay in the archive's
-	// order. WebDataset's rule for numbers and names applies to the labels. A path that is not in
-	// the archive, or that is listed twice, is a *ListError with file and line. A label that is not
-	// among Classes is an *UnknownClassError. Open reads a whole archive if it has no index.
+	// List is the path or URL of a CSV file that lists the samples and their labels. If its name
+	// ends in .tsv or .tab, it is a TSV file. Labels then do not come from directories, and members
+	// that are not listed are not samples. The first two columns are a member's path, as in the
+	// archive or below the directory, and its label. If the first line names the columns ("path"
+	// and "label", in any order), it is a header. Further columns are ignored. Samples stay in the
+	// archive's order. WebDataset's rule for numbers and names applies to the labels. A path that
+	// is not in the archive, or that is listed twice, is a *ListError with file and line. A label
+	// that is not among Classes is an *UnknownClassError. Open reads a whole archive if it has no
+	// index.
 	List string
 	// Part selects some of the samples, such as those that are not held out, or those below the
 	// folder "train". The zero value selects all. All parts of an archive have the same classes and
@@ -133,41 +136,42 @@ type Options struct {
 	// AVIF, because libheif uses more memory for each pixel. A sample that exceeds a limit is bad.
 	MaxSampleBytes int64
 	MaxPixels      int64
-	// MaxTranscodedBytes limits this loader's memory for baseline copies of progressive JPEGs,
-	// which a GPU decodes instead of the originals (prefetcher.Options.Decode); 0: 1 GiB. Ranks on
-	// one host do not share copies. Without room for a copy, the workers decode the progressive
-	// JPEG, which takes several milliseconds. 1 keeps no copies.
+	// MaxTranscodedBytes limits this loader's memory for baseline copies of progressive JPEGs; 0: 1
+	// GiB. A GPU decodes the copies instead of the originals (prefetcher.Options.Decode). Ranks on
+	// one host do not share copies. A progressive JPEG for whose copy there is no room is decoded
+	// by the workers, which takes several milliseconds. Set 1 to keep no copies.
 	MaxTranscodedBytes int64
-	// IndexFile is the path of the archive's index, which is kept from one run to the next. ""
-	// selects the archive's folder (train.tgz.tsidx), or the user's cache folder if the archive's
-	// folder can't be written. The cache folder is searched first. A file that is neither empty nor
-	// an index is never replaced, and is an error if IndexFile names it. With NoIndex the index is
-	// neither read nor written.
+	// IndexFile is the path of the archive's index, which later runs use again. "" selects the
+	// archive's folder (train.tgz.tsidx), or the user's cache folder if the archive's folder can't
+	// be written. The cache folder is searched first. The loader never replaces a file that is
+	// neither empty nor an index. If IndexFile names such a file, Open returns an error. With
+	// NoIndex the index is neither read nor written.
 	IndexFile string
 	NoIndex   bool
-	// The index also stores entry points into JPEG files, about 1 % of their size. The loader makes
-	// them when it first decodes an image, which costs about a tenth more time, or a GPU finds them
-	// while it decodes (prefetcher.Options.Decode). After that only the part that the crop needs is
-	// decoded. The pixels are the same. Entry points of an earlier process are compared with the
-	// image when they are first used, so that no entry point changes a pixel. TrustIndex skips this
-	// comparison. With NoEntryPoints they are neither made nor used.
+	// The index also stores entry points into JPEG files, about 1 % of their size. With entry
+	// points, only the part of an image that the crop needs is decoded. The pixels are the same.
+	// The loader makes the entry points when it first decodes an image, which costs about a tenth
+	// more time. A GPU that decodes finds them itself (prefetcher.Options.Decode). Entry points of
+	// an earlier process are compared with the image when they are first used, so that no entry
+	// point changes a pixel. TrustIndex skips this comparison. With NoEntryPoints they are neither
+	// made nor used.
 	//
 	// With and without TrustIndex, the index's checksums detect damage and other archives, but not
-	// forgery. A sample must follow a tar header with its name and size, and its label must be its
-	// directory. The list of samples, WebDataset's labels, and the windows for inflating a .tar.gz
-	// are trusted, so anyone who can write the index can change them. Set NoIndex, or an IndexFile
-	// in a private folder, if others can write to the archive's folder. docs/index-format.md has
-	// the details.
+	// forgery. The loader checks that each sample follows a tar header with its name and size, and
+	// that its label is its directory's. It trusts the list of samples, WebDataset's labels, and
+	// the windows for inflating a .tar.gz, so anyone who can write the index can change them. If
+	// others can write to the archive's folder, set NoIndex, or an IndexFile in a private folder.
+	// docs/index-format.md has the details.
 	TrustIndex    bool
 	NoEntryPoints bool
 	// OpenSource opens a path with a scheme, such as "s3://bucket/train.tgz". nil: OpenHTTP, for
-	// http and https. Several goroutines may call it. Its ctx is only for opening and ends right
-	// after the call. A Source must read with the context that ReadRange gets: reads with the
-	// earlier ctx would fail at once.
+	// http and https. Several goroutines may call it. Its ctx is only for opening and ends when
+	// OpenSource returns. A Source must therefore not keep this ctx for reading: it reads with the
+	// context that ReadRange gets.
 	OpenSource func(ctx context.Context, url string) (Source, error)
 	Logger     *slog.Logger // nil: silent
-	// StatsEvery is the interval at which a running epoch logs its Stats since the last time; 0:
-	// never.
+	// StatsEvery is the interval at which a running epoch logs its Stats; 0: never. Each log line
+	// covers the time since the line before it.
 	StatsEvery time.Duration
 }
 
@@ -417,7 +421,7 @@ func (o *Options) checkList() error {
 	return nil
 }
 
-// batchSize is the name of the field that may differ if World differs.
+// batchSize names the only field that may differ from a state's if World differs.
 const (
 	batchSize    = "BatchSize"
 	maxBatchSize = 1 << 24

@@ -43,17 +43,18 @@ type FixReport struct {
 
 // Fix inspects an archive and writes a new one without the bad samples. The name of the new file
 // selects its format: .tar, .tar.gz or .tgz, .tar.zst. The other members keep their names, bytes
-// and order, and samples their labels. Only names and sizes of headers are kept, so that the same
-// input always gives the same file. Members that are not regular files are left out. Options are as
-// for Inspect, except that List is not allowed.
+// and order, and the samples keep their labels. Fix copies only the names and sizes of the tar
+// headers, so that the same input always gives the same file. Members that are not regular files
+// are left out. Options are the same as for Inspect, except that List is not allowed.
 //
 // Damaged images that o.Damaged tolerates are kept unchanged, except under Partial. Under Partial,
-// Fix replaces each image that Warned refuses by a PNG with the same name, the pixels that Partial
-// gives, and the EXIF orientation. Loaders with the default options thus accept all samples.
+// Fix replaces each image that Warned refuses by a PNG. The PNG has the same name, the pixels that
+// Partial gives, and the EXIF orientation. Loaders with the default options thus accept all
+// samples.
 //
-// With Options.WebDataset, the other members of a bad sample's group are left out too, since
+// With Options.WebDataset, Fix also leaves out the other members of a bad sample's group, because
 // otherwise another image of the group would become the sample. It is an error if samples in
-// several shards have the same key, since the new archive is one shard.
+// several shards have the same key, because the new archive is one shard.
 //
 // Fix fails before it writes if the archive itself is damaged, if no sample is good, if a class
 // would lose all samples (see FixOptions), or if the new file already exists and is not empty. The
@@ -108,7 +109,7 @@ func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progres
 	return report, &x.report, nil
 }
 
-// fixError returns an error of writing the new archive.
+// fixError names the new archive in an error of writing it. Other errors stay unchanged.
 func fixError(out string, err error) error {
 	var damage *ArchiveError
 	if errors.As(err, &damage) || errors.Is(err, archive.ErrStopped) {
@@ -147,8 +148,8 @@ type unpacked struct{ io.Writer }
 
 func (unpacked) Close() error { return nil }
 
-// checkFixed returns an error for a path that belongs to the input, or to any file with content,
-// which may be the only archive with its images.
+// checkFixed returns an error if out is part of the input, or is a file that is not empty: such a
+// file may hold the only copy of its images.
 func checkFixed(a *archive.Archive, out string) error {
 	existing, err := os.Stat(out)
 	if err != nil {
@@ -180,7 +181,7 @@ func checkFixed(a *archive.Archive, out string) error {
 	return nil
 }
 
-// inside reports whether folder, described by info, is the directory dir or below it.
+// inside reports whether folder is the directory dir or below it. info describes folder.
 func inside(folder string, info, dir fs.FileInfo) bool {
 	path, err := filepath.Abs(folder)
 	if err == nil {
@@ -225,8 +226,8 @@ type fixing struct {
 	// left holds the positions of bad samples, and damaged the positions of samples with tolerated
 	// damage. groups holds the WebDataset groups of the bad samples.
 	left, damaged, groups bits
-	// expected and met are sums of the digests of the names at these positions: in the inspected
-	// archive, and in the copied one.
+	// expected and met sum the digests of the names at these positions. expected sums over the
+	// inspected archive, met over the copied one.
 	names         *audit.Names
 	expected, met uint64
 	report        FixReport
@@ -358,7 +359,7 @@ func writeHeader(w *tar.Writer, name string, size int64) error {
 	return nil
 }
 
-// decoders rewrites images. The decoders are made for the first image.
+// decoders rewrites damaged images. It makes its two decoders when it rewrites the first image.
 type decoders struct {
 	l               *Loader
 	warned, partial sample.Decoder

@@ -14,19 +14,19 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
-// Restore continues an interrupted epoch: from now on, the epoch of the state starts right after
-// the state's batch whenever it is run. Other epochs are complete. The rest of the epoch is the
-// same as without the interruption: the same bytes in the same batches, with any number of workers,
-// even if the archive has gained or lost random access since. Restore() without a state undoes
-// this. Running epochs are not affected. A closed loader returns ErrClosed.
+// Restore continues an interrupted epoch. From now on, Epoch and Fill start that epoch right after
+// the state's batch. Other epochs are complete. The rest of the epoch is the same as without the
+// interruption: the same bytes in the same batches, with any number of workers, even if the archive
+// has gained or lost random access since. Restore() without a state undoes this. Running epochs are
+// not affected. A closed loader returns ErrClosed.
 //
 // If Rank and World are the state's, this rank's state is enough. The other ranks' states may be
 // given too. With another World, the rest of the epoch is dealt again: every sample that was in no
 // batch is delivered once, and no other sample is, except as padding. This needs the states of all
 // ranks after the same number of batches. One state is enough if there was one rank, or if the
-// policy is not Skip (under Skip one rank may have used up more bad samples than another).
-// BatchSize may then differ too. If World*BatchSize is unchanged, the ranks' batches together have
-// the same samples as without the interruption, in full batches.
+// policy is not Skip. (Under Skip, one rank may have used up more bad samples than another.) When
+// the rest is dealt again, BatchSize may differ too. If World*BatchSize is unchanged, the ranks'
+// batches together have the same samples as without the interruption, in full batches.
 //
 // Restore refuses a state of another archive, other classes, or other options, with an error that
 // names the difference. Options that don't change a batch (Workers, Logger and the like) may
@@ -98,8 +98,8 @@ func (l *Loader) restore(ctx context.Context, states []State) (*epoch.Start, ord
 	return &epoch.Start{Epoch: r.epoch, Done: done, Before: states[0].Batches()}, r.order, nil
 }
 
-// fits returns an error if a state does not fit this loader, or was not made after the same batch
-// as first.
+// fits returns an error if a state does not fit this loader, or if it was made after another number
+// of batches than first.
 func (l *Loader) fits(s, first State, total int) error {
 	if s.run == nil {
 		return errors.New("it is the zero State")
@@ -126,7 +126,7 @@ func (l *Loader) fits(s, first State, total int) error {
 	return nil
 }
 
-// dealOf returns the deal of a rank of the run.
+// dealOf returns the deal of one of the run's ranks.
 func (l *Loader) dealOf(r *run, rank, total int) (order.Deal, error) {
 	share := l.o.share()
 	share.Rank, share.World = rank, r.world
@@ -189,7 +189,7 @@ func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
 		return nil, archive.StopCause(ctx, err)
 	}
 	if !l.index.CompareAndSwap(nil, x) {
-		_ = x.Close() // nothing was kept
+		_ = x.Close() // there is nothing to save
 	}
 	return l.index.Load(), nil
 }

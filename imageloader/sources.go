@@ -11,8 +11,8 @@ import (
 // server. [Options.OpenSource] opens it. Package imageloader/blob has a Source for S3, Google Cloud
 // Storage and Azure.
 //
-// It has three methods, each of which makes a request once. The loader adds retries, reading ahead
-// and timeouts.
+// It has three methods, and each call makes one request. The loader adds retries, reading ahead and
+// timeouts.
 //
 //	Info() SourceInfo
 //	ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser, error)
@@ -21,13 +21,13 @@ import (
 // Info describes the opened version. ReadRange reads n bytes (at least 1) of that version, starting
 // at offset. The whole range is in the archive. If the archive has been replaced by another
 // version, ReadRange returns [ErrSourceChanged]. It must be safe for concurrent use. When ctx ends,
-// which may be after the call, reading fails. The loader always closes the reader.
+// reading must fail, even if ReadRange has already returned. The loader always closes the reader.
 //
-// A reader that returns io.EOF after at least one byte has sent a shorter range, and the loader
-// requests the rest at once. For a broken connection the reader returns another error, such as
+// A reader may send a shorter range and return io.EOF after at least one byte. The loader requests
+// the rest at once. If the connection breaks, the reader returns another error, such as
 // io.ErrUnexpectedEOF. After an error the loader requests the range again, at least 6 times and for
-// at least 2 minutes, with growing pauses, unless the error is (errors.Is) ErrSourceChanged,
-// fs.ErrNotExist, fs.ErrPermission or errors.ErrUnsupported.
+// at least 2 minutes, with growing pauses. It does not retry an error that is (errors.Is)
+// ErrSourceChanged, fs.ErrNotExist, fs.ErrPermission or errors.ErrUnsupported.
 type Source = archive.Source
 
 // SourceInfo identifies a version of an archive.
@@ -38,7 +38,7 @@ var ErrSourceChanged = archive.ErrSourceChanged
 
 // OpenHTTP opens the file at an http(s) URL. The server must answer range requests. A loader
 // without [Options.OpenSource] calls it. A program's OpenSource can call it with a custom client,
-// for example one that adds credentials. client may be nil. The caller keeps ownership of client.
+// for example one that adds credentials. client may be nil. The caller still owns client.
 func OpenHTTP(ctx context.Context, url string, client *http.Client) (Source, error) {
 	return archive.OpenHTTP(ctx, url, client)
 }

@@ -19,11 +19,11 @@ import (
 // may be copied and kept without limit.
 type State struct {
 	run     *run
-	batches int // batches of run's deal that are delivered at this position
+	batches int // batches of run's deal that were delivered up to this position
 	turns   int // turns of run's deal that its rank has taken
 }
 
-// run is the data that the states of one pass share. It is immutable.
+// run is the data that the states of one epoch share. It is immutable.
 type run struct {
 	epoch  int
 	order  order.Kind

@@ -25,12 +25,12 @@ type Stats struct {
 	BadBy    map[Reason]int64 // bad samples by reason
 	BadNamed []*SampleError   // the first 100 different bad samples, in order of occurrence; the log names all
 	// Warned counts damaged images that were decoded, once for each epoch that met the damage: see
-	// Options.Damaged. They are good samples, and not in Bad.
+	// Options.Damaged. They are good samples, so Bad does not count them.
 	Warned      int64
 	WarnedNamed []*SampleError // the first 100 different ones, in order of occurrence; the log names all
 	Ignored     int            // members of the archive that are not samples: not images, or not in a class's directory
-	// Orphans is the number of images among Ignored: images outside of any directory; with
-	// WebDataset, images without a label; with a List, images that are not listed.
+	// Orphans counts the images among Ignored: images outside of any directory; with WebDataset,
+	// images without a label; with a List, images that are not listed.
 	Orphans int
 
 	Workers    int
@@ -51,12 +51,13 @@ type Stats struct {
 	Inflate time.Duration // inflating, including the checksums and headers of a compressed archive
 	Decode  time.Duration // header, decode, crop, resize, and the operations of the transform; or planning
 
-	// workers, or planning goroutines, waiting for samples: high if reading or the consumer is the
-	// bottleneck
+	// time that workers, or planning goroutines, wait for samples: high if reading or the consumer
+	// is the bottleneck
 	WaitData time.Duration
-	// samples waiting for a free slot: high if the consumer is the bottleneck, as it should be
+	// time that samples wait for a free slot: high if the consumer is the bottleneck, as it should
+	// be
 	WaitSlot     time.Duration
-	ConsumerWait time.Duration // the loop over Epoch waiting for a batch; a prefetcher has its own count
+	ConsumerWait time.Duration // time that the loop over Epoch waits for a batch; a prefetcher has a separate count
 }
 
 // DecodePath is a way to decode an image. All paths give the same pixels.
@@ -75,8 +76,8 @@ const (
 )
 
 // Since returns the counts and times since an earlier Stats of the same loader. Gauges (Workers,
-// Queue, QueueBytes, Ignored, Orphans, TranscodedBytes), BadNamed and WarnedNamed keep their
-// present values.
+// Queue, QueueBytes, Ignored, Orphans, TranscodedBytes), BadNamed and WarnedNamed are not
+// differences: they keep their present values.
 func (s Stats) Since(before Stats) Stats {
 	s.Samples -= before.Samples
 	s.Batches -= before.Batches
