@@ -115,10 +115,10 @@ func (l *Loader) entryPoints(x *index.Index) *devplan.EntryPoints {
 	}
 }
 
-// searches records for which images of an index a consumer still has to search entry points. It
-// returns nil without an index and under Refuse. Under Refuse, damage in a scan makes an image bad.
-// The loader has to know this when it composes a batch, but the consumer decodes the image only
-// later.
+// searches returns the Searches of an index, which record the images that the consumer no longer
+// searches for entry points. It returns nil without an index, and under Refuse. Under Refuse,
+// damage in a scan makes an image bad. The loader has to know this when it composes a batch, but
+// the consumer decodes the image only later.
 func (l *Loader) searches(x *index.Index) *devplan.Searches {
 	if x == nil || l.o.Damaged == Refuse {
 		return nil

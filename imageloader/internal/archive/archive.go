@@ -79,8 +79,8 @@ type Config struct {
 	OpenFile func(path string) (File, error)
 	// OpenSource opens a URL; nil: OpenHTTP.
 	OpenSource func(ctx context.Context, url string) (Source, error)
-	// Again reports that the archive was open before. Opening then retries a failing server for as
-	// long as reading does. Archive.Reopen sets it.
+	// Again says that the archive has been open before. A failing server is then retried for as
+	// long as during a read. Archive.Reopen sets it.
 	Again bool
 	// Requests records failed requests for URLs; nil: they are not recorded.
 	Requests *Requests
@@ -239,8 +239,8 @@ func (a *Archive) Context() context.Context { return a.ctx }
 // Info describes all shards together: the sum of their sizes and the latest of their times.
 func (a *Archive) Info() fs.FileInfo { return a.info }
 
-// FileBytes returns the total size of all shards. Of a directory, it counts the files that the walk
-// has reached.
+// FileBytes returns the total size of all shards. In a directory, it counts only the files that the
+// walk has reached.
 func (a *Archive) FileBytes() int64 { return a.files.bytes() }
 
 func (f *files) bytes() int64 {
@@ -253,7 +253,7 @@ func (f *files) bytes() int64 {
 	return bytes
 }
 
-// MaxStreamBytes returns an upper bound of the size of the (inflated) tar stream of a shard with
+// MaxStreamBytes returns an upper bound for the size of the inflated tar stream of a shard with
 // this format and file size. A walk fails if a stream is larger.
 func MaxStreamBytes(format string, size int64) int64 {
 	switch {
@@ -287,7 +287,7 @@ func (a *Archive) Position() int { return a.member.position }
 // inflating.
 func (a *Archive) ReadTime() time.Duration { return a.readTime }
 
-// Progress tells how much of an archive has been read.
+// Progress is the part of an archive that has been read.
 type Progress struct {
 	Members           int
 	Bytes, TotalBytes int64 // of the files
@@ -316,8 +316,8 @@ func (a *Archive) begin(i int) error {
 	return a.start(&a.shards[i])
 }
 
-// openAgain opens a shard, and returns an error if it is no longer the file that Open saw, because
-// an index would not match another file.
+// openAgain opens a shard that Open has opened before. It returns an error if the file has changed
+// since, because an index would not match another file.
 func (a *Archive) openAgain(i int) (File, error) {
 	s := &a.shards[i]
 	file, err := a.open(s.Path, true)
@@ -461,8 +461,8 @@ func innerError(block []byte) error {
 	return nil
 }
 
-// Checkpoints makes the archive pass those checkpoints of its gzip shards that
-// [Archive.WantCheckpoint] selects to keep, in order. It must be called before the first read.
+// Checkpoints makes the archive call keep with the checkpoints of its gzip shards that
+// [Archive.WantCheckpoint] asks for, in order. It must be called before the first read.
 func (a *Archive) Checkpoints(keep func(shard int, c Checkpoint)) error {
 	a.keep = keep
 	if a.at.gzip != nil {
@@ -477,7 +477,7 @@ func (a *Archive) noteCheckpoints() error {
 		if a.at.in == nil { // the first checkpoint
 			return 0
 		}
-		return max(0, a.at.in.offset-HeaderBytes) // the headers of the next member may have been read already
+		return max(0, a.at.in.offset-HeaderBytes) // the archive may already have read the headers of the next member
 	})
 	return a.at.gzip.mark(a.at.checkpoint.note)
 }

@@ -7,9 +7,9 @@ import "io"
 // error messages. ReadForward inflates everything between the last read and the end of p, so
 // checksums are still verified.
 //
-// heads are the skipped bytes right before the content, for [Heads]: all of them, or at least
-// HeaderBytes. They are valid until the next read. For a zip or a directory, whose members have no
-// tar headers, heads is nil.
+// heads holds the skipped bytes right before the content, for [Heads]: all skipped bytes, or at
+// least HeaderBytes. They are valid until the next read. The members of a zip or a directory have
+// no tar headers, so heads is nil for them.
 func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, err error) {
 	a.member.position, a.member.name = position, m.Name
 	for a.at.index < m.Shard {

@@ -50,7 +50,7 @@ const (
 	LinkLoop   // a symbolic link to a directory that contains it
 	// Kinds in a zip only:
 	Encrypted
-	OtherMethod // compressed by another method than deflate
+	OtherMethod // compressed by a method other than deflate
 )
 
 const (
@@ -124,8 +124,8 @@ func (a *Archive) nextOfTree() (m Member, found bool, err error) {
 }
 
 // EmptyFolders returns the sorted paths of directories without an entry. Call it after a walk to
-// the end of the archive. In a tar, at most 65,536 directories are remembered while they have no
-// entry.
+// the end of the archive. In a tar, the walk remembers at most 65,536 directories whose first entry
+// has not come yet.
 func (a *Archive) EmptyFolders() []string { return slices.Sorted(maps.Keys(a.folders.empty)) }
 
 // maxEmpty is the maximum number of directories that are remembered.
@@ -300,7 +300,7 @@ func (a *Archive) endOfTar() error {
 }
 
 // another reports whether another tar archive follows in the shard. To find out, it reads the zeros
-// that pad the last record, which also verifies the last gzip checksum.
+// that pad the last record. This also verifies the last gzip checksum.
 func (a *Archive) another() (bool, error) {
 	block := make([]byte, BlockBytes)
 	for {
@@ -328,7 +328,7 @@ func (a *Archive) Magic() ([]byte, error) { return a.peek(a.member.magic[:], mag
 // from the archive.
 func (a *Archive) Peek(n int) ([]byte, error) { return a.peek(a.room(), n) }
 
-// peek implements Peek and Magic. It puts the bytes into room.
+// peek implements Peek and Magic. It stores the bytes in room.
 func (a *Archive) peek(room []byte, n int) ([]byte, error) {
 	n = int(min(int64(n), a.member.size))
 	if have := len(a.member.peeked); have < n {
@@ -390,8 +390,8 @@ func (a *Archive) read(p []byte) error {
 	return nil
 }
 
-// room returns the archive's scratch buffer. Bytes to skip are read into it, and so are those of
-// Peek and Pieces, which are valid only until the next use of room.
+// room returns the archive's scratch buffer. The archive reads skipped bytes into it. Peek and
+// Pieces return slices of it, which are valid only until the next use of room.
 func (a *Archive) room() []byte {
 	if a.scratch == nil {
 		a.scratch = make([]byte, skipBytes)

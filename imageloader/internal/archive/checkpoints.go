@@ -21,8 +21,9 @@ type Mark struct {
 // MaxWindowBytes is an upper bound of the size of a packed window.
 const MaxWindowBytes = 4 * windowBytes
 
-// minSpacing is the minimum distance between two checkpoints: this number of inflated bytes for
-// each byte of the second checkpoint's window. It limits windows to 1/48 of the inflated bytes.
+// minSpacing is the minimum distance between two checkpoints, as a multiple of the size of the
+// second checkpoint's window. The distance is in inflated bytes. It limits all windows together to
+// 1/48 of the inflated bytes.
 const minSpacing = 48
 
 // checkpointer keeps the checkpoints of a stream that are best for reading members: the last one
@@ -33,7 +34,7 @@ type checkpointer struct {
 	last    int64        // Output of the last kept checkpoint; -1: none
 	pending []Checkpoint // in order; the first may already be kept
 	wanted  []int64      // offsets of members that need a checkpoint
-	done    int          // number of members in wanted that have been decided
+	done    int          // members in wanted for which decide has finished
 }
 
 func newCheckpointer(keep func(Checkpoint), reached func() int64) *checkpointer {
@@ -48,7 +49,7 @@ func (k *checkpointer) note(c Checkpoint) {
 		k.keep(c)
 	}
 	k.decide(false)
-	if len(k.wanted) == 0 { // in the middle of a large member
+	if len(k.wanted) == 0 { // the walk is in the middle of a large member
 		k.forget(k.reached())
 	}
 }
@@ -71,8 +72,8 @@ func (k *checkpointer) forget(offset int64) {
 	k.pending = slices.Delete(k.pending, 0, n)
 }
 
-// decide keeps a member's checkpoint once no better one can come. At the end of the stream that
-// holds for all members.
+// decide keeps the best checkpoint of each member, as soon as no better one can follow. At the end
+// of the stream it decides for all members.
 func (k *checkpointer) decide(end bool) {
 	for k.done < len(k.wanted) {
 		offset := k.wanted[k.done]

@@ -11,8 +11,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Error is damage in the archive itself. The members after the damage can't be read. The samples
-// before it have been delivered.
+// Error reports damage in the archive itself. The members after the damage can't be read. The
+// samples before it have been delivered.
 type Error struct {
 	File     string
 	Member   string // the last member whose header was read, or ""
@@ -43,8 +43,8 @@ var (
 	ErrStopped = errors.New("imageloader: stopped")
 )
 
-// trailing is the error for bytes after the last member of a gzip file that are neither a member
-// nor padding.
+// trailing reports bytes after the last member of a gzip file that are neither another member nor
+// padding.
 type trailing struct{ at int64 } // offset of these bytes in the file
 
 func (e trailing) Error() string      { return "bytes behind the last gzip member" }
@@ -88,8 +88,8 @@ func StopCause(ctx context.Context, err error) error {
 	return err
 }
 
-// CauseAfter returns the cause of the context's end. If failure is not nil, a failed request was
-// being retried, and the error names that failure.
+// CauseAfter returns the cause of the context's end. failure is the error of a request that was
+// still being retried, or nil. If there is one, the returned error names it.
 func CauseAfter(ctx context.Context, failure error) error {
 	if failure == nil {
 		return context.Cause(ctx)

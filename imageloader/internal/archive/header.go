@@ -8,12 +8,13 @@ import (
 	"path"
 )
 
-// HeaderBytes is the number of bytes before a member's content in a tar that nearly always hold all
-// of its headers, including the header of a long name.
+// HeaderBytes is a number of bytes right before a member's content in a tar. These bytes nearly
+// always contain all headers of the member, including the header of a long name.
 const HeaderBytes = 8 << 10
 
-// Lead returns the size in bytes that the headers of a member with this name nearly always have:
-// one block, or three if one block can't hold the name's length or characters.
+// Lead returns the size in bytes that the headers of a member with this name nearly always have. It
+// is one block, or three blocks if the name is too long for one block or has characters that one
+// block can't hold.
 func Lead(name string) int64 {
 	const room = 100
 	plain := len(name) <= room
@@ -26,9 +27,10 @@ func Lead(name string) int64 {
 	return 3 * BlockBytes
 }
 
-// Heads reports whether blocks, the bytes of a tar right before a content, end with the header of a
-// regular file with this name and size. One block is enough, unless the name is too long for it or
-// has characters that it can't hold. In these cases blocks must include the extended header.
+// Heads reports whether blocks end with the header of a regular file with this name and size.
+// blocks are the bytes of a tar right before a content. One block is enough, unless the name is too
+// long for it or has characters that it can't hold. For such a name, blocks must include the
+// extended header.
 func Heads(blocks []byte, name string, size int64) bool {
 	block := blocks[len(blocks)-BlockBytes:]
 	if headsAlone(block, name, size) {

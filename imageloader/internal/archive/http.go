@@ -224,8 +224,8 @@ func (c storeError) shown() string {
 	return " (" + string(c) + ")"
 }
 
-// waitOf returns how long a response's Retry-After, in seconds or as a date, asks the client to
-// wait. It returns 0 if there is no Retry-After.
+// waitOf returns the time for which a response's Retry-After, in seconds or as a date, asks the
+// client to wait. It returns 0 if there is no Retry-After.
 func waitOf(r *http.Response, now time.Time) time.Duration {
 	text := r.Header.Get("Retry-After")
 	if seconds, err := strconv.ParseUint(text, 10, 32); err == nil {
@@ -237,7 +237,7 @@ func waitOf(r *http.Response, now time.Time) time.Duration {
 	return 0
 }
 
-// quietly is an error that errors.Is finds, but that adds no text to the message.
+// quietly wraps an error for errors.Is without adding its text to the message.
 type quietly struct{ error }
 
 func (quietly) Error() string   { return "" }

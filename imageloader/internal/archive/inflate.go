@@ -45,8 +45,8 @@ func (r *rangeInflater) restart(windows io.ReaderAt, c *Mark) error {
 }
 
 // read fills head and then dst with the output that starts at offset. c is a mark at or before
-// offset, with its window in windows. until is an upper bound of the end of the compressed bytes in
-// the file.
+// offset, and windows holds its window. until is an upper bound for the end of the compressed bytes
+// in the file.
 func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, until int64, head, dst []byte) error {
 	r.end = 0
 	if err := r.restart(windows, c); err != nil {

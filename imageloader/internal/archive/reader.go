@@ -47,8 +47,8 @@ func readFile(root, name string, p []byte) error {
 }
 
 // Inflate fills head and then p with the inflated bytes of a gzip shard that start at offset. It
-// starts inflating at from, a mark at or before offset whose window is in windows. until is an
-// upper bound of the end of the compressed bytes in the file.
+// starts inflating at the mark from, which is at or before offset. windows holds the mark's window.
+// until is an upper bound for the end of the compressed bytes in the file.
 func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, until int64, head, p []byte) error {
 	if err := r.enter(shard); err != nil {
 		return err
@@ -62,8 +62,8 @@ func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, unt
 	return r.inflate.read(&r.timed, windows, from, offset, until, head, p)
 }
 
-// InflatedTo returns the offset in the file after the compressed bytes that the last call of
-// Inflate consumed. It is 0 after an error, and if the bytes span several gzip members.
+// InflatedTo returns the offset in the file right after the compressed bytes that the last call of
+// Inflate consumed. It returns 0 if that call failed, or if the bytes span several gzip members.
 func (r *Reader) InflatedTo() int64 {
 	if r.inflate == nil {
 		return 0

@@ -24,7 +24,7 @@ const (
 	sourcePause   = 10 * time.Second
 	sourceBudget  = 2 * time.Minute
 	sourceSilence = 30 * time.Second // before a response, and between minProgress bytes of it
-	minProgress   = firstPiece / 2   // a response with less per sourceSilence counts as stopped
+	minProgress   = firstPiece / 2   // a response with fewer bytes in sourceSilence counts as stopped
 
 	// Sequential reads request several pieces at a time, because one response from an object store
 	// is slower than the network. The first piece is small, because the reader may need only a few
@@ -68,8 +68,8 @@ type remoteFile struct {
 	ahead readAhead
 }
 
-// readAhead holds the pieces that are requested ahead of a position. One goroutine calls Read and
-// Seek, which use it.
+// readAhead holds the pieces that are requested ahead of a position. Only Read and Seek use it, and
+// one goroutine calls them.
 type readAhead struct {
 	at       int64
 	pieces   []*piece // without gaps; at is in the first piece
@@ -121,7 +121,7 @@ func (r *readAhead) room(n int64) []byte {
 	return make([]byte, n)
 }
 
-// seek moves the position. Pieces that do not have it are dropped.
+// seek moves the position. If no piece contains the new position, it drops all pieces.
 func (r *readAhead) seek(at int64) {
 	if len(r.pieces) > 0 && (at < r.pieces[0].at || at >= r.next) {
 		r.drop()
@@ -181,8 +181,8 @@ func openRemote(ctx context.Context, name string, open openSource, times sourceT
 
 // persist calls try until it succeeds, until it fails with an error that a retry can't fix, or
 // until it has failed at least sourceTries times and for more than budget since the last progress.
-// try reports progress as further. persist waits as long as the server asks, but fails at once if
-// all waits together would exceed times.budget.
+// try sets further if it made progress. persist waits as long as the server asks, but fails at once
+// if all waits together would exceed times.budget.
 func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func() (further bool, err error)) error {
 	q := &persistent{}
 	err := f.repeat(ctx, q, budget, try)
@@ -233,7 +233,7 @@ func (f *remoteFile) repeat(ctx context.Context, q *persistent, budget time.Dura
 	}
 }
 
-// lasting reports whether a retry would end with the same error.
+// lasting reports whether a retry would fail with the same error.
 func lasting(err error) bool {
 	for _, e := range []error{ErrSourceChanged, fs.ErrNotExist, fs.ErrPermission, errors.ErrUnsupported} {
 		if errors.Is(err, e) {
@@ -243,8 +243,8 @@ func lasting(err error) bool {
 	return false
 }
 
-// read fills p with the bytes of the file from offset at on. All of them must be in the file. It is
-// safe for concurrent use.
+// read fills p with the bytes of the file that start at offset at. All of them must be within the
+// file. It is safe for concurrent use.
 func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err error) {
 	err = f.persist(ctx, f.times.budget, func() (bool, error) {
 		got, err := f.once(ctx, p[n:], at+int64(n))
@@ -385,8 +385,9 @@ func (f *remoteFile) Seek(offset int64, whence int) (int64, error) {
 
 // ReadAt makes a separate request. It is safe for concurrent use.
 //
-// It reads the body of a Source into Go memory and copies it, because p may be unmapped later: a
-// body that still writes after its Read has returned must not crash the process.
+// ReadAt reads the body of a Source into Go memory and then copies it to p, because p may be
+// unmapped later. A faulty body that still writes after its Read has returned must not crash the
+// process.
 func (f *remoteFile) ReadAt(p []byte, at int64) (n int, err error) {
 	if at >= f.info.Size {
 		return 0, io.EOF

@@ -17,7 +17,7 @@ type Requests struct {
 	Logger *slog.Logger // nil: silent
 
 	mu     sync.Mutex
-	warned time.Time   // of the last warning
+	warned time.Time   // time of the last warning
 	count  int         // failures since then
 	last   *persistent // the request that failed last, until it ends
 	err    error       // its failure
@@ -72,8 +72,8 @@ type stopped struct{ failure error }
 func (stopped) Error() string        { return ErrStopped.Error() }
 func (stopped) Is(target error) bool { return target == ErrStopped }
 
-// FailureOf returns the failure of a request that was still being retried, if err is an ErrStopped
-// with one. Otherwise it returns nil.
+// FailureOf returns the failure of a request that was still being retried when err, an ErrStopped,
+// was made. It returns nil for any other error, and if no request had failed.
 func FailureOf(err error) error {
 	if s := (stopped{}); errors.As(err, &s) {
 		return s.failure

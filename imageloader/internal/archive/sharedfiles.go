@@ -17,7 +17,7 @@ type sharedFiles struct {
 }
 
 type sharedFile struct {
-	open  sync.Once // without holding mu, because a server may be slow
+	open  sync.Once // runs without holding mu, because a server may be slow
 	file  File
 	err   error
 	users int

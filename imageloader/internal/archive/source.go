@@ -21,17 +21,18 @@ type Source interface {
 	// Info describes the version that was opened.
 	Info() SourceInfo
 	// ReadRange reads n bytes (at least 1) starting at offset. The caller asks only for bytes
-	// within the archive. They must be of the opened version: if that has been replaced, ReadRange
-	// returns ErrSourceChanged. It must be safe for concurrent use. Reads must fail once ctx is
-	// done, also after ReadRange has returned. The caller always closes the reader.
+	// within the archive. The bytes must be of the opened version: if another version has replaced
+	// it, ReadRange returns ErrSourceChanged. ReadRange must be safe for concurrent use. Reads must
+	// fail once ctx is done, even if ReadRange has already returned. The caller always closes the
+	// reader.
 	//
-	// A reader that returns io.EOF after at least one byte has sent a shorter range, and the caller
-	// requests the rest at once. For a broken connection it must return another error, such as
-	// io.ErrUnexpectedEOF.
+	// A reader may send a shorter range and return io.EOF after at least one byte. The caller
+	// requests the rest at once. If the connection breaks, the reader must return another error,
+	// such as io.ErrUnexpectedEOF.
 	//
 	// After an error the caller requests the range again, at least 6 times and for at least 2
-	// minutes, with growing pauses, unless the error is (errors.Is) ErrSourceChanged,
-	// fs.ErrNotExist, fs.ErrPermission or errors.ErrUnsupported.
+	// minutes, with growing pauses. It does not retry an error that is (errors.Is)
+	// ErrSourceChanged, fs.ErrNotExist, fs.ErrPermission or errors.ErrUnsupported.
 	ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser, error)
 	Close() error
 }
@@ -78,8 +79,8 @@ func IsURL(path string) bool {
 // URL.
 func Shown(path string) string { return printable.Archive(path) }
 
-// opener returns a function that opens shards until ctx is done. again reports that the archive was
-// open before.
+// opener returns a function that opens shards until ctx is done. Its parameter again says that the
+// archive was open before.
 func (c Config) opener(ctx context.Context) func(path string, again bool) (File, error) {
 	if c.OpenFile == nil {
 		c.OpenFile = openFile

@@ -42,8 +42,8 @@ func (r *ratioReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stream is a tar stream. It counts its bytes, and one block can be pushed back. It keeps the last
-// block that it returned.
+// stream is a tar stream. It counts its bytes and keeps the last block that it returned. One block
+// can be pushed back.
 type stream struct {
 	reader io.Reader
 	offset int64

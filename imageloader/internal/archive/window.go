@@ -76,8 +76,8 @@ func unpackWindow(packed, window []byte) error {
 	return nil
 }
 
-// uvarint reads a number that appendUvarint has written, of up to 5 bytes. n is its length, or 0 if
-// the number does not end.
+// uvarint reads a number of up to 5 bytes that appendUvarint has written. n is the length in bytes,
+// or 0 if the number has no end.
 func uvarint(b []byte) (v uint64, n int) {
 	for i, c := range b[:min(len(b), 5)] {
 		v |= uint64(c&0x7f) << (7 * i)

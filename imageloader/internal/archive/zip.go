@@ -17,7 +17,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// MemberError is damage in the content of one member. The other members can be read.
+// MemberError reports damage in the content of one member. The other members can be read.
 type MemberError struct{ Err error }
 
 func (e *MemberError) Error() string { return e.Err.Error() }
@@ -40,7 +40,7 @@ type zipWalk struct {
 	directory *zipDirectory
 	headers   *zipHeaders
 	file      io.ReaderAt
-	reader    *contextReader // of the current content; its reader is nil before the first read
+	reader    *contextReader // reads the current content; its field reader is nil before the first read
 	buffered  *bufio.Reader
 	inflater  io.ReadCloser // nil before the first deflated member
 	entry     *zipEntry     // the current entry
@@ -145,7 +145,8 @@ func (z *zipWalk) readAt(at int64, p []byte) error {
 	return z.read(p)
 }
 
-// damage returns a MemberError, unless the error is not the member's.
+// damage returns a MemberError if err shows that the member's content is damaged, and otherwise
+// err.
 func (z *zipWalk) damage(err error) error {
 	var corrupt flate.CorruptInputError
 	switch {
@@ -185,7 +186,7 @@ func (z *zipWalk) open() error {
 	return nil
 }
 
-// errMemberSum is the damage of a content with another checksum.
+// errMemberSum reports a content whose checksum differs from the checksum in the zip.
 var errMemberSum = damagedMember("its bytes differ from their checksum in the zip")
 
 func errShortMember(e *zipEntry) error {
@@ -240,7 +241,7 @@ func readLocal(file io.ReaderAt, e *zipEntry, head []byte) (size int, err error)
 	return size, nil
 }
 
-// zipDirectories are the central directories of the shards that were read. It is safe for
+// zipDirectories holds the central directories of the shards that were read. It is safe for
 // concurrent use.
 type zipDirectories struct {
 	mu    sync.Mutex
@@ -277,8 +278,8 @@ func (z *zipDirectories) known(shard int) *zipDirectory {
 	return z.of[shard]
 }
 
-// ReadZipped fills p with the content of the member of a zip whose Offset is at. The length of p
-// must be the member's size. Damage of the member is a [MemberError].
+// ReadZipped fills p with the content of the member whose Offset is at, in a zip. The length of p
+// must be the member's size. If the member is damaged, the error is a [MemberError].
 func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	if err := r.enter(shard); err != nil {
 		return err
@@ -370,8 +371,8 @@ func (r *Reader) unzip(e *zipEntry, packed, p []byte) error {
 	}
 }
 
-// endUnzip returns an error unless a stream ends after its output p. packed are the bytes that were
-// not consumed.
+// endUnzip checks that the deflate stream of an entry ends right after the output p. packed holds
+// the compressed bytes that have not been consumed.
 func (r *Reader) endUnzip(e *zipEntry, packed, p []byte) error {
 	n := copy(r.inflate.out[:windowBytes], p[max(0, len(p)-windowBytes):])
 	_, produced, done, err := imagecapi.Inflate(r.inflate.inflater, packed, true, r.inflate.out[:n+1], n)

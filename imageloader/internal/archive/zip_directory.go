@@ -43,14 +43,14 @@ func isZip(head []byte) bool {
 	return bytes.HasPrefix(head, []byte(zipLocalMagic)) || bytes.HasPrefix(head, []byte(zipEndMagic))
 }
 
-// zipEntry is the part of an entry of the central directory that reading its content needs.
+// zipEntry holds the fields of a central directory entry that are needed for reading its content.
 type zipEntry struct {
 	offset       int64 // of the local header in the file
 	packed, size int64 // bytes of the content, compressed and inflated
 	crc          uint32
 	nameSum      uint32 // CRC-32 of the name's bytes, which the local header repeats
-	// lead is a guess of the bytes from the local header to the content. The local header alone has
-	// the number.
+	// lead estimates the number of bytes from the start of the local header to the content. Only
+	// the local header has the exact number.
 	lead   uint32
 	method uint16
 }
@@ -69,7 +69,7 @@ type zipDirectory struct {
 	entries []zipEntry // by offset
 }
 
-// zipPlace is the place of a central directory in its file.
+// zipPlace is the position of a central directory in its file.
 type zipPlace struct {
 	at, size int64
 	count    uint64 // of entries
@@ -110,8 +110,8 @@ func readZipDirectory(file io.ReaderAt, size int64) (*zipDirectory, error) {
 	return d, d.check()
 }
 
-// check returns an error if entries overlap each other or the directory. Then a small file could
-// have any number of large members.
+// check returns an error if entries overlap each other or the directory. Overlapping entries would
+// let a small file contain any number of large members.
 func (d *zipDirectory) check() error {
 	for i := range d.entries {
 		end := d.at
@@ -265,8 +265,8 @@ func (z *zipHeaders) take(n int) ([]byte, error) {
 	return z.buf, err
 }
 
-// widen replaces the numbers that are too large for 32 bits by those of the zip64 extra field. It
-// returns false if a number is missing or not possible.
+// widen replaces numbers that do not fit in 32 bits by the numbers of the zip64 extra field. It
+// returns false if a number is missing or impossible.
 func (e *zipEntry) widen(extra []byte) bool {
 	const wide = 1<<32 - 1
 	field := zipExtra(extra, zipExtra64)
@@ -297,7 +297,7 @@ func zipExtra(extra []byte, tag uint16) []byte {
 	return nil
 }
 
-// The systems of makers that tell more of an entry.
+// Values of the field "version made by" that change how the name and the kind of an entry are read.
 const (
 	madeOnDOS  = 0
 	madeOnUnix = 3
@@ -305,8 +305,9 @@ const (
 )
 
 // zipName decodes the name of an entry. A name is UTF-8 if its flag or an extra field says so, and
-// CP437 otherwise. Makers on Unix and macOS write UTF-8 without the flag, so their names are CP437
-// only if they are no UTF-8. Old makers on Windows write backslashes between folders.
+// CP437 otherwise. Programs on Unix and macOS write UTF-8 without the flag, so their names are
+// CP437 only if they are not valid UTF-8. Old programs on Windows write backslashes between
+// folders.
 func zipName(raw, extra []byte, flags uint16, made byte) string {
 	const utf8Flag = 1 << 11
 	name := string(raw)

@@ -66,7 +66,7 @@ func Gzip(t testing.TB, data []byte) []byte {
 	return b.Bytes()
 }
 
-// GzipSplit compresses data into several gzip members, one for every given number of bytes.
+// GzipSplit compresses data into several gzip members, each with the given number of bytes of data.
 func GzipSplit(t testing.TB, data []byte, every, level int) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -177,8 +177,9 @@ func Numbered(t testing.TB, numbers ...int) []byte {
 	return Tar(t, list...)
 }
 
-// Photos returns n samples in 3 classes and some other members. Their contents are like photographs
-// (hardly compressible, some matches), text or zeros, from 1 byte to 200 KB.
+// Photos returns n samples in 3 classes and some other members. Their contents, from 1 byte to 200
+// KB, are text, zeros, or bytes that resemble a photograph (hardly compressible, with some
+// matches).
 func Photos(n int) []Member {
 	rng := rand.New(rand.NewPCG(3, uint64(n)))
 	var list []Member
@@ -223,8 +224,8 @@ type Chunked struct {
 
 func (c *Chunked) Read(p []byte) (int, error) { return c.Reader.Read(p[:min(len(p), c.N)]) }
 
-// Repetitive returns samples that compress well but span several checkpoints, so their archives are
-// small. They are the same in every run, for fuzzers.
+// Repetitive returns samples that compress well but span several checkpoints, so that their
+// archives are small. The samples are the same in every run, for fuzzers.
 func Repetitive() (list []Member) {
 	for i := range 6 {
 		data := bytes.Repeat([]byte{byte(i), 1, 2, byte(i * i)}, 2000+i*3000)

@@ -63,7 +63,8 @@ func turned(data string, orientation byte) string {
 }
 
 // Mixed returns images whose headers differ in every property that an index records, and members
-// that are not images. The header of "a/far behind.jpg" is beyond the range that an index searches.
+// that are not images. The header of "a/far behind.jpg" is further from the start of the file than
+// an index searches.
 func Mixed(t testing.TB) []Member {
 	grey := image.NewGray(image.Rect(0, 0, 33, 21))
 	return []Member{

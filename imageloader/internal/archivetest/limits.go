@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Within ends the program if the test uses more than 10 seconds of CPU time, the limit for bad
-// input, or hangs. Waiting for a core does not count.
+// Within ends the program if the test hangs or uses more than 10 seconds of CPU time, the limit for
+// bad input. Waiting for a core does not count.
 func Within(t *testing.T) {
 	t.Helper()
 	const limit, patience = 10 * time.Second, 10 * time.Minute

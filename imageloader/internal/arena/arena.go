@@ -1,10 +1,10 @@
 // Package arena keeps compressed images outside of Go's heap. The garbage collector lets the heap
-// grow to a multiple of its live bytes, so an archive of 600 MB in the heap may cost 1.2 GB and
+// grow to a multiple of its live bytes, so an archive of 600 MB in the heap may cost 1.2 GB or
 // more. The collector ignores the memory of an [Arena], and the system gets it back as soon as the
 // arena is freed.
 //
 // An [Arena] is for bytes that live as long as the whole arena, such as an archive that is kept in
-// memory. [Buffers] recycle the memory of samples, which are short-lived.
+// memory. [Buffers] are for short-lived samples: they reuse the memory of one sample for another.
 //
 // Builds with the race detector use Go's heap, because the detector ignores all other memory.
 //
@@ -17,16 +17,16 @@ import (
 	"sync"
 )
 
-// Arena allocates memory that is freed all at once. It is safe for concurrent use. An unreachable
-// arena is freed by the garbage collector. The zero value is not usable: see New.
+// Arena allocates memory that is freed all at once. It is safe for concurrent use. The garbage
+// collector frees an arena that is no longer reachable. The zero value is not usable: see New.
 type Arena struct {
 	mu     sync.Mutex
 	rest   []byte // unused part of the last chunk
 	mapped *mapping
 }
 
-// mapping is the memory of an arena. It is a separate object so that a cleanup of the arena can
-// free it.
+// mapping is the memory of an arena. It is a separate object, because a cleanup of the arena frees
+// it.
 type mapping struct {
 	chunks [][]byte
 	freed  bool
@@ -67,7 +67,7 @@ func (a *Arena) alloc(n, align int) []byte {
 	if a.mapped.freed {
 		return nil
 	}
-	if size > chunkBytes/4 { // a separate mapping does not waste the rest of the chunk
+	if size > chunkBytes/4 { // a chunk for it alone does not waste the rest of the current chunk
 		if p := a.mapped.grow(size); p != nil {
 			return p[:n:n]
 		}

@@ -5,15 +5,15 @@ import (
 	"sync/atomic"
 )
 
-// Budget limits the compressed bytes of samples that are waiting for a worker or being decoded. If
-// none are, it admits a sample of any size.
+// Budget limits the compressed bytes of samples that are waiting for a worker or being decoded.
+// While it counts no bytes, it admits a sample of any size.
 type Budget struct {
 	mu      sync.Mutex
 	room    sync.Cond
 	limit   int64
 	used    int64
 	stopped bool
-	total   *atomic.Int64 // of all epochs, for Stats; may be nil
+	total   *atomic.Int64 // bytes in use of all epochs, for Stats; may be nil
 }
 
 // NewBudget returns a budget of limit bytes. If total is not nil, the bytes in use are added to it.
@@ -50,7 +50,7 @@ func (b *Budget) Release(n int) {
 	b.mu.Unlock()
 }
 
-// Stop makes Acquire return false, also where it is waiting.
+// Stop makes all calls of Acquire return false, including the calls that are waiting.
 func (b *Budget) Stop() {
 	b.mu.Lock()
 	b.stopped = true
@@ -58,7 +58,7 @@ func (b *Budget) Stop() {
 	b.mu.Unlock()
 }
 
-// Abandon releases all bytes in use. It is for the time when no caller will release them any more.
+// Abandon releases all bytes in use. Call it when no other call will release them any more.
 func (b *Budget) Abandon() {
 	b.mu.Lock()
 	b.add(-b.used)

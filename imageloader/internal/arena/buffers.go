@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Buffers recycle the memory of samples. There are four capacities per power of two, in whole
-// pages, so that a buffer fits many later samples. Buffers are safe for concurrent use.
+// Buffers recycle the memory of samples. A buffer has one of a few capacities, four per power of
+// two and in whole pages, so that it fits many later samples. Buffers are safe for concurrent use.
 type Buffers struct {
 	mu    sync.Mutex
 	arena *Arena             // nil before the first Get
@@ -62,7 +62,7 @@ func (b *Buffers) Get(n int) []byte {
 	if p := b.arena.alloc(capacityOf(class), pageBytes); p != nil {
 		return p[:n]
 	}
-	return make([]byte, n, capacityOf(class)+1) // Put recognizes heap memory by this capacity, which no class has
+	return make([]byte, n, capacityOf(class)+1) // no class has this capacity, so Put recognizes heap memory by it
 }
 
 func pop(list *[][]byte) (p []byte, ok bool) {

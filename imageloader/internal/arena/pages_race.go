@@ -2,8 +2,9 @@
 
 package arena
 
-// chunkBytes is the size of one allocation. It is small because Go zeroes all of it, and the race
-// detector writes several times as much shadow memory, while most arenas in tests hold a few KiB.
+// chunkBytes is the size of one allocation. It is small, because most arenas in tests hold only a
+// few KiB. Go zeroes the whole chunk, and the race detector writes several times as much shadow
+// memory.
 const chunkBytes = 256 << 10
 
 // mapPages allocates from Go's heap, where an allocation of this size starts at a page boundary.

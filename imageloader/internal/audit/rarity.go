@@ -148,7 +148,7 @@ func animatedPNG(data []byte) bool {
 	return false
 }
 
-// Names detects names that occur again. It keeps a 64-bit digest of each name.
+// Names detects names that occur more than once. It keeps a 64-bit digest of each name.
 type Names struct {
 	seed maphash.Seed
 	seen map[uint64]struct{}
@@ -157,7 +157,7 @@ type Names struct {
 // NewNames returns an empty set.
 func NewNames() *Names { return &Names{maphash.MakeSeed(), map[uint64]struct{}{}} }
 
-// Digest returns the digest of a name, which does not change during the life of the set.
+// Digest returns the digest of a name. A set always returns the same digest for the same name.
 func (s *Names) Digest(name string) uint64 { return maphash.String(s.seed, name) }
 
 // Again adds a name. It reports whether the name was already in the set.

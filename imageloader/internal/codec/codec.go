@@ -33,16 +33,15 @@ func (p DamagePolicy) String() string {
 	return "DamagePolicy(" + strconv.Itoa(int(p)) + ")"
 }
 
-// Decoder decodes images of all formats. It is not safe for concurrent use. Errors with the codes
-// imagecapi.CodeDecode and imagecapi.CodeUnsupported report a problem with the image, and all other
-// errors a problem with the machine.
+// Decoder decodes images of all formats. It is not safe for concurrent use. An error with the code
+// imagecapi.CodeDecode or imagecapi.CodeUnsupported reports a problem with the image. Any other
+// error reports a problem with the machine.
 type Decoder struct {
 	d         *imagecapi.Decoder
 	maxPixels int64
-	strict    *imagecapi.Decoder // for JPEGs inside other files, never tolerates damage; nil before the first
+	strict    *imagecapi.Decoder // decodes JPEGs inside other files and never tolerates damage; nil before the first such JPEG
 	rgb       []byte             // pixels of a rare format; reused
-	// rare reports whether the last image had a rare format. The image library does not decode rare
-	// formats.
+	// rare says that the last image was in a format that the image library does not decode.
 	rare bool
 }
 
@@ -58,7 +57,7 @@ func New(maxPixels int64) (*Decoder, error) {
 	return &Decoder{d: d, maxPixels: maxPixels}, nil
 }
 
-// Header reads an image's header as a decoder does.
+// Header reads the header of an image as a Decoder reads it.
 func Header(data []byte) (imagecapi.Info, error) {
 	if f := rare(data); f != nil {
 		return f.header(data)
@@ -106,7 +105,7 @@ func (d *Decoder) Close() {
 	}
 }
 
-// jpeg decodes the top left part of a JPEG that is inside a file of another format.
+// jpeg decodes the top left part of a JPEG that is embedded in a file of another format.
 func (d *Decoder) jpeg(data []byte, width, height int, dst []byte, stride int) (err error) {
 	if d.strict == nil {
 		if d.strict, err = imagecapi.NewDecoder(d.maxPixels); err != nil {
@@ -119,8 +118,8 @@ func (d *Decoder) jpeg(data []byte, width, height int, dst []byte, stride int) (
 	return imagecapi.Decode(d.strict, data, &g, dst, stride)
 }
 
-// maxRoom is the most memory, in bytes, that a decoder keeps for reuse although the next images are
-// far smaller.
+// maxRoom limits, in bytes, the memory that a decoder keeps for reuse when the next images are far
+// smaller.
 const maxRoom = 16 << 20
 
 // room returns memory for the pixels of an image. The content is undefined.
@@ -135,18 +134,18 @@ func (d *Decoder) room(bytes int) []byte {
 // Stats returns the decoder's counts of images so far.
 func (d *Decoder) Stats() (imagecapi.Stats, error) { return imagecapi.DecoderStats(d.d) }
 
-// DecodeByEntryPoints is like Decode, but uses a blob of entry points. *proof is the proof that an
-// earlier call or DecodeMakingEntryPoints has returned for the same data, or 0. If it is 0, the
-// call compares the blob with the image and sets *proof. If proof is nil, the call trusts the
-// digests in the blob.
+// DecodeByEntryPoints is like Decode, but uses a blob of entry points. *proof is 0, or the proof
+// that an earlier call of DecodeByEntryPoints or DecodeMakingEntryPoints has returned for the same
+// data. If it is 0, the call compares the blob with the image and sets *proof. If proof is nil, the
+// call trusts the digests in the blob.
 func (d *Decoder) DecodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int,
 	blob []byte, proof *uint64) error {
 	d.rare = false
 	return imagecapi.DecodeEntries(d.d, data, g, dst, stride, blob, proof)
 }
 
-// DecodeMakingEntryPoints is like Decode, but also writes a blob of entry points to buffer and
-// returns its size n and its proof. There is no blob if n is 0 or exceeds len(buffer).
+// DecodeMakingEntryPoints is like Decode, but also writes a blob of entry points to buffer. It
+// returns the blob's size n and its proof. There is no blob if n is 0 or exceeds len(buffer).
 func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int,
 	buffer []byte) (int, uint64, error) {
 	d.rare = false
@@ -165,17 +164,17 @@ func (d *Decoder) Transcode(data, buffer []byte) (n int, err error) {
 	return imagecapi.Transcode(d.d, data, buffer)
 }
 
-// PlanAugmented writes a plan to buffer: the decoding that DecodeByEntryPoints would do, followed
-// by ops. buffer must be aligned to 16 bytes. n is the size of the plan. If n exceeds len(buffer),
-// the plan did not fit. n is 0 if the image or one of ops must be processed on the host, or if
-// *proof is still 0.
+// PlanAugmented writes a plan to buffer. The plan describes the decoding that DecodeByEntryPoints
+// would do, followed by ops. buffer must be aligned to 16 bytes. n is the size of the plan. If n
+// exceeds len(buffer), the plan did not fit. n is 0 if only the host can decode the image or run
+// one of ops, or if *proof is still 0.
 func (d *Decoder) PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64,
 	ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
 	n, err = imagecapi.PlanSegments(d.d, data, g, blob, proof, buffer)
 	return augmented(n, err, ops, buffer)
 }
 
-// augmented appends ops to the plan of n bytes in buffer, if there is one: see PlanAugmented.
+// augmented appends ops to the plan of n bytes in buffer, if there is a plan: see PlanAugmented.
 func augmented(n int, err error, ops []imagecapi.AugmentOp, buffer []byte) (int, error) {
 	if err != nil || n == 0 || n > len(buffer) || len(ops) == 0 {
 		return n, err
@@ -183,16 +182,17 @@ func augmented(n int, err error, ops []imagecapi.AugmentOp, buffer []byte) (int,
 	return imagecapi.PlanAugment(buffer, ops)
 }
 
-// AppendPlan plans the decoding that DecodeByEntryPoints would do, and appends the plan to those
-// already in memory. It is safe for concurrent use with the same memory. memory must be aligned to
-// 16 bytes, and used counts its used bytes. n is the size of the plan and at its offset. n is 0 if
-// the image must be decoded on the host, if *proof is still 0, or if there is no room.
+// AppendPlan plans the decoding that DecodeByEntryPoints would do, and appends the plan to the
+// plans already in memory. Several goroutines may append to the same memory at a time. memory must
+// be aligned to 16 bytes, and used counts its used bytes. at is the plan's offset in memory and n
+// its size. n is 0 if only the host can decode the image, if *proof is still 0, or if there is no
+// room.
 func (d *Decoder) AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte,
 	used *atomic.Uint64) (at, n int, err error) {
 	return imagecapi.PlanAppend(d.d, data, g, blob, proof, memory, used)
 }
 
-// PlanScan is like PlanAugmented, but without entry points. The decoder that runs the plan finds
+// PlanScan is like PlanAugmented, but without entry points. The device that runs the plan finds
 // them: see imagecapi.PlanScan.
 func (d *Decoder) PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.AugmentOp,
 	search *imagecapi.Search, buffer []byte) (n int, err error) {
@@ -200,23 +200,23 @@ func (d *Decoder) PlanScan(data []byte, g *imagecapi.Geometry, ops []imagecapi.A
 	return augmented(n, err, ops, buffer)
 }
 
-// AppendScan is like AppendPlan, but without entry points. The decoder that runs the plan finds
+// AppendScan is like AppendPlan, but without entry points. The device that runs the plan finds
 // them: see imagecapi.PlanScan.
 func (d *Decoder) AppendScan(data []byte, g *imagecapi.Geometry, memory []byte, used *atomic.Uint64,
 	search *imagecapi.Search) (at, n int, err error) {
 	return imagecapi.PlanScan(d.d, data, g, memory, used, search)
 }
 
-// PlanHead is like PlanAugmented for an image that the decoder that runs the plan inflates: see
-// imagecapi.PlanHead.
+// PlanHead is like PlanAugmented, but for a compressed image, which the device inflates before it
+// runs the plan: see imagecapi.PlanHead.
 func (d *Decoder) PlanHead(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte,
 	ops []imagecapi.AugmentOp, buffer []byte) (n int, err error) {
 	n, err = imagecapi.PlanHead(d.d, head, fileBytes, scan, g, blob, buffer)
 	return augmented(n, err, ops, buffer)
 }
 
-// PlanPart appends a plan to those in memory, for an image of which a part is read only after the
-// call: see imagecapi.PlanPart.
+// PlanPart appends a plan to the plans in memory. The caller reads the needed part of the image's
+// file only after the call: see imagecapi.PlanPart.
 func (d *Decoder) PlanPart(head []byte, fileBytes, scan int, g *imagecapi.Geometry, blob []byte, piece int,
 	memory []byte, used *atomic.Uint64) (imagecapi.Part, error) {
 	return imagecapi.PlanPart(d.d, head, fileBytes, scan, g, blob, piece, memory, used)

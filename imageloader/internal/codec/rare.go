@@ -8,9 +8,10 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Package raster decodes formats that few training sets have. It decodes whole images, and the C
-// library only resizes them. C libraries for these formats would be faster, but would add much code
-// and the risk of hostile bytes. (Debian's libtiff.a alone needs five other libraries.)
+// rareFormat is a format that few training sets have. Package raster decodes a whole image of such
+// a format, and the C library only resizes it. C libraries for these formats would be faster, but
+// would add much code and the risk of hostile bytes. (Debian's libtiff.a alone needs five other
+// libraries.)
 //
 // A decoder uses 3 bytes of memory for each pixel, and reuses them for the next image.
 // ts_image_decoder uses up to 8 bytes for each pixel.
@@ -33,8 +34,8 @@ func rare(data []byte) *rareFormat {
 	return nil
 }
 
-// failed turns an error from package raster into one of the image library's two kinds. A decoder's
-// panic also counts as damage, because no file may crash the program.
+// failed converts an error of package raster to one of the image library's two kinds. A panic of a
+// decoder also counts as damage, because no file may crash the program.
 func (f *rareFormat) failed(err error) error {
 	var fromLibrary *imagecapi.Error // from a JPEG inside a TIFF
 	if errors.As(err, &fromLibrary) {

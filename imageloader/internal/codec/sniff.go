@@ -50,8 +50,8 @@ func sniffRare(b []byte) string {
 	return ""
 }
 
-// isDIB recognises a BMP without its file header by three fields of the second header: its size,
-// the number of planes, which is 1, and the number of bits per pixel.
+// isDIB recognises a BMP without its file header, by three fields of the second header: the size of
+// that header, the number of planes (1), and the number of bits per pixel.
 func isDIB(b []byte) bool {
 	size := binary.LittleEndian.Uint32(b)
 	planes := b[12:]
@@ -83,8 +83,8 @@ var foreign = []struct {
 		"COPYFILE_DISABLE=1", false},
 }
 
-// Claims reports whether a file's first bytes look like an image, in a format that is decoded or
-// only recognised. 16 bytes are enough, but two are not.
+// Claims reports whether a file's first bytes look like an image, in a format that Sniff knows or
+// in one that is only recognised. The first 16 bytes are enough. Two bytes are not.
 func Claims(b []byte) bool {
 	if Sniff(b) != "" {
 		return true
@@ -97,8 +97,8 @@ func Claims(b []byte) bool {
 	return false
 }
 
-// NotDecoded describes data for which Sniff returns "". image reports whether it is an image in a
-// format that is not decoded.
+// NotDecoded describes data for which Sniff returns "". image is true if the data is an image in a
+// format that no decoder accepts.
 func NotDecoded(b []byte) (image bool, err error) {
 	for _, f := range foreign {
 		switch {

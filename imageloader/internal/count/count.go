@@ -1,7 +1,7 @@
-// Package count has the counters of a loader: what its epochs have read, decoded and delivered, and
-// how long that took. They are always on. Loader.Stats (imageloader/stats.go) and
-// imageloader/prometheus show them, so a new counter gets a field in both. All methods are safe for
-// concurrent use.
+// Package count has the counters of a loader. They count the samples that its epochs have read,
+// decoded and delivered, and measure the times of these stages. They are always on. Loader.Stats
+// (imageloader/stats.go) and imageloader/prometheus show them, so a new counter needs a field in
+// both. All methods are safe for concurrent use.
 package count
 
 import (
@@ -34,7 +34,8 @@ const (
 // Paths has every DecodePath, in the order of reports.
 var Paths = [...]DecodePath{ByEntryPoints, ByPlan, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByLibHEIF, ByGo}
 
-// maxNamed is the maximum number of bad samples, and of tolerated ones, that Problems names.
+// maxNamed is the maximum number of bad samples, and also of tolerated samples, that Problems
+// names.
 const maxNamed = 100
 
 // Counters are the counters of a loader, over all epochs. The zero value is ready for use.
@@ -49,10 +50,10 @@ type Counters struct {
 	bad      map[int]bool // samples in problems.BadNamed
 	warned   map[int]bool // samples in problems.WarnedNamed
 	elapsed  time.Duration
-	running  map[*time.Time]struct{} // when each running epoch started
+	running  map[*time.Time]struct{} // start times of the running epochs
 }
 
-// Delivered counts what the consumer has received.
+// Delivered counts the samples and batches that the consumer has received.
 type Delivered struct{ Samples, Batches atomic.Int64 }
 
 // Queue counts samples that have been read but not taken by a worker, and compressed bytes that
@@ -72,7 +73,7 @@ type Decoded struct {
 // Times are sums over goroutines, in nanoseconds.
 type Times struct{ Read, Inflate, Decode, WaitData, WaitSlot, ConsumerWait atomic.Int64 }
 
-// By counts n images that were decoded in this way.
+// By counts n images that were decoded by path p.
 func (d *Decoded) By(p DecodePath, n int64) {
 	if n > 0 {
 		d.by[slices.Index(Paths[:], p)].Add(n)
@@ -90,8 +91,9 @@ func (d *Decoded) Paths() map[DecodePath]int64 {
 	return by
 }
 
-// Fetched counts the time of a sample that was read by random access. The argument all is the whole
-// time. If the sample was inflated, read is the part of it that the disk took, and otherwise 0.
+// Fetched counts the time of a sample that was read by random access. all is the whole time. For a
+// sample that was inflated, read is the time that all spent reading the disk. For any other sample
+// it is 0.
 func (t *Times) Fetched(all, read time.Duration) {
 	if read == 0 {
 		read = all
@@ -100,8 +102,8 @@ func (t *Times) Fetched(all, read time.Duration) {
 	t.Inflate.Add(int64(all - read))
 }
 
-// Streamed counts the time of a sample that was read in the archive's order. The argument all is
-// the whole time, and before is the archive's ReadTime before the sample.
+// Streamed counts the time of a sample that was read in the archive's order. all is the whole time,
+// and before is the archive's ReadTime before the sample.
 func (t *Times) Streamed(a *archive.Archive, all, before time.Duration) {
 	read := all
 	if a.Streamed() {
@@ -128,7 +130,8 @@ func (c *Counters) StartEpoch() (stop func()) {
 	}
 }
 
-// Elapsed returns the total time of all epochs, even if some ran at the same time.
+// Elapsed returns the sum of the times of all epochs. Epochs that run at the same time count
+// separately.
 func (c *Counters) Elapsed() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +143,7 @@ func (c *Counters) Elapsed() time.Duration {
 }
 
 // Problems counts bad samples and samples whose damage was tolerated. A sample counts once for each
-// epoch in which it occurred. Problems also names the first of them, each once, in the order in
+// epoch in which it occurred. Problems also names the first different samples, in the order in
 // which they occurred.
 type Problems struct {
 	Bad         int64

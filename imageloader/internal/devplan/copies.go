@@ -15,16 +15,16 @@ import (
 // the image use the copy and do not read the archive.
 //
 // Copies and their entry points are never stored outside of the process, so no index can forge
-// them. The source bytes have passed the checks of every sample, and libjpeg-turbo decodes the
-// image without a warning. The proof of the entry points covers both each time they are used.
+// them. Every source file has passed the checks of a sample, and libjpeg-turbo decodes it without a
+// warning. Each use of the entry points checks the copy and the entry points against their proof.
 
-// copySpacing is the number of MCUs between two entry points of a baseline copy. They take about
-// 1 % of a photograph's size.
+// copySpacing is the number of MCUs between two entry points of a baseline copy. With this spacing,
+// the entry points take about 1 % of a photograph's size.
 const copySpacing = 8
 
 // Copy is the baseline copy of a progressive JPEG.
 type Copy struct {
-	Info  imagecapi.Info // of the file
+	Info  imagecapi.Info // header of the file
 	data  []byte
 	blob  []byte // the entry points of data
 	proof uint64
@@ -47,14 +47,15 @@ func newCopies(samples int, maxBytes int64) *copies {
 		max: maxBytes, memory: arena.New()}
 }
 
-// wants reports whether there may be room for a copy of sample i, whose file has the given size,
-// and no attempt has failed.
+// wants reports whether a copy of sample i may still be made: no attempt has failed, and there may
+// be room for it. bytes is the size of the sample's file.
 func (t *copies) wants(i, bytes int) bool {
 	return bytes <= MaxFile && !t.refused.has(i) && t.used.Load()+int64(bytes) <= t.max
 }
 
-// keep stores the copy of sample i, cloned, unless a copy exists. It returns the stored copy. If
-// there is no room it returns nil, and wants is false for the sample from then on.
+// keep stores a clone of made as the copy of sample i, unless the sample already has a copy. It
+// returns the stored copy. If there is no room, keep returns nil, and from then on wants returns
+// false for the sample.
 func (t *copies) keep(i int, made *Copy) *Copy {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -152,8 +153,9 @@ func (p *Planner) makeCopy(m *Image) *Copy {
 	return all.keep(m.Index, made)
 }
 
-// TakeCopies returns the number of baseline copies made since the last call. The decoder's
-// statistics also count the entry points of copies, which are not written to the index.
+// TakeCopies returns the number of baseline copies made since its last call. The decoder's
+// statistics count the entry points of copies too, although they are not written to the index. The
+// caller corrects the statistics by this number.
 func (p *Planner) TakeCopies() int64 {
 	n := p.copies
 	p.copies = 0

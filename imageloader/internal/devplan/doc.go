@@ -1,11 +1,12 @@
 // Package devplan plans the images that a GPU decodes. A plan describes how to decode the required
 // part of one JPEG: it has the JPEG's tables, its segments, and their positions.
 //
-// [EntryPoints] holds the loader's knowledge of an index's JPEGs: entry points into their bit
-// streams (docs/entry-points.md). For images whose bytes are not on the host during planning, it
-// also holds heads ([Head]: what a plan needs of a file's start) and baseline copies of progressive
-// JPEGs ([Copy]). A [Planner] makes plans for one goroutine. It writes them to a [Staging], the
-// memory that the consumer lends with a slot.
+// [EntryPoints] holds the entry points of an index's JPEGs, which are positions in their bit
+// streams where decoding can start (docs/entry-points.md). Some images are planned without their
+// bytes on the host. For these, EntryPoints also holds heads ([Head]: the segments from a file's
+// start that a plan needs) and baseline copies of progressive JPEGs ([Copy]). A [Planner] makes
+// plans for one goroutine. It writes them to a [Staging], the memory that the consumer lends with a
+// slot.
 //
 // There are five ways to plan an image. All give the same pixels:
 //
@@ -15,7 +16,8 @@
 //   - [Planner.PlanPart]: a JPEG in a local .tar. Only the crop's share of the file is read.
 //   - [Planner.PlanMember]: a JPEG in a .tgz. The device inflates the member.
 //
-// Package epoch decides which images are planned, and in which of these ways (plan.go there).
+// Package epoch decides which images are planned, and chooses one of these ways for each (plan.go
+// there).
 //
 // If the device cannot decode an image, the host decodes it again: see [Redo].
 package devplan

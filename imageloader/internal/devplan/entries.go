@@ -18,7 +18,7 @@ type Store interface {
 	KeepEntryPoints(i int, blob []byte) bool
 }
 
-// EntryPoints holds the entry points of an index's JPEG files, and records which of them were
+// EntryPoints holds the entry points of an index's JPEG files, and records which blobs have been
 // compared with their images. It is safe for concurrent use.
 type EntryPoints struct {
 	store   Store
@@ -32,10 +32,10 @@ type EntryPoints struct {
 
 	packings sync.Pool // of packing
 
-	heads     *heads // nil until a consumer inflates or parts of files are read
+	heads     *heads // nil until the consumer inflates a member, or a part of a file is read
 	makeHeads sync.Once
 
-	copies atomic.Pointer[copies] // nil before the first progressive JPEG for a device
+	copies atomic.Pointer[copies] // nil before a device's plan first needs a copy of a progressive JPEG
 }
 
 // NewEntryPoints returns the entry points in a store. If trusted is set, blobs of earlier processes
@@ -55,11 +55,12 @@ func (p *EntryPoints) headsOf() *heads {
 }
 
 // RefuseMember makes the host inflate sample i from now on, because the consumer could not.
-// Otherwise the consumer would return the unusual stream in every epoch, and wait each time.
+// Otherwise the consumer would fail on the unusual stream in every epoch, and wait for the host
+// each time.
 func (p *EntryPoints) RefuseMember(i int) { p.headsOf().refuse(i) }
 
-// blob returns the blob of sample i, in buffer or in a larger one. It is empty if there is none, or
-// if the blob was refused and is not replaced yet.
+// blob returns the blob of sample i, in buffer or in a larger one. It is empty if there is no blob,
+// or if the blob was refused and has not been replaced yet.
 func (p *EntryPoints) blob(i int, buffer []byte) []byte {
 	if p.refused.has(i) && p.proofs[i].Load() == 0 {
 		return nil
@@ -104,8 +105,8 @@ func NewDecoder(p *EntryPoints, d sample.Decoder) *Decoder {
 	return &Decoder{points: p, d: e}
 }
 
-// Plannable reports whether sample i may have a plan. Its entry points must be proven by a
-// comparison with the image, or be trusted.
+// Plannable reports whether sample i may have a plan. The sample's entry points must be trusted, or
+// a comparison with the image must have proven them.
 func (b *Decoder) Plannable(i int) bool {
 	if b == nil {
 		return false
@@ -116,7 +117,7 @@ func (b *Decoder) Plannable(i int) bool {
 	return len(b.stored(i)) > 0
 }
 
-// stored returns the store's blob of sample i, valid until the next call.
+// stored returns the blob of sample i in the store. It is valid until the next call.
 func (b *Decoder) stored(i int) []byte {
 	blob := b.points.store.EntryPoints(i, b.buffer)
 	if len(blob) > 0 {
@@ -126,8 +127,8 @@ func (b *Decoder) stored(i int) []byte {
 }
 
 // Decode decodes sample i like the decoder's Decode. When this process first uses a blob, Decode
-// compares it with the image, which costs as much as decoding without it. So an index of any origin
-// gives the right pixels or an error. The next decode replaces a wrong blob.
+// compares it with the image, which costs as much as decoding without it. An index of any origin
+// therefore gives the right pixels or an error. The next decode replaces a wrong blob.
 func (b *Decoder) Decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	p := b.points
 	b.blob = nil

@@ -14,13 +14,13 @@ import (
 // Head holds the data for planning a JPEG whose bytes are not on the host.
 type Head struct {
 	Info     imagecapi.Info
-	tables   string   // segments shared with other images that have the same ones
+	tables   string   // segments that several images may share
 	frame    string   // segments of the frame and the scan
 	scan     int      // offset of the scan's data in the file
-	end      int64    // shard offset of the end of its compressed bytes (index.Inflated); 0: the host inflates it
+	end      int64    // shard offset of the end of the compressed bytes (index.Inflated); 0: the host inflates them
 	checksum uint32   // CRC-32 of the tar's headers and the file
 	pieces   []uint64 // digests of the file's pieces, if parts of it are read: see PlanPart
-	entries  uint64   // hash of the blob of entry points with which the file was compared
+	entries  uint64   // hash of the blob of entry points that was compared with the file
 }
 
 // heads holds the heads of an index's samples. It is safe for concurrent use.
@@ -41,7 +41,7 @@ func newHeads(samples int) *heads {
 	return &heads{seed: maphash.MakeSeed(), heads: make([]atomic.Pointer[Head], samples), tables: map[string]string{}}
 }
 
-// markers of JPEG segments
+// Markers of JPEG segments.
 const (
 	markerFrame      = 0xC0 // baseline
 	markerExtended   = 0xC1
@@ -58,7 +58,7 @@ const (
 // maxKept bounds the tables of a head, in bytes. Nearly all files have 600 bytes of tables.
 const maxKept = 4 << 10
 
-// splitHead returns the segments before a JPEG's scan that decoding needs. They are in two
+// splitHead returns the segments that decoding needs from before a JPEG's scan. They are in two
 // consecutive parts: the tables, and the segments of the frame and the scan. ok is false if the
 // file has unusual segments.
 func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
@@ -97,7 +97,7 @@ func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
 	return nil, nil, 0, false
 }
 
-// keep stores the head of sample i. data is the file, which has been compared with the blob.
+// keep stores the head of sample i. data is the file. It has been compared with the blob.
 func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflated, blob []byte) {
 	if before := h.heads[i].Load(); before != nil && before.entries == maphash.Bytes(h.seed, blob) {
 		return
@@ -105,8 +105,7 @@ func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflat
 	h.put(i, h.make(data, info, from), blob)
 }
 
-// put stores the head of sample i unless head is nil. The blob has the entry points of the head's
-// file.
+// put stores the head of sample i unless head is nil. blob holds the entry points of the same file.
 func (h *heads) put(i int, head *Head, blob []byte) {
 	if head != nil {
 		head.entries = maphash.Bytes(h.seed, blob)
@@ -114,7 +113,7 @@ func (h *heads) put(i int, head *Head, blob []byte) {
 	}
 }
 
-// replace stores a head with digests, like put, if the stored head is still the one in before. If
+// replace stores a head with digests, like put, but only if the stored head is still before. If
 // another goroutine has stored a different head, that head stays, and replace gives back the room
 // that was reserved for the digests.
 func (h *heads) replace(i int, before, head *Head, blob []byte) {
@@ -155,7 +154,7 @@ func (h *heads) refuse(i int) {
 	}
 }
 
-// reserve counts n digests, and reports whether there is room for them.
+// reserve counts n more digests, and reports whether there is room for them.
 func (h *heads) reserve(n int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -7,16 +7,16 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// If the consumer inflates (decodeplan.Plans.Rooms), it receives a JPEG of a .tgz still compressed.
-// The image's bytes are then not on the host, so the plan uses a head that an earlier pass of this
-// process stored. That pass compared the image's bytes with the index's checksum. It also checked
-// the entry points against the bytes. If entry points are trusted, it only planned the image by
-// them. The consumer computes the checksum of the inflated bytes, including the tar header, and
-// compares it with the earlier checksum. If the checksums differ, it returns the image to the host.
+// A consumer that inflates (decodeplan.Plans.Rooms) receives a JPEG of a .tgz still compressed. The
+// image's bytes are then not on the host, so the plan uses a head that an earlier pass of this
+// process stored. That pass compared the image's bytes with the index's checksum. It also compared
+// the entry points with the bytes, unless the entry points are trusted. The consumer computes the
+// checksum of the inflated bytes, including the tar header, and compares it with the earlier
+// checksum. If the checksums differ, it returns the image to the host.
 
 // maxMember is the maximum number of bytes that a device inflates for a member, and maxPacked the
-// maximum number of compressed bytes. The host inflates larger members and members far after their
-// checkpoint.
+// maximum number of compressed bytes. The host inflates larger members. It also inflates members
+// that are far from the checkpoint before them.
 const maxMember, maxPacked = 8 << 20, 4 << 20
 
 // packed describes the compressed range of sample i, which ends at end in the file. ok is false if
@@ -42,14 +42,15 @@ func (p *Planner) memberHeads(to *Staging) *heads {
 }
 
 // KeepMemberHead stores the head of an image for later passes. It does nothing unless the decoder
-// has just made the image's entry points, checked them, or planned the image by them.
+// has just used the image's entry points: made them, checked them, or planned with them.
 func (p *Planner) KeepMemberHead(m *Image, to *Staging) {
 	if h := p.memberHeads(to); h != nil && m.Inflated.End > 0 && len(p.Entries.blob) > 0 {
 		h.keep(m.Index, m.Data, m.Info, m.Inflated, p.Entries.blob)
 	}
 }
 
-// MemberHead returns the head of sample i, if a consumer of the staging can inflate it.
+// MemberHead returns the head of sample i if the staging's consumer can inflate the sample, and
+// otherwise nil.
 func (p *Planner) MemberHead(i int, to *Staging) *Head {
 	h := p.memberHeads(to)
 	if h == nil {
@@ -92,7 +93,8 @@ func (p *Planner) PlanMember(head *Head, m *Image, r PackedReader, to *Staging) 
 		return Placed{}, false
 	}
 	copy(memory, plan)
-	// After an error the sample is read again. That read returns the error with its description.
+	// After an error a worker reads the sample again. The second read reports the error with its
+	// description.
 	if r.ReadPacked(&at, memory[row.Member.Window:], memory[input:][:at.Input]) != nil {
 		return Placed{}, false
 	}

@@ -9,17 +9,17 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// A crop needs only a part of its file. An earlier pass of this process has stored the file's head.
-// The head and the entry points together tell which bytes of the scan the crop needs, before the
-// file is read. That part can then be read from a local .tar straight into the slot's memory. The
-// earlier pass also compared the whole file with its entry points and stored the digests of its
-// pieces. If a piece now has another digest, the whole file is read and checked.
+// A crop needs only a part of its file. The head, which an earlier pass of this process has stored,
+// and the entry points together tell which bytes of the scan the crop needs. That part can
+// therefore be read from a local .tar straight into the slot's memory. The earlier pass also
+// compared the whole file with its entry points, and stored the digests of the file's pieces. If a
+// piece now has another digest, the whole file is read and checked.
 
-// pieceBytes is the number of bytes for each digest. Parts are read in whole pieces.
+// pieceBytes is the number of bytes that a digest covers. Parts are read in whole pieces.
 const pieceBytes = 4 << 10
 
-// maxPieces bounds the digests of an index's samples: 256 MiB, for 128 GiB of images. Images
-// without digests are read whole.
+// maxPieces bounds the number of digests of an index's samples. The digests then take at most 256
+// MiB, and cover 128 GiB of images. Images without digests are read whole.
 const maxPieces = 32 << 20
 
 // PartReader reads a part of a sample. [index.Reader] documents the method.
@@ -27,8 +27,8 @@ type PartReader interface {
 	ReadPart(i int, p []byte, from int) error
 }
 
-// partHeads returns the heads if only a part of sample i's file may be read, or nil if the whole
-// file is read.
+// partHeads returns the heads if it is allowed to read only a part of sample i's file. It returns
+// nil if the whole file must be read.
 func (p *Planner) partHeads(i int, to *Staging) *heads {
 	if to == nil || p.Augments || p.Entries == nil || !p.Known.Parts(i) {
 		return nil
@@ -60,7 +60,7 @@ func (p *Planner) KeepPartHead(m *Image, to *Staging) {
 	h.replace(m.Index, before, head, p.Entries.blob)
 }
 
-// PartHead returns the head of sample i, if a part of its file can be read.
+// PartHead returns the head of sample i if a part of its file can be read, and otherwise nil.
 func (p *Planner) PartHead(i int, to *Staging) *Head {
 	h := p.partHeads(i, to)
 	if h == nil {
@@ -87,7 +87,8 @@ func (p *Planner) PlanPart(head *Head, m *Image, r PartReader, to *Staging) (Pla
 		return Placed{}, false
 	}
 	memory := to.plans.Memory[part.Begin:part.End:part.End]
-	// After an error the sample is read again. That read returns the error with its description.
+	// After an error a worker reads the sample again. The second read reports the error with its
+	// description.
 	if r.ReadPart(m.Index, memory, part.From) != nil {
 		return Placed{}, false
 	}

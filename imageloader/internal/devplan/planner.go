@@ -26,7 +26,7 @@ type Image struct {
 	Ops      []imagecapi.AugmentOp // operations on the pixels
 }
 
-// redo returns the data for decoding the image again.
+// redo returns the data for decoding the image a second time.
 func (m *Image) redo() Redo { return Redo{Size: m.Size, Draw: m.Draw} }
 
 // Settings of a Planner.
@@ -35,10 +35,10 @@ type Settings struct {
 	Known  *index.Index
 	// MaxCopyBytes is the maximum size of the baseline copies of all progressive JPEGs.
 	MaxCopyBytes int64
-	// ReadsMembers is set if the goroutines that read samples also plan them. Heads of members are
-	// used only then.
+	// ReadsMembers says that the same goroutines read and plan samples. Only then are heads of
+	// members used.
 	ReadsMembers bool
-	// Augments is set if images have operations. Such images are planned from whole files.
+	// Augments says that images have operations. Such images are planned from whole files.
 	Augments bool
 }
 
@@ -57,7 +57,7 @@ type Planner struct {
 	copies   int64    // copies made since TakeCopies
 }
 
-// planDecoder is a decoder that can plan for every image that DecodeByEntryPoints decodes.
+// planDecoder is a decoder that can also plan the images that DecodeByEntryPoints decodes.
 // [codec.Decoder] documents the methods.
 type planDecoder interface {
 	PlanAugmented(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, ops []imagecapi.AugmentOp,
@@ -115,8 +115,8 @@ func (p *Planner) Plan(m *Image, to *Staging) (Placed, bool) {
 	return Placed{Row: row, Redo: m.redo()}, row.Bytes > 0
 }
 
-// append writes the plan of a file by the entry points in blob. The row is empty if there is no
-// room, or if only the host can decode the image or run an operation.
+// append writes the plan of a file, using the entry points in blob. It returns an empty row if
+// there is no room, or if only the host can decode the image or run an operation.
 func (p *Planner) append(file []byte, m *Image, blob []byte, proof *uint64, to *Staging) decodeplan.Row {
 	if len(m.Ops) > 0 {
 		return p.copied(to, func(buffer []byte) (int, error) {
@@ -131,7 +131,7 @@ func (p *Planner) append(file []byte, m *Image, blob []byte, proof *uint64, to *
 }
 
 // copied calls write with the planner's buffer, which grows as needed, and copies the plan to the
-// staging. The row is empty if there is no plan or no room.
+// staging. It returns an empty row if there is no plan or no room.
 func (p *Planner) copied(to *Staging, write func(buffer []byte) (n int, err error)) decodeplan.Row {
 	plan := p.written(write)
 	if len(plan) == 0 {
@@ -142,8 +142,8 @@ func (p *Planner) copied(to *Staging, write func(buffer []byte) (n int, err erro
 	return row
 }
 
-// written calls write with the planner's buffer, which grows as needed, and returns the plan, valid
-// until the next call. Without a plan it returns nil.
+// written calls write with the planner's buffer, which grows as needed. It returns the plan, which
+// is valid until the next call, or nil if there is none.
 func (p *Planner) written(write func(buffer []byte) (n int, err error)) []byte {
 	for {
 		n, err := write(p.plans)

@@ -9,27 +9,27 @@ import (
 )
 
 // A consumer that decodes from plans also accepts an image whose entry points are unknown or
-// unverified. The plan then contains the whole scan, and the consumer finds the entry points in it.
-// It returns them (KeepFound), so that later epochs and processes can plan with them. The loader
-// composes a batch before the consumer has decoded the image. So it must know already that the
-// sample is good. Only an image that is good whatever its scan contains gets such a plan
-// (imagecapi.PlanScan). If the consumer flags an image as damaged or unusual, the host decodes it,
-// in this epoch and later ones.
+// unverified. The plan then contains the whole scan. The consumer finds the entry points in the
+// scan and returns them (KeepFound), so that later epochs and processes can plan with them. The
+// loader composes a batch before the consumer has decoded the image, so at that time it must
+// already know that the sample is good. Only an image that is good whatever its scan contains gets
+// such a plan (imagecapi.PlanScan). If the consumer flags an image as damaged or unusual, the host
+// decodes it, in this epoch and in later ones.
 
-// Search describes the entry points that a consumer finds in a file.
+// Search describes the entry points that a consumer has to find in a file.
 type Search struct {
 	imagecapi.Search
 	head *Head // stored together with the entry points; nil: none
 }
 
-// Searches records the images of an index that the consumer does not search for entry points. It is
-// safe for concurrent use.
+// Searches records the images of an index in which the consumer must not search for entry points.
+// It is safe for concurrent use.
 type Searches struct {
 	of      *index.Index
 	refused sampleBits
 }
 
-// NewSearches returns the searches of an index. At first the consumer searches every image.
+// NewSearches returns the Searches of an index. At first, the consumer may search every image.
 func NewSearches(of *index.Index) *Searches {
 	return &Searches{of: of, refused: newSampleBits(of.Len())}
 }
@@ -40,14 +40,14 @@ func (s *Searches) Of(x *index.Index) bool { return s != nil && s.of == x }
 // Refuse makes the host decode sample i unless its entry points are known.
 func (s *Searches) Refuse(i int) { s.refused.set(i) }
 
-// Allowed reports whether the consumer searches sample i.
+// Allowed reports whether the consumer may search sample i.
 func (s *Searches) Allowed(i int) bool { return s != nil && !s.refused.has(i) }
 
 // packing holds buffers for KeepFound.
 type packing struct{ blob, before []byte }
 
-// KeepFound stores the entry points found in sample i. The result made is true if they are new. The
-// result others is true if the store already has different ones.
+// KeepFound stores the entry points that a consumer has found in sample i. made is true if they are
+// new. others is true if the store already has different ones.
 func (p *EntryPoints) KeepFound(i int, search *Search, found []byte) (made, others bool) {
 	f, _ := p.packings.Get().(*packing)
 	if f == nil {
@@ -65,7 +65,7 @@ func (p *EntryPoints) KeepFound(i int, search *Search, found []byte) (made, othe
 	before := p.blob(i, f.before)
 	f.before = before[:cap(before)]
 	if len(before) == 0 {
-		if !p.store.KeepEntryPoints(i, f.blob[:n]) { // they are searched again in a later epoch
+		if !p.store.KeepEntryPoints(i, f.blob[:n]) { // a later epoch searches the image again
 			return false, false
 		}
 	} else if !bytes.Equal(before, f.blob[:n]) {

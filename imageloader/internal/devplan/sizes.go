@@ -17,7 +17,7 @@ const (
 	maxPlanBytes  = 256 << 20
 )
 
-// spread is the number, the sum and the sum of squares of sizes in bytes.
+// spread sums up sizes in bytes: their number, their sum, and the sum of their squares.
 type spread struct {
 	n, sum  int64
 	squares float64
@@ -29,16 +29,16 @@ func (s *spread) add(bytes int64) {
 	s.squares += float64(bytes) * float64(bytes)
 }
 
-// ofBatch returns the memory for a batch of samples with this spread: the mean size of a random
-// batch plus four standard deviations, within the limits of a slot's memory.
+// ofBatch returns the memory for a batch of samples whose sizes have this spread. It is the mean
+// size of a random batch plus four standard deviations, within the limits of a slot's memory.
 func (s *spread) ofBatch(size int) int {
 	batch, mean := float64(size), float64(s.sum)/float64(s.n)
 	deviation := math.Sqrt(batch * max(0, s.squares/float64(s.n)-mean*mean))
 	return decodeplan.Aligned(int(min(max(batch*mean+4*deviation, minPlanBytes), maxPlanBytes)))
 }
 
-// PlanBytes returns the memory for the plans of a batch of an index's samples. The index may be
-// nil. If scans is set, images without entry points are planned too.
+// PlanBytes returns the memory for the plans of one batch of an index's samples. The index may be
+// nil. scans says that images without entry points are planned too.
 func PlanBytes(x *index.Index, batch int, scans bool) int {
 	// A plan contains about a crop's share of the file, or the whole file and room for the entry
 	// points that a GPU finds.
@@ -62,7 +62,7 @@ func PlanBytes(x *index.Index, batch int, scans bool) int {
 // MemberBytes returns two sizes for a batch whose members the device inflates: the memory for the
 // plans, and the device memory for the inflated members. Both are 0 if the host inflates all
 // members, because the archive is not a .tgz or is kept in memory. If x is nil, the kind of the
-// archive is not known yet. The sizes are then those of a .tgz of typical images.
+// archive is not known yet, and MemberBytes assumes a .tgz of typical images.
 func MemberBytes(x *index.Index, batch int) (staging, rooms int) {
 	if x == nil {
 		in, out := spread{}, spread{}
@@ -81,8 +81,8 @@ func MemberBytes(x *index.Index, batch int) (staging, rooms int) {
 			continue
 		}
 		members++
-		// The end of the compressed bytes is unknown. Compressed data is no larger than the output,
-		// except for a few block headers.
+		// The end of the compressed bytes is unknown. Compressed data is no larger than the
+		// inflated data, except for a few block headers.
 		m := decodeplan.Member{Skip: at.Skip, Bytes: at.Lead + int(size)}
 		inputs.add(int64(min(at.Input, m.Skip+m.Bytes)+at.Window) + planTables)
 		outputs.add(int64(m.Room()))

@@ -15,7 +15,7 @@ type Draw struct {
 	Again uint64 // differs between the occurrences of a sample in an epoch
 }
 
-// Redo holds the data needed to decode a row again, in addition to its Sample.
+// Redo holds the data that decoding a row again needs, in addition to the row's Sample.
 type Redo struct {
 	Size     int64 // size of the file in bytes
 	Draw     Draw
@@ -30,7 +30,7 @@ type Redo struct {
 type Placed struct {
 	decodeplan.Row // empty if the host decodes the pixels
 	Redo           Redo
-	// Lost is set if the sample moved to a slot without room for its plan. The host then has to
+	// Lost says that the sample was moved to a slot without room for its plan. The host then has to
 	// decode the image again.
 	Lost bool
 }
@@ -40,11 +40,11 @@ type Staging struct {
 	Rows  []Placed
 	plans *decodeplan.Plans
 	used  atomic.Uint64
-	rooms atomic.Uint64 // device memory of the members' rooms, in bytes
+	rooms atomic.Uint64 // device memory of all inflated members, in bytes
 }
 
-// NewStaging returns the staging for a batch of size rows, in the memory lent by a consumer. It
-// returns nil if the consumer lends none.
+// NewStaging returns the staging for a batch of size rows, in the memory that a consumer has lent.
+// It returns nil if the consumer lends none.
 func NewStaging(plans *decodeplan.Plans, size int) (*Staging, error) {
 	if plans == nil {
 		return nil, nil
@@ -56,7 +56,7 @@ func NewStaging(plans *decodeplan.Plans, size int) (*Staging, error) {
 	return &Staging{plans: plans, Rows: make([]Placed, size)}, nil
 }
 
-// Of returns the staging for a row's plan, or nil if the host has to decode the row.
+// Of returns the staging for a row's plan. It returns nil if the host has to decode the row.
 func (s *Staging) Of(row int) *Staging {
 	if s == nil || row%decodeplan.Group < s.plans.HostRows {
 		return nil
@@ -67,8 +67,8 @@ func (s *Staging) Of(row int) *Staging {
 // Inflates reports whether the consumer inflates members.
 func (s *Staging) Inflates() bool { return s != nil && s.plans.Rooms > 0 }
 
-// reserve reserves memory for a row's data. It returns the memory, and the row with its position.
-// fits is false if there is no room.
+// reserve reserves memory for a row's data. It returns the memory, and the row with its position in
+// it. fits is false if there is no room.
 func (s *Staging) reserve(row decodeplan.Row) (to []byte, at decodeplan.Row, fits bool) {
 	begin, fits := reserve(&s.used, decodeplan.Aligned(row.Span()), len(s.plans.Memory))
 	if fits && row.Member.InputBytes > 0 {
@@ -102,7 +102,7 @@ func (s *Staging) move(from *Staging, row decodeplan.Row) (decodeplan.Row, bool)
 	return moved, fits
 }
 
-// Take copies the plan of another slot's row to a row of s.
+// Take copies the plan of row fromRow of the slot from to a row of s.
 func (s *Staging) Take(row int, from *Staging, fromRow int) {
 	r := from.Rows[fromRow]
 	// Rows may share a plan. They cannot share a member, because each member is inflated for one
@@ -115,8 +115,8 @@ func (s *Staging) Take(row int, from *Staging, fromRow int) {
 	s.Rows[row] = r
 }
 
-// Exchange moves a row's plan to another slot. If both is set, it also moves the other row's plan
-// back. It does nothing without staging.
+// Exchange moves the plan of row fromRow of the slot from to a row of the slot to. If both is set,
+// it also moves the plan of that row back to fromRow. It does nothing without staging.
 func Exchange(to *Staging, row int, from *Staging, fromRow int, both bool) {
 	if to == nil {
 		return

@@ -20,18 +20,18 @@ import (
 //   - Substitute: the same positions; a bad sample's row is a copy of another row of the batch.
 //   - Skip: the good samples, in order, size at a time.
 //
-// A sample is decoded straight into a row of a lent slot, usually the right one. Under Skip the row
-// of a bad sample is reused for the next sample, even if that sample belongs to another batch. When
-// a batch is complete, rows in the wrong places are exchanged. A bad sample thus costs a few copies
-// of rows, about one for each sample in progress at that moment. An epoch without bad samples costs
-// none, and a ring of one slot is enough.
+// A sample is decoded straight into a row of a lent slot, usually into its final row. Under Skip,
+// the next sample reuses the row of a bad sample, even if the next sample belongs to another batch.
+// When a batch is complete, rows in the wrong places are exchanged. A bad sample therefore costs a
+// few copies of rows, about one for each sample that is being decoded at that moment. An epoch
+// without bad samples needs no copies, and a ring of one slot is enough.
 type assembly struct {
 	config *Config
 	quota  quota
 
 	mu       sync.Mutex
-	progress sync.Cond // next waits for: the sample at awaited, a sample that is not good, a row of closing, or the end
-	space    sync.Cond // place waits for: a hole, a slot, or the decision whether more samples are wanted
+	progress sync.Cond // next waits for the sample at awaited, for a sample that is not good, for a row of closing, or for the end
+	space    sync.Cond // place waits for a hole, for a slot, or for the decision whether more samples are wanted
 	stopped  bool      // no more samples are placed
 
 	sequence sequence
@@ -45,26 +45,27 @@ type assembly struct {
 // quota bounds the samples of an epoch. Under Skip a later sample replaces a bad one.
 type quota struct {
 	wanted int // number of samples to deliver; 0 means all
-	lost   int // bad samples; Skip only
+	lost   int // number of bad samples; only under Skip
 }
 
 // bounded reports whether the number of samples is bounded.
 func (q *quota) bounded() bool { return q.wanted > 0 }
 
-// reached reports whether so many placed samples are enough, unless more of them turn out bad.
+// reached reports whether the placed samples are enough, provided that no more of them turn out to
+// be bad.
 func (q *quota) reached(placed int) bool { return q.bounded() && placed-q.lost >= q.wanted }
 
-// sequence holds the samples from place to delivery. A position before base that is not delivered
-// is a member.
+// sequence holds the samples from place to delivery. Positions before base have been delivered,
+// except those of members.
 type sequence struct {
 	flights []flight // samples from position base on
 	base    int
-	cursor  int      // the next position for judge
+	cursor  int      // the next position that judge looks at
 	members []int    // positions of the next batch's samples found so far
-	kept    []flight // of the members before base
-	pending int      // placed samples that are not resolved
+	kept    []flight // flights of the members before base
+	pending int      // placed samples whose Outcome is not known yet
 
-	ended   bool // there are no positions after the flights
+	ended   bool // the last flight is the end of the sequence
 	failure error
 }
 
@@ -105,17 +106,17 @@ func (q *sequence) forget() {
 }
 
 // rows are the rows of the lent slots. Each slot gives its rows to samples once, in order. Under
-// Skip the rows of bad samples are then holes for other samples.
+// Skip, the rows of bad samples become holes, which other samples fill.
 type rows struct {
 	slots   []*slot // lent slots that are not delivered yet, in order
 	lent    int
 	ask     chan struct{}
 	asked   bool   // a slot has been requested
-	holes   []hole // rows of bad samples, to be reused; Skip only
-	closing *slot  // the oldest slot, once next waits for its rows
+	holes   []hole // rows of bad samples, to be filled by other samples; only under Skip
+	closing *slot  // the oldest slot, while next waits for its rows
 }
 
-// request asks for another slot, unless one is requested.
+// request asks for another slot, unless a request is pending.
 func (r *rows) request() {
 	if !r.asked {
 		r.asked = true
@@ -153,7 +154,7 @@ func (r *rows) free() (*slot, int) {
 	return nil, 0
 }
 
-// close makes the oldest slot the closing one, and forgets its holes.
+// close makes s, the oldest slot, the closing one. Its holes are no longer filled.
 func (r *rows) close(s *slot) {
 	r.closing = s
 	r.holes = slices.DeleteFunc(r.holes, func(h hole) bool { return h.slot == s })
@@ -165,7 +166,7 @@ func (r *rows) deliver() {
 	r.closing = nil
 }
 
-// flight is a sample between place and delivery.
+// flight is a sample on its way from place to delivery.
 type flight struct {
 	sample sample.Sample
 	slot   *slot
@@ -190,7 +191,7 @@ type slot struct {
 	seq    int
 	images []byte
 	labels []byte // or masks
-	owner  []int  // the position of each row's sample, or noOwner
+	owner  []int  // position of each row's sample, or noOwner
 	fresh  int    // number of rows that have been assigned at least once
 
 	staging *devplan.Staging // nil without plans
@@ -211,11 +212,11 @@ type ready struct {
 	bad     []*sample.Error // bad samples since the last call of next, in order
 	warned  []*sample.Error // damage of good samples since the last call of next, in order
 	judged  int             // number of positions up to the batch's end
-	partial bool            // only bad samples; the batch is not complete yet
+	partial bool            // the batch is not complete yet: bad is the only result
 }
 
-// maxBad is the maximum number of bad samples that are held back for a complete batch. Under Skip
-// there may be any number of them.
+// maxBad is the maximum number of bad samples that next collects before it returns them without a
+// batch. Under Skip, any number of bad samples may precede a batch.
 const maxBad = 1024
 
 func newAssembly(c *Config) *assembly {
@@ -240,7 +241,7 @@ func (s *slot) label(row, bytes int) []byte {
 }
 
 // workerLabelBytes is the size of a label that the sample's worker writes. It is 0 if labels are
-// written when the batch is complete.
+// written only when the batch is complete.
 func (a *assembly) workerLabelBytes() int {
 	if a.config.Labels.byWorkers() {
 		return a.config.Labels.Bytes()
@@ -248,7 +249,7 @@ func (a *assembly) workerLabelBytes() int {
 	return 0
 }
 
-// add adds a slot that was requested.
+// add adds the memory that the consumer has lent for a requested slot.
 func (a *assembly) add(lent decodeplan.Slot) error {
 	size := a.size()
 	images, labels, what := size*a.imageBytes(), size*a.config.Labels.Bytes(), "labels"
@@ -274,9 +275,9 @@ func (a *assembly) add(lent decodeplan.Slot) error {
 	return nil
 }
 
-// place assigns a row to the next sample of the sequence. It waits until a row is free. ok is false
-// after stop, and at the end of the sequence, when no more samples are wanted. If wait is false,
-// place returns ok = false instead of waiting.
+// place assigns a row to the next sample of the sequence, and waits until a row is free. If wait is
+// false, it returns ok = false instead of waiting. ok is also false after stop, and when no more
+// samples are wanted.
 func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, row int, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -296,7 +297,7 @@ func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, ro
 		if a.stopped {
 			return 0, nil, 0, false
 		}
-		if len(a.sequence.flights) >= len(a.rows.slots)*a.size()+2*maxBad { // one for each row, and the bad ones
+		if len(a.sequence.flights) >= len(a.rows.slots)*a.size()+2*maxBad { // one flight for each row, and the bad samples
 			if !wait {
 				return 0, nil, 0, false
 			}
@@ -361,7 +362,8 @@ func (a *assembly) note(position int, state Outcome, err error) {
 	}
 }
 
-// end ends the sequence after the placed samples. If that is too early, failure is the reason.
+// end marks the end of the sequence after the placed samples. If that is too early, failure is the
+// reason.
 func (a *assembly) end(failure error) {
 	a.mu.Lock()
 	a.sequence.ended, a.sequence.failure = true, failure
@@ -384,10 +386,10 @@ func (a *assembly) forget() {
 	a.space.Signal()
 }
 
-// next waits for the next batch, or for maxBad bad samples; r then contains only these. At the end
-// of the sequence samples is shorter than a batch or empty, and err may be the reason for the end.
-// The caller must not call next again. The caller owns the returned slot's memory. After stop, next
-// returns archive.ErrStopped.
+// next waits for the next batch. After maxBad bad samples without a batch, it returns only these
+// bad samples (r.partial). At the end of the sequence, r.samples is shorter than a batch or empty,
+// and err may be the reason for the end. The caller must then not call next again. The caller owns
+// the memory of the returned slot. After stop, next returns archive.ErrStopped.
 func (a *assembly) next() (r ready, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -424,8 +426,8 @@ func (a *assembly) next() (r ready, err error) {
 	return r, err
 }
 
-// judge waits for the samples of the next batch, in order, and adds the batch's samples to members.
-// If the sequence ends before the batch is full, err is the reason. ok is false after stop.
+// judge waits for the samples of the next batch, in order, and adds them to members. If the
+// sequence ends before the batch is full, err is the reason. ok is false after stop.
 func (a *assembly) judge(r *ready) (ok bool, err error) {
 	q, size, policy := &a.sequence, a.size(), a.policy()
 	for len(q.members) < size {
@@ -469,9 +471,9 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 	return true, nil
 }
 
-// await waits for the samples of the next batch that are pending or not yet placed. Waking up for
-// each sample would cost more than the rest of the assembly. Therefore it waits for the last of
-// them, for a sample that is not good, or for the end.
+// await waits while samples of the next batch are pending or not yet placed. Waking up for each
+// sample would cost more than the rest of the assembly. So await wakes up only for the last of
+// these samples, for a sample that is not good, or for the end.
 func (a *assembly) await() {
 	q := &a.sequence
 	last, end := q.cursor+a.size()-len(q.members)-1, q.end()
@@ -484,8 +486,8 @@ func (a *assembly) await() {
 	a.progress.Wait()
 }
 
-// settle moves the members of the next batch to their rows of s, the oldest slot, and waits until
-// no worker writes to s. It returns false after stop.
+// settle moves the members of the next batch to their rows of s, the oldest slot. Before that, it
+// waits until no worker writes to s. It returns false after stop.
 func (a *assembly) settle(s *slot) bool {
 	a.rows.close(s)
 	if !a.quiet(s) {
@@ -497,7 +499,8 @@ func (a *assembly) settle(s *slot) bool {
 	return true
 }
 
-// quiet waits until no worker writes to a slot. Samples of later batches may have rows in it.
+// quiet waits until no worker writes to a slot. Workers may also be decoding samples of later
+// batches into its rows.
 func (a *assembly) quiet(s *slot) bool {
 	for row := 0; row < len(s.owner); {
 		if p := s.owner[row]; p != noOwner && a.sequence.flight(p).state == Pending {
@@ -512,8 +515,8 @@ func (a *assembly) quiet(s *slot) bool {
 	return true
 }
 
-// arrange moves every member to its row of s. If another batch's sample occupies the row, the two
-// are exchanged.
+// arrange moves every member to its row of s. If the row holds a sample of another batch, the two
+// samples change places.
 func (a *assembly) arrange(s *slot) {
 	image, label := a.imageBytes(), a.workerLabelBytes()
 	for row, p := range a.sequence.members {

@@ -37,7 +37,7 @@ type Order struct {
 	Kind     order.Kind
 	Seed     uint64
 	Repeat   int            // rounds over the archive
-	PerRound int            // positions in each round; unused before the index is known
+	PerRound int            // positions in each round; not used before the index is known
 	Weights  *order.Weights // for Kind Drawn
 	Buffer   Buffer
 }
@@ -72,8 +72,7 @@ type Labels struct {
 	Kind  LabelKind
 	Width int // numbers for each sample
 	DType tensor.DType
-	// Target writes the numbers of a sample, for the kind Target. The numbers are 0 before the
-	// call.
+	// Target computes the numbers of a sample, for the kind Target. It gets a slice of zeros.
 	Target func(s sample.Sample, numbers []float32) error
 	Fill   int // class of pixels outside the mask, for the kind Mask
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Decoder decodes items into rows, or plans them for the consumer's device. One goroutine at a time
-// uses it.
+// Decoder decodes items into rows, or plans them for the consumer's device. It is not safe for
+// concurrent use.
 type Decoder struct {
 	config    *Config
 	env       *Env
@@ -35,15 +35,15 @@ type Decoder struct {
 	counted   imagecapi.Stats // the decoder's statistics at the last count
 }
 
-// current describes the image that is being decoded. It is reused, so that images cause no
-// allocations.
+// current describes the image that is being decoded. It is reused, so that decoding an image
+// allocates nothing.
 type current struct {
 	info     imagecapi.Info
 	geometry imagecapi.Geometry
 	plan     devplan.Image
 }
 
-// NewDecoder returns a decoder for the images of an index. The index may be nil. members is set if
+// NewDecoder returns a decoder for the images of an index. The index may be nil. members says that
 // the goroutines that read samples also plan them.
 func NewDecoder(c *Config, e *Env, known *index.Index, plans Plans, members bool) (*Decoder, error) {
 	images, err := sample.NewDecoder(e.Codecs, e.Rules.MaxPixels, c.Policy.Damaged)
@@ -67,8 +67,9 @@ func (d *Decoder) Close() {
 	d.images.Close()
 }
 
-// Decode decodes an item into its row. For a bad sample (Outcome Bad) the error is the reason. For
-// a good sample with tolerated damage, the error is the damage, as a *sample.Error.
+// Decode decodes an item into its row. If the sample is bad (Outcome Bad), the error is the reason.
+// If the sample is good but has tolerated damage, the error is a *sample.Error that describes the
+// damage.
 func (d *Decoder) Decode(it *Item, from index.Inflated, to Row) (Outcome, error) {
 	if it.bad != nil {
 		return Bad, it.bad
@@ -108,7 +109,7 @@ func (d *Decoder) Decode(it *Item, from index.Inflated, to Row) (Outcome, error)
 	return d.judge(&it.Sample, err)
 }
 
-// judge classifies an error of decoding or transforming an image.
+// judge classifies an error from decoding or transforming an image.
 func (d *Decoder) judge(s *sample.Sample, err error) (Outcome, error) {
 	rules := d.env.Rules
 	var rejected transform.FuncError
@@ -135,8 +136,8 @@ func (d *Decoder) draw(it *Item, info *imagecapi.Info) error {
 	return err
 }
 
-// image describes an item's image to the planner, until the next call. ok is false if a drawn
-// operation is a Go function, which only the host can run.
+// image describes an item's image to the planner. The description is valid until the next call. ok
+// is false if a drawn operation is a Go function, which only the host can run.
 func (d *Decoder) image(it *Item, info *imagecapi.Info, from index.Inflated) (m *devplan.Image, ok bool) {
 	m = &d.current.plan
 	*m = devplan.Image{Index: it.Sample.Index, Size: it.Size, Draw: it.Draw, Data: it.Data, Inflated: from,
@@ -148,7 +149,7 @@ func (d *Decoder) image(it *Item, info *imagecapi.Info, from index.Inflated) (m 
 	return m, ok
 }
 
-// pixels plans an image, or decodes it into its row. damage is the tolerated damage.
+// pixels plans an image, or decodes it into its row. damage describes tolerated damage.
 func (d *Decoder) pixels(it *Item, from index.Inflated, to Row) (damage string, err error) {
 	info := &d.current.info
 	image, ok := d.image(it, info, from)
@@ -216,8 +217,8 @@ func (d *Decoder) writeTarget(s sample.Sample, to []byte) error {
 	return nil
 }
 
-// callTarget calls a target. It converts a panic to an error, because the caller of an epoch could
-// not recover it.
+// callTarget calls a target. It converts a panic to an error, because the program that runs the
+// epoch could not recover the panic.
 func callTarget(target func(sample.Sample, []float32) error, s sample.Sample, numbers []float32) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -53,15 +53,15 @@ func (p *pass) deliver() error {
 type delivering struct {
 	p       *pass
 	mixer   mixer
-	place   Delivery // position after the last batch
+	place   Delivery // Batches and Turns after the last whole batch
 	batches int      // batches of the epoch, including batches before this pass
 	samples int      // samples of this pass
 	bad     int      // bad samples of this pass
 	lastBad *sample.Error
 }
 
-// hand delivers a batch. whole says that no error cut the batch short. If an error did, the batch's
-// position is the position of the last whole batch.
+// hand delivers a batch. whole is false if an error cut the batch short. The position of such a
+// batch is the position of the last whole batch.
 func (d *delivering) hand(r *ready, whole bool) error {
 	p, n := d.p, len(r.samples)
 	if p.ctx.Err() != nil {
@@ -89,8 +89,8 @@ func (d *delivering) hand(r *ready, whole bool) error {
 	return nil
 }
 
-// end returns the result of a pass whose last batch is short or empty. It is nil if the epoch
-// delivered anything. Otherwise it explains why there are no samples.
+// end returns the result of a pass whose last batch is short or empty. It returns nil if the epoch
+// delivered anything. Otherwise the error explains why there are no samples.
 func (d *delivering) end(last *ready) error {
 	p, share, file := d.p, &d.p.config.Batch.Share, d.p.env.Rules.File
 	none := func(format string, args ...any) error {
@@ -110,7 +110,7 @@ func (d *delivering) end(last *ready) error {
 		return none("%d samples are less than a batch of %d, and Options.DropLast is set", n, share.Batch)
 	case d.bad > 0:
 		return none("all %d are bad; the last one: %w", d.bad, d.lastBad)
-	case p.ctx.Err() != nil: // it ended before the first sample was read
+	case p.ctx.Err() != nil: // the context ended before the first sample was read
 		return p.cause()
 	}
 	orphans := 0
@@ -120,5 +120,5 @@ func (d *delivering) end(last *ready) error {
 	return index.NoSamples(file, p.archive.Position(), orphans)
 }
 
-// cause returns the cause of the end of the pass's context.
+// cause returns the reason why the pass's context has ended.
 func (p *pass) cause() error { return archive.CauseAfter(p.ctx, p.source.Requests.Failure()) }

@@ -10,7 +10,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// mixer mixes the batches of an epoch and writes their labels, for one goroutine.
+// mixer mixes the batches of an epoch and writes their labels. One goroutine uses it.
 type mixer struct {
 	mixer  *transform.Mixer // nil if batches are not mixed
 	labels Labels
@@ -22,7 +22,7 @@ type mixer struct {
 }
 
 // run mixes a batch in place and writes its labels: float32 [classes] for each sample, little
-// endian. Targets are already written by the workers and are mixed like pixels.
+// endian. Targets, which the workers have already written, are mixed like pixels.
 func (m *mixer) run(images, labels []byte, samples []sample.Sample) {
 	if m.mixer == nil || len(samples) == 0 {
 		return

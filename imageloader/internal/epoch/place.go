@@ -12,7 +12,7 @@ type Item struct {
 	Size   int64 // size of the file in bytes
 	Data   []byte
 	Draw   devplan.Draw
-	bad    *sample.Error // the reason if the sample is bad according to its header in the archive
+	bad    *sample.Error // reason if the sample is bad according to its header in the archive
 	mask   maskItem
 }
 
@@ -25,7 +25,7 @@ type maskItem struct {
 	borrowed bool // data belongs to the index: it is read-only and must not be recycled
 }
 
-// weight returns the number of bytes of the content, even before the content is fetched.
+// weight returns the number of bytes of the content. The content need not have been read yet.
 func (it *Item) weight() int64 {
 	if it.Data == nil && it.bad == nil {
 		return it.Size
@@ -41,7 +41,7 @@ type Row struct {
 	Number  int              // number of the row in the batch
 }
 
-// job is an item that has a row and is not decoded yet.
+// job is an item that has a row and has not been decoded yet.
 type job struct {
 	Item
 	row      Row
@@ -67,8 +67,8 @@ func (p *pass) item(i int) Item {
 	return it
 }
 
-// lend asks the consumer for a slot when place needs one. It runs in a separate goroutine because
-// place may find a row in another way in the meantime.
+// lend asks the consumer for a slot when place needs one. It runs in a separate goroutine, because
+// place may meanwhile get a row without a new slot.
 func (p *pass) lend() {
 	for {
 		select {

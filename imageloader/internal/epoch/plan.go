@@ -11,9 +11,9 @@ import (
 )
 
 // fetchPlanner reads samples and plans their images in the goroutine that fetches. A file thus
-// stays in one core's cache from reading its bytes to copying the crop's segments, and no other
-// goroutine is woken. It leaves images that it cannot plan to the workers, which also report
-// errors. It is not safe for concurrent use.
+// stays in the cache of one core from the reading of its bytes until the crop's segments are
+// copied, and no other goroutine has to wake up. Images that it cannot plan go to the workers,
+// which also report errors. It is not safe for concurrent use.
 type fetchPlanner struct {
 	p       *pass
 	d       *Decoder
@@ -55,7 +55,8 @@ func (r *timedReader) ReadPart(i int, p []byte, from int) error {
 	return r.Reader.ReadPart(i, p, from)
 }
 
-// fetchPlans reports whether fetch plans images. It does not if workers write targets or masks.
+// fetchPlans reports whether fetch plans images. It does not if workers write the samples' targets
+// or masks.
 func (p *pass) fetchPlans() bool { return p.to.Plans() && p.random() && !p.config.Labels.byWorkers() }
 
 // newFetchPlanner returns nil if fetch does not plan.
@@ -90,7 +91,7 @@ func (q *fetchPlanner) startGroup() {
 }
 
 // try reads a job's sample and plans its image. It returns false if the job has to be fetched and
-// decoded.
+// decoded by workers.
 func (q *fetchPlanner) try(j *job) bool {
 	if q == nil {
 		return false
@@ -100,7 +101,7 @@ func (q *fetchPlanner) try(j *job) bool {
 		q.bytes += j.Size
 		return true
 	}
-	// Passing the job on may wait for a worker.
+	// Sending the job to the workers may block.
 	q.resolve()
 	return false
 }
@@ -133,8 +134,8 @@ func (q *fetchPlanner) plan(j *job) bool {
 	return q.planFile(j, false)
 }
 
-// planFile reads a job's file and plans its image, by entry points or, if search is set, for a
-// search.
+// planFile reads a job's file and plans its image. The plan uses entry points, or lets the device
+// search for them if search is set.
 func (q *fetchPlanner) planFile(j *job, search bool) bool {
 	data, err := q.r.Content(j.Sample.Index)
 	if err != nil || codec.Sniff(data) == "" { // the workers report the error
@@ -161,7 +162,7 @@ func (q *fetchPlanner) planFile(j *job, search bool) bool {
 	})
 }
 
-// planFrom draws the random choices for a job's image, whose header is known, and plans it.
+// planFrom draws the random choices for a job's image and calls plan. info is the image's header.
 func (q *fetchPlanner) planFrom(j *job, info *imagecapi.Info, plan func(m *devplan.Image) (devplan.Placed, bool)) bool {
 	if q.p.env.Rules.Header(&j.Sample, info) != nil || q.d.draw(&j.Item, info) != nil {
 		return false

@@ -13,9 +13,9 @@ import (
 // maxGroup is the maximum number of samples that list sends at once.
 const maxGroup = 16
 
-// groupSize returns the number of samples that list sends at once. Planning an image takes little
-// longer than waking the goroutine that plans it, so samples to be planned are sent in groups.
-// Decoding takes far longer, so samples to be decoded are sent one by one, to any free goroutine.
+// groupSize returns the number of samples that list sends at once. Waking a goroutine takes nearly
+// as long as planning an image, so samples to be planned are sent in groups. Decoding takes far
+// longer, so samples to be decoded are sent one by one, to any free goroutine.
 func (p *pass) groupSize() int {
 	if !p.fetchPlans() {
 		return 1
@@ -59,7 +59,7 @@ func (p *pass) list() {
 		it := p.item(i)
 		it.Draw.Epoch, it.Draw.Again = epoch, again+uint64(before)*repeated
 		j, ok := p.rowFor(&it, len(group) == 0)
-		if !ok && len(group) > 0 { // the group's own rows may have to become free first
+		if !ok && len(group) > 0 { // rows may become free only after the samples of this group are decoded
 			if !hand() {
 				return
 			}
@@ -140,8 +140,8 @@ func (p *pass) fetchJob(j *job, r *index.Reader) bool {
 	}
 }
 
-// badContent returns the reason why a job is bad if err is damage of its content or its mask's, and
-// nil otherwise.
+// badContent returns the reason why a job is bad if err reports damage of its content or of its
+// mask. Otherwise it returns nil.
 func (p *pass) badContent(j *job, err error) *sample.Error {
 	name := j.Sample.Name
 	var at *archive.Error
@@ -152,8 +152,8 @@ func (p *pass) badContent(j *job, err error) *sample.Error {
 }
 
 // readContents reads the contents of a job and of its mask. It acquires the memory for both at
-// once: two fetches that each hold a part and wait for the rest could wait forever. ok is false if
-// the pass has ended. The caller recycles the job even after an error.
+// once, because two fetches that each hold a part and wait for the rest could wait forever. ok is
+// false if the pass has ended. The caller recycles the job even after an error.
 func (p *pass) readContents(j *job, r *index.Reader) (ok bool, err error) {
 	known := p.source.Known
 	i, mask := j.Sample.Index, known.Mask(j.Sample.Index)

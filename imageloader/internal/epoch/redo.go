@@ -36,7 +36,7 @@ func DecodeAgain(c *Config, e *Env, known *index.Index, r *index.Reader, s sampl
 	return nil
 }
 
-// decodeLost decodes the rows of a complete batch whose plans were lost.
+// decodeLost decodes those rows of a complete batch whose plans were lost.
 func (p *pass) decodeLost(r *ready) error {
 	if r.slot.staging == nil {
 		return nil

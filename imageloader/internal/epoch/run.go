@@ -20,20 +20,21 @@ import (
 type Source struct {
 	// Open opens the archive. Reads end when ctx ends. Run closes the archive.
 	Open     func(ctx context.Context) (*archive.Archive, error)
-	Requests *archive.Requests // requests of the archive that Open opens
+	Requests *archive.Requests // requests of the archives that Open opens
 	Known    *index.Index      // nil in the first pass over a compressed archive with given classes
 	First    First             // for a pass without Known
 	Plans    Plans
 }
 
-// First holds the inputs for making an index in a pass over an archive without one.
+// First holds the inputs for making an index during a pass over an archive that has none.
 type First struct {
 	Index index.Config
-	// Keep stores the index of a pass, unless the loader already has one. finish builds the index.
+	// Keep stores the index that a pass has made, unless the loader already has one. finish builds
+	// the index.
 	Keep func(finish func() (*index.Index, error)) error
 }
 
-// Plans holds the loader's knowledge of an archive's images, for a consumer that decodes from
+// Plans holds the entry points and the searches of an archive, for a consumer that decodes from
 // plans.
 type Plans struct {
 	Points       *devplan.EntryPoints // nil if entry points are not used
@@ -71,11 +72,11 @@ type Delivery struct {
 	Redos   []devplan.Redo  // one for each row, if the slot has plans
 }
 
-// minFetchers is the minimum number of goroutines that read samples in any order, so that a disk
-// has several requests at a time. Each goroutine costs next to nothing.
+// minFetchers is the minimum number of goroutines that read samples in any order. With several, a
+// disk has several requests at a time. A goroutine costs next to nothing.
 const minFetchers = 4
 
-// pass is one run over an epoch. Its goroutines share it.
+// pass is one run over an epoch. The goroutines of the epoch share it.
 type pass struct {
 	config *Config
 	env    *Env
@@ -97,7 +98,7 @@ type pass struct {
 type queue struct {
 	buffers *arena.Buffers
 	budget  *arena.Budget
-	samples atomic.Int64 // samples that are read but not taken by a worker
+	samples atomic.Int64 // samples that have been read but not taken by a worker
 	total   *count.Queue
 }
 
@@ -135,13 +136,13 @@ type flow struct {
 	build *index.Builder // the index of a first pass
 	next  int            // the next turn for readStream to send
 	// stray is the first turn whose sample is out of order. If the archive cannot be read to its
-	// end, the samples left in the shuffle buffer are still delivered.
+	// end, the pass still delivers the samples that are left in the shuffle buffer.
 	stray atomic.Int64
 }
 
-// Run runs an epoch from a position to its end. It returns nil if every batch was delivered, and
-// otherwise the reason for the end. If ctx ends or the consumer fails, it returns the cause. It
-// stops its goroutines and waits for them before it returns.
+// Run runs an epoch from a position to its end. It returns nil if it has delivered every batch, and
+// otherwise the reason for the end. If ctx ends or the consumer fails, that reason is the cause.
+// Run stops its goroutines and waits for them before it returns.
 func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Consumer) error {
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -149,7 +150,7 @@ func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Con
 	p.queue.init(c, &e.Counters.Queue)
 	p.flow.stray.Store(math.MaxInt64)
 	p.deal = order.NewDeal(c.Batch.Share, c.Order.positions(source.Known != nil), at.Done)
-	defer p.queue.buffers.Close() // when all goroutines of the pass have ended
+	defer p.queue.buffers.Close() // runs when all goroutines of the pass have ended
 	a, err := source.Open(inner)
 	if err != nil {
 		return archive.StopCause(ctx, err)
@@ -177,7 +178,7 @@ func (p *pass) run() error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer p.stop(nil)
-	all.Go(func() { // at any end of the pass, wake the goroutines that do not wait in a channel
+	all.Go(func() { // wakes the goroutines that do not wait in a channel, however the pass ends
 		<-p.ctx.Done()
 		p.asm.stop()
 		p.queue.budget.Stop()
@@ -203,7 +204,7 @@ func (p *pass) random() bool { return p.source.Known != nil && p.source.Known.Ra
 func (p *pass) startFetching(all *sync.WaitGroup) {
 	workers, f := p.config.Threads.Workers, &p.flow
 	f.fetches = make(chan []job, workers)
-	// fetchers of a gzip file inflate, which takes more than half as long as decoding
+	// For a gzip file, fetchers also inflate, which takes more than half as long as decoding.
 	fetchers := max(minFetchers, workers)
 	f.groups = make(chan []job, cap(f.fetches)+fetchers+1)
 	all.Go(p.list)
@@ -222,8 +223,8 @@ func (p *pass) wanted() int {
 	return max(0, p.deal.Turns-p.start.Batches*p.config.Batch.Size())
 }
 
-// end returns the turn at which the pass ends. Under Skip, if the number of batches is fixed,
-// assembly ends the pass earlier, when it has enough samples.
+// end returns the turn at which the reading goroutine stops. Under Skip with a fixed number of
+// batches, assembly ends the pass earlier, when it has enough samples.
 func (p *pass) end() int {
 	switch {
 	case p.deal.Fixed && p.wanted() == 0:

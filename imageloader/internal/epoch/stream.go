@@ -43,7 +43,7 @@ func (p *pass) readStream() {
 	defer close(f.items)
 	end := p.end()
 	f.next = p.start.Turn
-	for before := 0; ; before++ { // more than once only if samples are repeated to fill up
+	for before := 0; ; before++ { // more than one loop only if samples are repeated to fill up the epoch
 		position := 0
 		take := func(it Item) error {
 			turn, mine := p.deal.Turn(position, before)
@@ -86,7 +86,7 @@ func (p *pass) rewind() error {
 	return nil
 }
 
-// readRound reads the archive once and passes its samples to take in the order of the epoch.
+// readRound reads the archive once and calls take with its samples, in the order of the epoch.
 func (p *pass) readRound(epoch int, take func(Item) error) error {
 	emit, flush := take, func() error { return nil }
 	if p.config.Order.Kind == order.Buffered {
@@ -123,14 +123,14 @@ func (p *pass) readRound(epoch int, take func(Item) error) error {
 	if err != nil {
 		p.flow.stray.Store(int64(p.flow.next))
 	}
-	if stopped := flush(); stopped != nil { // also after an error, so that no sample that was read is lost
+	if stopped := flush(); stopped != nil { // even after an error, so that no sample is lost
 		return stopped
 	}
 	return err
 }
 
-// readKnown reads the samples of an index in the archive's order, and the rest of the files for
-// their checksums.
+// readKnown reads the samples of an index in the archive's order. It then reads the rest of the
+// files, for their checksums.
 func (p *pass) readKnown(emit func(Item) error) error {
 	known := p.source.Known
 	for i := range known.Len() {
@@ -168,7 +168,7 @@ func (p *pass) readFirst(emit func(Item) error) error {
 	return p.source.First.Keep(func() (*index.Index, error) { return b.Finish(p.archive) })
 }
 
-// firstVisitor emits the samples of an archive's first pass while the index is made.
+// firstVisitor emits the samples of an archive's first pass, while a builder makes the index.
 type firstVisitor struct {
 	p    *pass
 	emit func(Item) error

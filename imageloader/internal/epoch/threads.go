@@ -38,9 +38,9 @@ func (t *Threads) Check() error {
 	return nil
 }
 
-// lock locks the calling goroutine to a thread with the niceness and the CPUs. unlock restores the
-// thread. Lowering the niceness again needs a privilege; without it the thread ends with its
-// goroutine.
+// lock locks the calling goroutine to a thread, and sets the niceness and the CPUs of the thread.
+// unlock restores the thread. Lowering the niceness again needs a privilege. Without that
+// privilege, the thread ends when its goroutine ends.
 func (t *Threads) lock() (unlock func(), err error) {
 	if t.Nice == 0 && len(t.CPUs) == 0 {
 		return func() {}, nil
