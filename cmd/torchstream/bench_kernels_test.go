@@ -17,8 +17,8 @@ import (
 	"github.com/torchstream/torchstream/internal/loaderbench"
 )
 
-// loaderKernels decode every batch. Only some batches need otherKernels: they search for entry
-// points, run operations and inflate.
+// loaderKernels run for every batch. otherKernels run only for some batches: they search for entry
+// points, transform images and inflate.
 var (
 	loaderKernels = []string{"build", "entropy", "transform", "weights", "columns", "results"}
 	otherKernels  = []string{"augment", "inflate", "gather", "paths", "walk_paths", "synchronise", "sums", "entries"}

@@ -14,11 +14,11 @@ import (
 	"github.com/torchstream/torchstream/internal/setup"
 )
 
-// This file and without_cgo.go make the program without cgo. It needs no C compiler and none of the
-// module's other packages, and installs LibTorch for make.
+// A program built without cgo consists of this file and without_cgo.go. Its build needs no C
+// compiler. The program examines the machine, and installs LibTorch for make.
 
-// libTorchOnly installs LibTorch, unless it is installed or LIBTORCH names one, and prints the
-// folder that contains it.
+// libTorchOnly prints the folder that contains LibTorch. It first installs LibTorch, unless
+// LibTorch is already installed or the variable LIBTORCH names one.
 func libTorchOnly(ctx context.Context, release string, stdout, stderr io.Writer) error {
 	cache, err := cacheFolder()
 	if err != nil {
@@ -43,7 +43,7 @@ func cacheFolder() (string, error) {
 }
 
 // releaseOf returns the LibTorch release that the options of setup select. The argument other is
-// set if setup builds no library for a LibTorch (-from, -image).
+// true if -from or -image is set: setup then builds no library for a LibTorch.
 func releaseOf(release string, cpu, other bool) (string, error) {
 	switch {
 	case cpu && (release != "" || other):

@@ -36,8 +36,8 @@ func TestProgramWithoutCgo(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
 		status int
-		stdout string // in it
-		stderr string // in it
+		stdout string // printed on stdout
+		stderr string // printed on stderr
 	}{
 		{[]string{"doctor"}, 1, "-> `make setup` as root, or: apt-get install g++\n", ""},
 		{[]string{"setup", "-only-libtorch"}, 0, site + "\n", ""},

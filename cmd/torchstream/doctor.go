@@ -27,7 +27,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// doctor prints what is installed and what is missing. It has tried everything that it reports as
+// doctor prints what is installed and what is missing. It has tested everything that it reports as
 // ok.
 func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream doctor", "Says what is installed, what is missing and what to do about "+
@@ -125,8 +125,9 @@ func libtorch() []finding {
 	return found
 }
 
-// givenLibTorch reports which LibTorch is used if the variable LIBTORCH names a different one.
-// LIBTORCH has an effect only when the shim is built, since the shim then stores the folder.
+// givenLibTorch compares the LibTorch of the variable LIBTORCH with the LibTorch in use, and
+// reports the latter if they differ. LIBTORCH has an effect only when the shim is built, since the
+// shim then stores the folder.
 func givenLibTorch(given, used string) []finding {
 	for _, folder := range []string{filepath.Join(given, "torch", "lib"), filepath.Join(given, "lib")} {
 		path, err := filepath.EvalSymlinks(filepath.Join(folder, "libtorch_cpu.so"))

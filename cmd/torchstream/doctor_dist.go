@@ -54,18 +54,18 @@ type linkRow struct {
 	Kind      string  `json:"kind"`       // "NVLink x18", "PCI Express", "loopback", "network"
 	LatencyUS float64 `json:"latency_us"` // half of a 4 KiB round trip
 	GBps      float64 `json:"gb_s"`       // from a to b
-	// Expected is the hardware's capacity in one direction, or plain TCP's for the loopback. 0
-	// means unknown.
+	// Expected is the capacity of the hardware in one direction. For a loopback it is the measured
+	// rate of plain TCP. 0 means unknown.
 	Expected float64 `json:"expected_gb_s"`
 }
 
 const (
 	maxAllPairs  = 8 // ranks; above this only neighbours are measured
 	latencyCalls = 50
-	// A link is slow below this share of its capacity. The limit is low because a single rank's
-	// sends need not reach the rate of an all-reduce.
+	// A link is slow below this share of its capacity. The limit is low because sends of a single
+	// rank may be slower than an all-reduce.
 	slowLink  = 0.3
-	slowLinks = 0.5 // relative to the median of the other ranks' links; a rank is slow if all of its links are
+	slowLinks = 0.5 // relative to the median of the other ranks' links; a rank whose links are all below this is slow
 	slowRank  = 1.3 // relative to the median of the other ranks' times
 )
 
@@ -109,9 +109,8 @@ func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr
 	return report.print(asJSON, stdout)
 }
 
-// examineLinks measures on every rank of a job. Rank 0 returns the complete report. Other ranks
-// return no expectations and no findings, so that ranks do not measure the loopback at the same
-// time.
+// examineLinks measures on every rank of a job. Rank 0 returns the complete report. The reports of
+// other ranks lack expectations and findings, so that only rank 0 measures the loopback.
 func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
 	world, err := distributed.Init(ctx, distributed.Options{CPU: cpu})
 	if err != nil {

@@ -40,7 +40,7 @@ func (c threadCounts) finding() finding {
 	f := finding{State: "ok", What: "threads",
 		Found: fmt.Sprintf("Go %d (GOMAXPROCS; %s, %s), LibTorch %d in an operator on the CPU", c.procs,
 			printable.Counted(c.cpus, "CPU", "CPUs"), quota, c.libtorch)}
-	// Go uses at least two, and rounds a quota up.
+	// Go uses at least two threads, and rounds a quota up.
 	most := max(2, int(math.Ceil(c.quota)))
 	switch {
 	case c.libtorch > c.procs:
@@ -62,9 +62,9 @@ func threadVariable(c threadCounts) string {
 	return "OMP_NUM_THREADS=" + c.omp
 }
 
-// cpuQuota returns how many CPUs the cgroups let this process use at a time: the smallest quota of
-// its cgroup and the parents. It returns 0 if there is no limit. root is the machine's root
-// directory.
+// cpuQuota returns how many CPUs the cgroups let this process use at a time. The quotas of the
+// process's cgroup and of all its parents apply, so the smallest counts. cpuQuota returns 0 if
+// there is no limit. root is the machine's root directory.
 func cpuQuota(root fs.FS) float64 {
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The quota is the smallest of the process's cgroup and its parents, in both cgroup versions.
+// The quota is the smallest one among the process's cgroup and the cgroup's parents, in both cgroup
+// versions.
 func TestCPUQuota(t *testing.T) {
 	for name, c := range map[string]struct {
 		cgroup string
@@ -46,8 +47,8 @@ func TestCPUQuota(t *testing.T) {
 	}
 }
 
-// The doctor shows GOMAXPROCS, the quota and LibTorch's threads, and names the variable that makes
-// them too many.
+// The doctor shows GOMAXPROCS, the quota and LibTorch's threads. If there are too many threads, it
+// names the variable to set.
 func TestDoctorShowsThreads(t *testing.T) {
 	for _, c := range []struct {
 		counts            threadCounts
@@ -77,7 +78,8 @@ func TestDoctorShowsThreads(t *testing.T) {
 
 // -threads sets LibTorch's threads in every command that computes, before any other work.
 func TestThreadsOption(t *testing.T) {
-	// A thread that has computed keeps its number, so the test stays on one.
+	// An OS thread that has computed keeps its number of computing threads, so the test stays on
+	// one OS thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	before := torch.NumThreads()

@@ -122,7 +122,7 @@ func (o *evaluateOptions) run(ctx context.Context, set *flag.FlagSet, dtype torc
 	if err != nil {
 		return err
 	}
-	// Opening checks the size before net allocates the network.
+	// openHeldBack checks the image size before net allocates the network.
 	loader, feed, err := o.openHeldBack(ctx, device, o.archive, images, file.size, file.classes)
 	if err != nil {
 		return err
@@ -231,8 +231,8 @@ func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) er
 	return printConfusions(w, m, file.classes, o.confusions, "-confusions N prints more, -out DIR writes all")
 }
 
-// printConfusions prints the most frequent confusions of an evaluation, up to the number most. The
-// text all says how to see the rest.
+// printConfusions prints the most frequent confusions of an evaluation, at most the number most. If
+// there are more, it prints the text all, which says how to see them.
 func printConfusions(w io.Writer, m *train.Metrics, classes []string, most int, all string) error {
 	confusions := m.Confusions()
 	if len(confusions) == 0 || most == 0 {
@@ -243,7 +243,7 @@ func printConfusions(w io.Writer, m *train.Metrics, classes []string, most int, 
 		if label < len(classes) {
 			return printable.Name(classes[label])
 		}
-		return fmt.Sprint(label) // an output of the model without a class
+		return fmt.Sprint(label) // the model has an output without a class name
 	}
 	table := printable.NewTable(w, 0)
 	fmt.Fprintln(table, "true class\ttaken for\timages\tshare of class\t")

@@ -100,7 +100,8 @@ func TestEvaluateAgreesWithPredict(t *testing.T) {
 	}
 }
 
-// Evaluating a finished training gives the metrics of its best epoch, in its precision.
+// The metrics of an evaluated checkpoint equal the metrics of the training's best epoch, in the
+// precision of the training.
 func TestEvaluateATraining(t *testing.T) {
 	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}), clitest.FewPhotos(t,
 		map[string]int{"cat": 3, "dog": 4})
@@ -340,7 +341,7 @@ func TestEvaluateMistakes(t *testing.T) {
 			c.args = append(c.args, "-device", "cpu")
 		}
 		status, stdout, stderr := command(t, append([]string{"evaluate"}, c.args...)...)
-		// the result is printed before the files are written
+		// The result is printed before the files are written.
 		if status != c.status || !strings.Contains(stderr, c.says) || (stdout == "") != !slices.Contains(c.args, mine) {
 			t.Errorf("evaluate %q: status %d, want %d; %q does not say %q; %s", c.args, status, c.status,
 				stderr, c.says, stdout)

@@ -64,12 +64,12 @@ func (o *trainOptions) testLabels() cli.Images {
 // splits are the folders of an archive that hold the parts of a set, such as "photos/train".
 type splits struct {
 	train string
-	held  []string // folders of held-back images, for validation before those for the final test
+	held  []string // folders of held-back images: validation folders first, then final test folders
 	other string   // another folder in the same place, or ""
 }
 
-// findSplits looks for the parts of a set among the directories of classes. They may have a common
-// parent. Folders are parts only if the classes are folders in them.
+// findSplits looks for the parts of a set among the directories of classes. The parts may have a
+// common parent. A folder is a part only if it contains the folders of classes.
 func findSplits(classes []imageloader.ClassReport) (s splits) {
 	var dirs []string
 	for _, c := range classes {
@@ -77,7 +77,7 @@ func findSplits(classes []imageloader.ClassReport) (s splits) {
 	}
 	prefix := ""
 	for {
-		top := map[string]bool{} // folders below prefix, and whether they have a folder
+		top := map[string]bool{} // by folder below prefix: whether the folder has subfolders
 		for _, dir := range dirs {
 			name, below, deeper := strings.Cut(strings.TrimPrefix(dir, prefix), "/")
 			top[name] = top[name] || deeper && below != ""
@@ -113,7 +113,8 @@ func heldNames() []string {
 }
 
 // findFolders chooses the folder to train on and the folder to evaluate if the archive has the
-// parts of a set, such as train and test. It refuses an archive where this is unclear.
+// parts of a set, such as train and test. It refuses an archive whose folders leave the choice
+// unclear.
 func (o *trainOptions) findFolders(ctx context.Context, stdout, stderr io.Writer) error {
 	if !o.images.ByDirectory() {
 		return nil
@@ -164,7 +165,7 @@ func (o *trainOptions) countImages(ctx context.Context, stdout, stderr io.Writer
 	return printClasses(ctx, o.archive, &o.images, stdout, stderr)
 }
 
-// printTurned says how many images lie on their side, or how to find out.
+// printTurned says how many images are stored on their side, or how to find out.
 func (c *census) printTurned(path string, images int, upright bool, stdout io.Writer) {
 	switch {
 	case !c.headers && !upright:
@@ -188,8 +189,8 @@ func (o *trainOptions) oneClass(class string) error {
 	return fmt.Errorf("%s has one class: nothing to tell apart: all labels are %s", archive, printable.Name(class))
 }
 
-// smoothedLoss is the loss with -label-smoothing. The evaluation, which records no gradients, has
-// the plain cross-entropy, so that torchstream evaluate prints the same loss.
+// smoothedLoss is the cross-entropy with -label-smoothing. In the evaluation, which records no
+// gradients, it is the plain cross-entropy, so that torchstream evaluate prints the same loss.
 func (o *trainOptions) smoothedLoss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor {
 	if !output.RequiresGrad() {
 		return output.CrossEntropy(batch.Labels)
@@ -204,7 +205,8 @@ func given(set *flag.FlagSet, name string) bool {
 	return found
 }
 
-// matchUpright refuses a -upright that differs from the training of the checkpoint.
+// matchUpright refuses a value of -upright that differs from the value in the checkpoint's
+// training.
 func (t *trained) matchUpright(set *flag.FlagSet, upright bool) error {
 	switch {
 	case !given(set, "upright") || upright == t.upright:

@@ -106,7 +106,7 @@ func TestTrainTakesLabelsFromList(t *testing.T) {
 		!strings.Contains(stderr, "1 class that") || !strings.Contains(stderr, "cat") {
 		t.Errorf("evaluate with another class: got status %d, %s", status, stderr)
 	}
-	// Another list of the same classes is another training.
+	// A different list gives different training data, even with the same classes.
 	writeFile(t, list, "all/3.png,\"hen, brown\"\nall/2.png,dog\nall/1.png,dog\n")
 	resume := []string{"train", "-archive", archive, "-list", list, "-size", "32", "-batch", "4", "-epochs",
 		"1", "-device", "cpu", "-out", out, "-resume"}
@@ -161,8 +161,8 @@ func TestResumeNeedsSameAugmentation(t *testing.T) {
 	}
 }
 
-// At the end of an epoch the checkpoint has no state of a loader, so the command compares the
-// images.
+// A checkpoint written at the end of an epoch has no loader state, so the command itself compares
+// the images.
 func TestResumeNeedsSameImages(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 3})
 	test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
@@ -195,7 +195,7 @@ func TestResultsInsideImagesAreRefused(t *testing.T) {
 	}
 }
 
-// The values are those of torch.nn.functional.cross_entropy(torch.tensor([[1., 2.]]),
+// The expected values are from torch.nn.functional.cross_entropy(torch.tensor([[1., 2.]]),
 // torch.tensor([0])), with label_smoothing=0.1 and without.
 func TestLabelSmoothingIsForTrainingAlone(t *testing.T) {
 	o := trainOptions{smoothing: 0.1}
@@ -364,7 +364,7 @@ func TestPreviewMixes(t *testing.T) {
 	}
 	for column := range 2 {
 		r, _, _, _ := sheet.At(sheetGap+column*(64+sheetGap)+20, sheetHeading+20).RGBA()
-		if grey := r >> 8; grey < 80 || grey > 176 { // Beta(100, 100) is near 1/2
+		if grey := r >> 8; grey < 80 || grey > 176 { // a weight from Beta(100, 100) is near 1/2
 			t.Errorf("picture %d: got grey %d, want a mixture of black and white", column, grey)
 		}
 	}
@@ -412,7 +412,7 @@ func TestTrainHoldsOutImages(t *testing.T) {
 	}
 }
 
-// A set with train and test is never trained on whole.
+// If an archive has the folders train and test, train uses only the images in train for training.
 func TestTrainUsesPartsOfASet(t *testing.T) {
 	train := func(args ...string) (int, string, string) {
 		out := filepath.Join(t.TempDir(), "out")
@@ -453,7 +453,7 @@ func TestTrainUsesPartsOfASet(t *testing.T) {
 			t.Errorf("%v: got status %d, %s, want %q", set, status, stderr, says)
 		}
 	}
-	// Classes may have such names.
+	// Classes themselves may have the names of parts.
 	if status, stdout, stderr := train(clitest.FewPhotos(t,
 		map[string]int{"train": 2, "test": 1, "ship": 2})); status != 0 ||
 		!strings.Contains(stdout, "5 images in 3 classes") {

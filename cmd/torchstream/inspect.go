@@ -27,7 +27,7 @@ type inspection struct {
 	Samples   int       `json:"samples"` // including bad ones
 	Ignored   int       `json:"ignored"`
 	Orphans   int       `json:"orphans"`  // ignored images that are in no directory or have no label
-	LeftOut   []leftOut `json:"left_out"` // folders and links that are not classes
+	LeftOut   []leftOut `json:"left_out"` // folders and links that are no classes
 	// OrphansNamed lists the first 10 images without a label, with -webdataset.
 	OrphansNamed []orphanImage    `json:"orphans_named"`
 	Classes      []inspectedClass `json:"classes"`
@@ -41,9 +41,10 @@ type inspection struct {
 	BadBy        map[string]int   `json:"bad_by_reason"`
 	Warnings     int              `json:"warned_count"`
 	Warned       []badMember      `json:"warned"` // the first 1,000 that are damaged but decode
-	// of the archive itself; everything else describes the part before it
+	// Damage is the damage of the archive file itself. The other fields then describe the part
+	// before the damage.
 	Damage string        `json:"damage,omitempty"`
-	Fixed  *fixedArchive `json:"fixed,omitempty"` // with -fix
+	Fixed  *fixedArchive `json:"fixed,omitempty"` // set by -fix
 }
 
 // orphanImage is an image without a label.
@@ -81,8 +82,8 @@ type inspectedClass struct {
 	Samples int    `json:"samples"`
 	Bad     int    `json:"bad"`
 	Bytes   int64  `json:"bytes"`
-	// Directories lists the first 5 that hold samples of the class, or null if directories are not
-	// classes.
+	// Directories lists the first 5 directories that hold samples of the class. It is null if
+	// directories are not classes.
 	Directories []string `json:"directories"`
 }
 
@@ -263,8 +264,8 @@ func (r inspection) printSizes(table io.Writer) {
 		float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
 }
 
-// printIgnored says which members are not samples, and which of them may have been meant as a
-// class.
+// printIgnored prints the members that are not samples. It then prints the folders and links that
+// may have been meant as classes.
 func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 	if r.Ignored > 0 {
 		members, orphans := "that are no image in the folder of a class", "in no folder at all"
@@ -293,8 +294,8 @@ func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 	}
 }
 
-// print writes the report. web means that classes are WebDataset labels, listed that they are from
-// a list.
+// print writes the report. web is set if classes are WebDataset labels, listed if they are from a
+// list.
 func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	if r.Damage != "" && r.Samples+r.BadCount+r.Ignored == 0 {
 		_, err := fmt.Fprintf(w,
@@ -400,7 +401,7 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 	return nil
 }
 
-// maxMerged is the maximum number of classes with several directories that are named.
+// maxMerged limits how many classes are named as having several directories.
 const maxMerged = 10
 
 // printDirectories names the classes whose samples are in several directories.

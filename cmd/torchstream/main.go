@@ -16,9 +16,9 @@
 //	torchstream help COMMAND                the options of a command
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //
-// The program loads the shim and LibTorch only for commands that need them. inspect, index, preview
-// and bench loader to host memory need only the image library. The benchmarks of torchstream itself
-// are in the command torchstream-lab (lab/).
+// The program loads the shim and LibTorch only for commands that need them. The commands inspect,
+// index and preview need only the image library, and so does bench loader without -device. The
+// benchmarks of torchstream itself are in the command torchstream-lab (lab/).
 //
 // Results are written to standard output, progress and errors to standard error. The exit status is
 // 0 on success, 1 if something failed or the command found a problem, 2 if the command line was

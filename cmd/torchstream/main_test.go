@@ -118,7 +118,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 	for _, e := range commands() {
 		texts[e.Name] = []string{e.Name, "-h"}
 	}
-	delete(texts, "bench") // a list: see below
+	delete(texts, "bench") // prints a list of benchmarks; TestBenchHelp checks it
 	for _, e := range benchmarks() {
 		texts["bench "+e.Name] = []string{"bench", e.Name, "-h"}
 	}
@@ -407,7 +407,7 @@ func TestInspectDamagedArchive(t *testing.T) {
 		t.Errorf("status %d\n%s\nwant status 1, stdout with %q and %q, stdout ending with %q",
 			status, stdout, "The archive is damaged", "12 classes", want)
 	}
-	// inspect itself lists the readable part, so only other commands refer to it.
+	// inspect lists the readable part itself, so only the other commands point to inspect.
 	advice := "fetch it again (`torchstream inspect " + path + "` lists what is readable)\n"
 	for _, c := range []struct {
 		args []string

@@ -200,7 +200,7 @@ func newClassifier(file *trained, device cuda.Device) (*classifier, error) {
 	eval := transform.Eval(file.size*8/7, file.size)
 	eval.ApplyEXIFOrientation = file.upright
 	var err error
-	// The decoder checks the size. The transform equals train's for -test.
+	// NewDecoder checks the image size. The transform is the one that train uses for -test.
 	c.decoder, err = serve.NewDecoder(serve.Options{Device: device, Decode: decode.Options{Transform: eval}})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", printable.Name(file.path), err)
@@ -218,8 +218,8 @@ type guess struct {
 	Probability float64 `json:"probability"`
 }
 
-// classify returns the most probable classes of encoded images, most probable first. Bad images get
-// none, and are listed in faults.
+// classify returns the most probable classes of encoded images, most probable first. A bad image
+// gets no classes, and faults has its error.
 func (c *classifier) classify(ctx context.Context, images [][]byte, top int) (guesses [][]guess,
 	faults decode.Errors, err error) {
 	scope := torch.NewScope("images")

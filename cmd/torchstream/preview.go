@@ -166,8 +166,8 @@ func (s *sheet) picture(batch, i int, pixels []byte, title, name string) {
 	s.text(x, y+s.size+2*sheetLine-4, s.size, sheetFaint, name)
 }
 
-// text writes one line. If the line is wider than width pixels, text cuts off its start, since the
-// end distinguishes names.
+// text writes one line. If the line is wider than width pixels, text cuts off the start of the
+// line, since names differ at their ends.
 func (s *sheet) text(x, y, width int, ink color.Color, line string) {
 	face := basicfont.Face7x13
 	runes := []rune(line)

@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/internal/clitest"
 )
 
-// secretServer serves a file to requests with the secret. After as many answers as most says, it
-// refuses requests as a store does when a signature has expired.
+// secretServer serves a file to requests with the secret. It answers as many requests as most says.
+// It then refuses all requests, as a store does after a signature has expired.
 func secretServer(t *testing.T, file string, most *atomic.Int64) (address string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -72,7 +72,7 @@ func TestCommandsHaveNoSecretOfURLs(t *testing.T) {
 			"cpu", "-out", in("bad")}},
 		{1, 0, []string{"index", url}},
 		{1, 0, append(train, "-out", in("refused"))},
-		{1, 6, append(train, "-out", in("expired"))}, // expires while train reads samples in random order
+		{1, 6, append(train, "-out", in("expired"))}, // the signature expires while train reads samples in random order
 		{1, 3, evaluate},
 		{1, 0, []string{"inspect", "-list", url, archive}},
 		{1, all, []string{"index", strings.Replace(url, "http:", "ftp:", 1)}},

@@ -101,7 +101,7 @@ func TestCommandsRefusePipes(t *testing.T) {
 
 // TestSignalsEndCommands sends SIGINT and SIGTERM while a server keeps the command waiting.
 func TestSignalsEndCommands(t *testing.T) {
-	asked, over := make(chan string, 100), make(chan struct{}) // asked receives the paths
+	asked, over := make(chan string, 100), make(chan struct{}) // asked receives the requested paths
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		asked <- r.URL.Path
 		<-over

@@ -397,7 +397,7 @@ func checkSpace(folder string, bytes int64) error {
 	}
 	blocks := disk.Bavail
 	if os.Geteuid() == 0 {
-		blocks = disk.Bfree // root may use the reserve
+		blocks = disk.Bfree // root may also use the reserved blocks
 	}
 	if free := float64(blocks) * float64(disk.Bsize); free < float64(bytes) {
 		return fmt.Errorf("%s are free, and the checkpoints of this training take %s at their peak: free "+
@@ -510,8 +510,8 @@ func (o *trainOptions) checkFolder() error {
 		done, epochs, next, printable.Name(o.out))
 }
 
-// checkOutside refuses a folder of results inside a directory of images, whose pictures would
-// become images of the archive.
+// checkOutside refuses an -out folder inside a directory of images. The pictures that a training
+// writes would become images of that directory.
 func (o *trainOptions) checkOutside() error {
 	if info, err := os.Stat(o.archive); err != nil || !info.IsDir() {
 		return nil // opening the archive reports a wrong path
@@ -530,7 +530,8 @@ func (o *trainOptions) checkOutside() error {
 }
 
 // earlier returns the completed and the total number of epochs of the run in the folder. ok is
-// false if there is no run, or if the file is of another kind, which train.Run refuses.
+// false if the folder has no checkpoint of a run. If a file of another kind has the checkpoint's
+// name, train.Run refuses it.
 func (o *trainOptions) earlier() (done, epochs int, ok bool) {
 	file, err := checkpoint.Open(filepath.Join(o.out, "last.pt"))
 	if err != nil {
@@ -727,8 +728,8 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 // inEpochs is printBad's note for training counts.
 const inEpochs = ", each counted in every epoch"
 
-// printBad says how many bad samples of an archive the policy left out or replaced, followed by a
-// note, and names the first one.
+// printBad prints how many bad samples of an archive the policy left out or replaced, then the
+// note. It also names the first bad sample.
 func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSamplePolicy, note string) {
 	if s.Bad == 0 || p == imageloader.Fail {
 		return // an error already names the sample
@@ -917,12 +918,13 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	return nil
 }
 
-// inFlags replaces the name of an option of nn in a text by the option of the command.
+// inFlags replaces the names of options of package nn in a text by the names of the command's
+// options.
 func inFlags(text string) string {
 	return strings.ReplaceAll(text, "LoadOptions.Dict", "-pretrained-dict")
 }
 
-// loadError is an error of nn.LoadWith in the words of the command line.
+// loadError is an error of nn.LoadWith. Its text names the command's options instead of nn's.
 type loadError struct{ err error }
 
 func (e *loadError) Error() string { return inFlags(e.err.Error()) }
@@ -998,7 +1000,7 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, classes 
 // census is the number of images in an archive or directory.
 type census struct {
 	classes []imageloader.ClassReport // names and counts, by label
-	headers bool                      // the orientations are known: a directory has no index of them
+	headers bool                      // the orientations are known, from an index; a directory has none
 	turned  int                       // images whose orientation is not upright
 }
 
@@ -1019,8 +1021,8 @@ func countClasses(ctx context.Context, path string, labels *cli.Images, stderr i
 	return census{report.Classes, true, report.Turned}, nil
 }
 
-// countDirectory counts the images of a directory from the samples that a loader finds, since a
-// directory has no index.
+// countDirectory counts the images of a directory. A directory has no index, so countDirectory
+// counts the samples that a loader finds.
 func countDirectory(ctx context.Context, path string, options imageloader.Options) ([]imageloader.ClassReport, error) {
 	counts, directories := map[int]int{}, map[int][]string{}
 	byDirectory := options.List == "" && !options.WebDataset
@@ -1118,7 +1120,7 @@ func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes
 // openHeldBack opens an archive for an evaluation, with labels from the given classes.
 func (o feeding) openHeldBack(ctx context.Context, device cuda.Device, path string, images, size int,
 	classes []string) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
-	// 256 for 224
+	// The shorter side is resized to 8/7 of the crop: 256 pixels for a crop of 224.
 	options := imageloader.Options{Transform: imageloader.Eval(size*8/7, size), Classes: classes,
 		BadSamples: o.badSamples}
 	o.images.SetLabels(&options)

@@ -230,7 +230,8 @@ func TestTrainRefusesAnotherNetwork(t *testing.T) {
 		deeper); !strings.Contains(stdout, "\n1 step, ") {
 		t.Errorf("printed\n%s\nwant it with %q", stdout, "\n1 step, ")
 	}
-	// The other way round, a ResNet-18 lacks blocks or has different ones under the same names.
+	// In the other direction, the checkpoint of a ResNet-18 lacks blocks of a ResNet-34, or has
+	// different blocks under the same names.
 	shallow := save("resnet18", nil)
 	for model, first := range map[string]string{"resnet34": "layer1.2.conv1.weight",
 		"resnet50": "layer1.0.conv3.weight"} {
@@ -307,8 +308,8 @@ func (w *interrupter) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// An interrupted training says how to resume, and -resume gives the parameters of an uninterrupted
-// one.
+// An interrupted training says how to resume. With -resume it ends with the parameters of an
+// uninterrupted training.
 func TestTrainInterruptedAndResumed(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	whole, out := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "out")
@@ -507,7 +508,8 @@ func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
 	}
 }
 
-// -decode-sms reaches the decoders: the driver refuses a partition of one multiprocessor.
+// -decode-sms is passed to the decoders. The test requests a single multiprocessor, which only the
+// driver refuses.
 func TestTrainBoundsMultiprocessors(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
@@ -574,7 +576,7 @@ func TestTrainBadImage(t *testing.T) {
 func TestPeakSpaceCountsTwoLastCheckpoints(t *testing.T) {
 	folder := t.TempDir()
 	for _, c := range []struct {
-		name string // of a file that exists from now on, with 40 bytes
+		name string // a new file of 40 bytes; it stays for the following cases
 		want int64
 	}{{"", 2*100 + 40}, {"last.pt", 2*100 + 40 - 40}, {"best.pt", 2*100 + 40 - 80}} {
 		if c.name != "" {
@@ -588,7 +590,7 @@ func TestPeakSpaceCountsTwoLastCheckpoints(t *testing.T) {
 	}
 }
 
-// The check for free space requests the size of the checkpoints that a run writes.
+// The check for free space uses the sizes of the checkpoints that a run writes.
 func TestFreeSpaceCheckKnowsCheckpointSizes(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
 	for _, args := range [][]string{{"-optimizer", "sgd"}, {"-optimizer", "adamw", "-ema", "0.9"}} {
@@ -657,9 +659,9 @@ func TestTrainSkipsBadImages(t *testing.T) {
 	}
 }
 
-// A last batch of one good image is left out, also if a bad image made it that short, because
-// BatchNorm cannot compute statistics for it at 32 pixels. A training without such a batch is not
-// refused.
+// A last batch of one good image is left out, because BatchNorm cannot compute statistics for one
+// image of 32 pixels. This also holds if the batch has one image only because others were bad. If
+// no last batch is that short, nothing is left out.
 func TestTrainDropsLastBatchOfOneImage(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
@@ -702,7 +704,8 @@ func TestTrainDropsLastBatchOfOneImage(t *testing.T) {
 	}
 }
 
-// Classes without an image in -test are flagged, and a resume with other classes names them.
+// Classes without an image in -test are flagged. If a run resumes with other classes, the error
+// names them.
 func TestTrainOtherClasses(t *testing.T) {
 	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), clitest.FewPhotos(t,
 		map[string]int{"cat": 2})
@@ -771,8 +774,8 @@ func TestTrainRefusesAFolderInUse(t *testing.T) {
 	trainSmall(t, archive, out, "-epochs", "1", "-resume")
 }
 
-// The classes of a directory are printed like those of an archive. Classes without an image in
-// -test are printed too.
+// The classes of a directory are printed as for an archive. Classes without an image in -test are
+// printed too.
 func TestTrainDirectory(t *testing.T) {
 	folders := map[string]string{"archive": t.TempDir(), "test": t.TempDir()}
 	var file bytes.Buffer
@@ -984,7 +987,8 @@ func TestFewImages(t *testing.T) {
 		t.Errorf("printed\n%s", text)
 	}
 
-	// inspect says the same, except for a list's labels, which are not directory names.
+	// inspect prints the same remarks. It prints none about labels from a list, which are not
+	// directory names.
 	status, text, _ := command(t, "inspect", archive)
 	if status != 0 || !strings.Contains(text, "######  few images: is the name a typo?\n    2  dog ") ||
 		strings.Count(text, "typo") != 1 || !strings.Contains(text, "\n1 of the classes have less") {

@@ -25,8 +25,8 @@ func versionCommand(_ context.Context, args []string, stdout, stderr io.Writer) 
 	return err
 }
 
-// programVersion describes the program's version in one line. If the module has no version, as in a
-// program built from a clone, it uses the C headers' version.
+// programVersion describes the program's version in one line. A program built from a clone has no
+// module version. programVersion then uses the C headers' version.
 func programVersion(info *debug.BuildInfo, known bool) string {
 	version, of := imagecapi.Version(), ""
 	if known {

@@ -9,8 +9,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// The version is the module's. A build without a module version prints the headers' version. The
-// source revision follows.
+// The version is the module version, or the headers' version in a build without a module version.
+// The source revision follows.
 func TestProgramVersion(t *testing.T) {
 	goVersion := ", " + runtime.Version() + ", " + runtime.GOOS + "/" + runtime.GOARCH
 	revision := debug.BuildSetting{Key: "vcs.revision", Value: "abc"}
