@@ -19,15 +19,15 @@ import (
 )
 
 // Checkpoint saves the full state of a run in one file. When ranks shard the model or the
-// optimizer, each rank adds a file. A program that was killed can be started again and load the
-// checkpoint. It then computes what an uninterrupted run does: the same bits on the CPU with the
-// same number of threads.
+// optimizer, each rank adds a file. A restarted program that loads the checkpoint computes the
+// results of an uninterrupted run. On the CPU, with the same number of threads, the results are
+// bit-identical.
 //
-// The fields name what to save, or where to load it. Nil fields are left out. A loop first calls
-// Load once, and then, if Loader is not nil, RestoreLoader. On the first run Load returns
-// fs.ErrNotExist. After a step, the loop sets Loader and calls Save, or SaveAsync, which writes
-// while the training continues. The example shows such a loop. With World, the checkpoint belongs
-// to a job of several processes.
+// The fields are the objects to save, or the objects to load into. Nil fields are left out. A loop
+// first calls Load once, and then, if Loader is not nil, RestoreLoader. On the first run Load
+// returns fs.ErrNotExist. After a step, the loop sets Loader and calls Save, or SaveAsync, which
+// writes while the training continues. The example shows such a loop. With World, the checkpoint
+// belongs to a job of several processes.
 //
 // PyTorch can read the file. torch.load(path, weights_only=True) returns a dict with these keys:
 // the model's "state_dict"; the state_dicts "optimizer", "lr_scheduler" and "scaler"; "ema",
@@ -45,9 +45,9 @@ type Checkpoint struct {
 	// Loader is the loader's position, as found in the Info of a batch. Load sets it from the file,
 	// or to nil if the file has none.
 	Loader *imageloader.State
-	// Device is the device of the training. Save and Load handle the states of its random generator
-	// and the CPU's, which Dropout draws from. A GPU loads another GPU's state if the file has none
-	// for it.
+	// Device is the device of the training. Save and Load include the states of the CPU's and the
+	// device's random generators, from which Dropout draws. If the file has no state for a GPU,
+	// Load uses the state of another GPU.
 	Device cuda.Device
 	// Metadata holds texts of the program, such as the classes. Load replaces it.
 	Metadata map[string]string
@@ -55,20 +55,20 @@ type Checkpoint struct {
 	// Load are then collectives: every rank calls them after the same step, with a path that all
 	// hosts see.
 	//
-	// Rank 0 writes its model, optimizer and averages, which all ranks share, and the generators
-	// and loaders of all ranks. If a distributed.FullyShardedDataParallel or an optimizer of
-	// package distributed shards its state over World, each rank writes its shard to a separate
-	// file next to rank 0's. Load reads only a rank's own shard of such state, so its host never
-	// holds whole tensors of it: see checkpoint.RankWriter. If the state is sharded over a group
-	// other than World, Save first gathers it within that group. World's rank 0 then writes the
-	// state gathered in its own group.
+	// Rank 0 writes its model, optimizer and averages, since these are equal on all ranks. It also
+	// writes the generator states and loader positions of all ranks. If a
+	// distributed.FullyShardedDataParallel or an optimizer of package distributed shards its state
+	// over World, each rank writes its shard to a separate file next to rank 0's. On each rank,
+	// Load reads only the rank's own shards. No host holds whole tensors of sharded state: see
+	// checkpoint.RankWriter. If the state is sharded over a group other than World, Save first
+	// gathers it within that group. World's rank 0 then writes the state gathered in its own group.
 	//
 	// A job of any number of ranks, or a single process, can read the file: see RestoreLoader. A
-	// rank that the file does not have seeds its generators from rank 0's state and its rank
-	// number. An error of one rank is an error of all ranks, and names that rank.
+	// rank without an entry in the file seeds its generators from rank 0's state and its own rank
+	// number. If one rank fails, all ranks return an error that names the rank.
 	World *distributed.Group
 
-	position *saved // of Run
+	position *saved // set by Run
 	loaders  []imageloader.State
 }
 
@@ -86,10 +86,10 @@ const (
 	positionKey   = "train" // a saved, as JSON
 )
 
-// Save writes the file. The new file replaces the old one atomically once it is on disk, so a
-// program or machine that dies during Save leaves the old file. It may also leave unfinished files:
+// Save writes the file. Once the new file is on disk, it atomically replaces the old one. If the
+// program or the machine dies during Save, the old file remains. Unfinished files may remain too:
 // one named like the path plus ".tmp-" and a number, and rank files with the same number. The next
-// Save to the path removes them. Save waits for the device.
+// Save to the path removes unfinished files. Save waits for the device.
 func (c *Checkpoint) Save(path string) error {
 	w, err := c.collect(path)
 	if err != nil {
@@ -110,7 +110,7 @@ type writing struct {
 	named   []torch.Named          // the shards that this rank writes
 	made    []torch.Named          // tensors that free closes
 	barrier func() error           // waits until all ranks have written their shards
-	failed  error                  // why this rank writes nothing
+	failed  error                  // the error that keeps this rank from writing, or nil
 }
 
 func (w *writing) free() { closeAll(w.made) }
@@ -121,7 +121,7 @@ func (w *writing) parts() []torch.Named { return w.divided.Parts(w.file) }
 // leads reports whether this process writes the file itself.
 func (w *writing) leads() bool { return w.world == nil || w.world.Rank() == 0 }
 
-// collect gathers everything to write. In a job an error of one rank is an error of all.
+// collect gathers everything to write. In a job, if one rank fails, all ranks return an error.
 func (c *Checkpoint) collect(path string) (*writing, error) {
 	w := &writing{path: path, world: c.World, divided: checkpoint.Divided{},
 		file: map[string]any{metadataKey: metadata(c.Metadata)}}
@@ -144,7 +144,7 @@ func (c *Checkpoint) collect(path string) (*writing, error) {
 	return w, nil
 }
 
-// fill adds the state that the fields name to the file's value.
+// fill adds the state of the objects in the fields to the file's value.
 func (c *Checkpoint) fill(w *writing) error {
 	file := w.file
 	// All ranks continue even after an error: the calls below may be collectives.
@@ -218,8 +218,8 @@ func (c *Checkpoint) fillAverages(w *writing) (err error) {
 	return err
 }
 
-// dividedBy reports whether g has the ranks of the job in the same order. The shards of g are then
-// shards of the job.
+// dividedBy reports whether g has the ranks of the job in the same order. If so, a shard over g is
+// also a shard over the job.
 func (c *Checkpoint) dividedBy(g *distributed.Group) bool {
 	return c.World != nil && slices.Equal(g.Ranks(), c.World.Ranks())
 }
@@ -398,8 +398,8 @@ func (c *Checkpoint) texts(file *checkpoint.File) error {
 	return c.position.check()
 }
 
-// loadGenerators sets the generators. It runs last, after everything that may draw from them. own
-// is this rank's state in a file of several ranks, or nil.
+// loadGenerators sets the generators. It runs last, because loading other state may draw random
+// numbers. own is this rank's state in a file of several ranks, or nil.
 func (c *Checkpoint) loadGenerators(file *checkpoint.File, own map[any]any) error {
 	states, _ := value[map[any]any](file, generatorsKey)
 	if own != nil {

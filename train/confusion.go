@@ -33,7 +33,7 @@ const corner = `true\predicted`
 // confusionKind recognises the files that confusion.csv may replace.
 func confusionKind() safefile.Kind { return safefile.Prefix("a confusion matrix", corner+",") }
 
-// Confusion says how often a model mistook one class for another.
+// Confusion counts how often a model mistook one class for another.
 type Confusion struct {
 	Label     int     `json:"label"`     // the true class
 	Predicted int     `json:"predicted"` // the class with the largest output, never Label
@@ -128,8 +128,8 @@ func writeConfusion(w io.Writer, counts [][]int64, names []string) error {
 const (
 	maxMatrix = 900 // pixels per side of the matrix
 	maxCell   = 64  // pixels per class
-	minNamed  = 28  // pixels per class from which names are written
-	maxName   = 320 // pixels of a name
+	minNamed  = 28  // minimum pixels per class for names to be written
+	maxName   = 320 // maximum width of a name in pixels
 )
 
 // mark is a pixel of the matrix.
@@ -241,7 +241,7 @@ func (m mark) color() color.RGBA {
 
 // cut shortens a name that is too long for the picture.
 func cut(face font.Face, name string) string {
-	last := 0 // end of the longest prefix that leaves room for dots
+	last := 0 // end of the longest prefix that fits together with the dots
 	for at := range name {
 		if font.MeasureString(face, name[:at]+"...").Ceil() <= maxName {
 			last = at

@@ -37,7 +37,7 @@ var (
 type panel struct {
 	title  string
 	curves []curve
-	share  bool // from 0 to 1
+	share  bool // the values are shares, from 0 to 1
 }
 
 type curve struct {
@@ -156,8 +156,8 @@ func (c curve) draw(canvas *image.RGBA, at func(int, float64) (float64, float64)
 	}
 }
 
-// axis returns the marks of the vertical axis, which spans the first to the last mark, and the
-// number of epochs.
+// axis returns the marks of the vertical axis and the number of epochs. The axis spans the first to
+// the last mark.
 func (p panel) axis() (marks []float64, n int) {
 	low, high := math.Inf(1), math.Inf(-1)
 	for _, c := range p.curves {
@@ -177,7 +177,7 @@ func (p panel) axis() (marks []float64, n int) {
 	const most = 5
 	step := tickStep(low, high, most)
 	first, last := math.Floor(low/step), math.Ceil(high/step)
-	for i := 0; i <= most+2 && float64(i) <= last-first; i++ { // first+1 may equal first
+	for i := 0; i <= most+2 && float64(i) <= last-first; i++ { // first+1 may equal first for large numbers, so most bounds the loop
 		marks = append(marks, (first+float64(i))*step)
 	}
 	if len(marks) < 2 { // the range of the values is not finite or has no steps
@@ -207,7 +207,7 @@ func ticks(low, high float64, count int) []float64 {
 	step := tickStep(low, high, count)
 	var marks []float64
 	first := math.Ceil(low / step)
-	for i := 0; i <= count; i++ { // bounded by count, since first+1 may equal first
+	for i := 0; i <= count; i++ { // first+1 may equal first for large numbers, so count bounds the loop
 		if mark := (first + float64(i)) * step; mark <= high+step*1e-9 {
 			marks = append(marks, mark)
 		}

@@ -78,8 +78,8 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// The loss axis has at least three marks, and they enclose the curves. Between the losses there may
-// be only two round numbers.
+// The loss axis has at least three marks, and they enclose the curves, even if there are only two
+// round numbers between the losses.
 func TestLossAxisEnclosesTheCurves(t *testing.T) {
 	for _, c := range []struct{ values, want []float64 }{
 		{[]float64{0.9, 1.95}, []float64{0.5, 1, 1.5, 2}}, {[]float64{2.31, 0.02}, []float64{0, 0.5, 1, 1.5, 2, 2.5}},
@@ -112,8 +112,8 @@ func TestCurvesBeginLate(t *testing.T) {
 	}
 }
 
-// A checkpoint is refused if its epochs lack their metrics, which the comparison of epochs needs,
-// or if they do not match its position.
+// A checkpoint is refused if its epochs lack metrics, because the comparison of epochs needs them.
+// It is also refused if its epochs do not match its position.
 func TestSavedEpochsAreChecked(t *testing.T) {
 	complete := []Epoch{{Epoch: 1, Best: true, Train: &Metrics{Loss: 1}}}
 	good := saved{Version: version, At: position{Epoch: 1}, Epochs: complete}

@@ -19,11 +19,11 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// CheckRanks requires that the loaders of all ranks give the same epochs. They must have the same
-// archive (by the digest of its samples' names, sizes and labels), the same options and the same
-// number of batches, and each must deal its own rank's samples. Every rank calls it once its loader
-// is open. A difference is an error on all ranks. The error names the rank, its archive and the
-// difference, and wraps distributed.ErrMismatch.
+// CheckRanks requires that the loaders of all ranks give the same epochs. Every rank calls it once
+// its loader is open. All loaders must have the same archive, the same options and the same number
+// of batches. Archives are compared by a digest of the names, sizes and labels of their samples.
+// Each loader must have the samples of its own rank. A difference is an error on all ranks. The
+// error names the rank, its archive and the difference, and wraps distributed.ErrMismatch.
 func CheckRanks(world *distributed.Group, loader *imageloader.Loader) error {
 	all, err := distributed.AllGatherObject(world, loader.Identity())
 	if err != nil {
@@ -54,13 +54,13 @@ type rankState struct {
 	Error      string             `json:"error,omitempty"`
 	Generators map[string][]byte  `json:"generators"`
 	Loader     *imageloader.State `json:"loader"`
-	// rank 0 only: id of the checkpoint whose shards the ranks write
+	// Shards is the id of the checkpoint whose shards the ranks write. Only rank 0 sets it.
 	Shards string `json:"shards,omitempty"`
 }
 
 // gather adds the states of all ranks to rank 0's file. If the ranks write shards, it also opens
-// the files of all ranks. own holds this rank's generators. failed says why this rank has no file.
-// An error of any rank is an error of all.
+// the files of all ranks. own holds this rank's generators. failed is an earlier error of this
+// rank, or nil. If one rank fails, all ranks return an error.
 func (c *Checkpoint) gather(w *writing, own []torch.Named, failed error) (err error) {
 	mine := rankState{Loader: c.Loader, Generators: map[string][]byte{}}
 	for _, n := range own {
@@ -102,7 +102,8 @@ func (c *Checkpoint) gather(w *writing, own []torch.Named, failed error) (err er
 	if err := agree(c.World, failed); err != nil {
 		return err
 	}
-	// Reserve in call order: checkpoints of several paths may be written at the same time.
+	// Reserve the barrier now, in call order: checkpoints of several paths may be written at the
+	// same time.
 	w.barrier = c.World.ReserveBeside("checkpoint")
 	return nil
 }
@@ -155,8 +156,8 @@ func (w *writing) addRanks(all []rankState) error {
 	return nil
 }
 
-// agree joins the errors of all ranks, so that every rank returns the same. A single process
-// returns its own.
+// agree joins the errors of all ranks, so that every rank returns the same error. A single process
+// returns its own error.
 func agree(world *distributed.Group, failed error) error {
 	if world == nil {
 		return failed
@@ -189,24 +190,24 @@ type Saving struct {
 }
 
 // Wait waits until the file is on disk, and returns the error of writing it. In a job Wait is a
-// collective: every rank calls it and gets the errors of all. Call it before the next Save or
-// SaveAsync to the same path. If there are several savings, all ranks must wait for them in the
-// same order.
+// collective: every rank calls it and gets the errors of all ranks. Call Wait before the next Save
+// or SaveAsync to the same path. If several Savings are being written, all ranks must wait for them
+// in the same order.
 func (s *Saving) Wait() error {
 	<-s.done
 	return agree(s.world, s.err)
 }
 
 // Done returns a channel that is closed when this rank has stopped writing, successfully or not.
-// Done is not a collective. A program that ends because of an error waits for Done, since Wait may
-// block on ranks that never call it.
+// Done is not a collective. A program that ends because of an error waits for Done instead of
+// calling Wait, since Wait may block on ranks that never call it.
 func (s *Saving) Done() <-chan struct{} { return s.done }
 
-// SaveAsync is Save in the background. It waits for the device, copies the state to host memory,
-// and starts a goroutine that writes the file. Until Wait returns, host memory holds a second copy
-// of the tensors: on rank 0 for whole tensors, on each rank for its shard. The new file replaces
-// the old one when all ranks have written their shards, without waiting for Wait. If SaveAsync
-// returns an error, nothing is written.
+// SaveAsync is like Save, but writes the file in the background. It waits for the device, copies
+// the state to host memory, and starts a goroutine that writes the file. Until Wait returns, host
+// memory holds a second copy of the tensors: on rank 0 for whole tensors, on each rank for its
+// shard. The new file replaces the old one as soon as all ranks have written their shards, even
+// before Wait is called. If SaveAsync returns an error, nothing is written.
 func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
 	w, err := c.collect(path)
 	if err != nil {
@@ -231,7 +232,7 @@ func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
 	return s, nil
 }
 
-// copied returns a writing whose tensors are host copies, for the tensors that this rank writes.
+// copied returns a copy of w. The tensors that this rank writes are copied to host memory.
 func (w *writing) copied(copies hostCopies) (*writing, error) {
 	own := &writing{path: w.path, world: w.world, shards: w.shards, barrier: w.barrier, failed: w.failed,
 		divided: checkpoint.Divided{}}
@@ -262,7 +263,8 @@ func (h hostCopies) close() {
 	}
 }
 
-// of returns a value for checkpoint.SavePyTorch in which copies replace the tensors.
+// of returns a value for checkpoint.SavePyTorch. The result holds host copies instead of the
+// tensors.
 func (h hostCopies) of(value any) (any, error) {
 	switch v := value.(type) {
 	case *torch.Tensor:
@@ -340,7 +342,7 @@ func (c *Checkpoint) RestoreLoader(ctx context.Context, loader *imageloader.Load
 }
 
 // ranks reads the states of all ranks. It returns this rank's generators, or nil if the file has
-// none for it.
+// none for this rank.
 func (c *Checkpoint) ranks(file *checkpoint.File) (generators map[any]any, err error) {
 	entries, _ := value[[]any](file, ranksKey)
 	rank, world := 0, 1
@@ -369,8 +371,8 @@ func (c *Checkpoint) ranks(file *checkpoint.File) (generators map[any]any, err e
 	return generators, nil
 }
 
-// seedNewRank seeds the generators of a rank that the file does not have, from rank 0's state and
-// the rank number. So the ranks of a job draw different numbers.
+// seedNewRank seeds the generators of a rank without an entry in the file. The seed depends on rank
+// 0's state and on the rank number, so the ranks of a job draw different numbers.
 func seedNewRank(cpu *checkpoint.StoredTensor, rank int) error {
 	state, err := cpu.Read()
 	if err != nil {
@@ -385,15 +387,15 @@ func seedNewRank(cpu *checkpoint.StoredTensor, rank int) error {
 	return torch.ManualSeed(binary.LittleEndian.Uint64(sum[:]))
 }
 
-// loaded tells the other ranks about the file that a rank has read.
+// loaded describes the file that a rank has read, for the other ranks.
 type loaded struct {
 	Error   string `json:"error,omitempty"`
 	Missing bool   `json:"missing,omitempty"` // there is no file
 	ID      string `json:"id"`
 }
 
-// agreeLoaded makes an error of one rank an error of all, and requires that all ranks have read the
-// same file.
+// agreeLoaded requires that all ranks have read the same file. If one rank fails, all ranks return
+// an error.
 func (c *Checkpoint) agreeLoaded(path, id string, failed error) error {
 	mine := loaded{ID: id, Missing: errors.Is(failed, fs.ErrNotExist)}
 	if failed != nil {

@@ -16,8 +16,9 @@ import (
 // of their parameters.
 type EvaluateOptions struct {
 	// Loader is the source of the feed, if that is an image loader. A model with fewer outputs than
-	// the loader has classes is then an error. Without Loader, only the device detects a label
-	// without an output. On a GPU such a label makes CUDA unusable in this process.
+	// the loader has classes is then an error. Without Loader, only the device detects a label that
+	// is too large for the number of outputs. On a GPU such a label makes CUDA unusable in this
+	// process.
 	Loader *imageloader.Loader
 	// Loss computes the mean loss of a batch, a scalar. nil means the cross-entropy of output and
 	// batch.Labels.
@@ -107,8 +108,8 @@ func (c criterion) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Te
 			cuda.ErrInvalidArgument))
 	}
 	if c.classes > 0 && output.Err() == nil {
-		// On a GPU a label without an output fails an assertion, which makes CUDA unusable in the
-		// process.
+		// On a GPU a label that is too large for the number of outputs fails an assertion, which
+		// makes CUDA unusable in the process.
 		if shape := output.Shape(); len(shape) == 2 && shape[1] < int64(c.classes) {
 			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, and the loader %d classes: "+
 				"give the model's last layer %d outputs: %w",
@@ -116,7 +117,7 @@ func (c criterion) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Te
 		}
 	}
 	loss := output.CrossEntropy(batch.Labels)
-	// On the CPU a label without an output is an error here, but the error names only the label.
+	// On the CPU such a label is an error here, but the error names only the label.
 	if err := loss.Err(); err != nil && output.Err() == nil && output.Device() == cuda.CPU {
 		if _, outputs := classLabels(output, batch.Labels); outputs > 0 {
 			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, for the labels 0 to %d: %w",

@@ -53,7 +53,7 @@ func TestEvaluateEqualsRun(t *testing.T) {
 }
 
 // On a GPU Evaluate also returns the metrics of Run's evaluation. A model with too few outputs is
-// refused before the device sees a label without an output, so CUDA stays usable.
+// refused before the device gets a label that is too large for the outputs, so CUDA stays usable.
 func TestGPUEvaluate(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	j := newJob(t, job{gpu: true, withEval: true, Config: train.Config{Epochs: 1}})
@@ -158,7 +158,7 @@ func confusionFile(t *testing.T, dir string) [][]int64 {
 }
 
 // The confusion matrix in the folder belongs to best.pt. A better epoch without an evaluation
-// removes it, and a worse epoch leaves it.
+// removes the matrix, and a worse epoch keeps it.
 func TestConfusionFilesAreOfTheBestEpoch(t *testing.T) {
 	for name, better := range map[string]bool{"better": true, "worse": false} {
 		t.Run(name, func(t *testing.T) {

@@ -25,7 +25,7 @@ const (
 	pngFile  = "curves.png"
 	lockFile = "run.lock" // locks the folder for one run
 
-	version = 2 // of saved
+	version = 2 // version of the struct saved
 )
 
 // position is a position in the training: directly after a step, or between epochs.
@@ -114,7 +114,7 @@ func (r *runner) openDir(ctx context.Context) error {
 		return fmt.Errorf("train: %s is of an earlier run, whose %s is gone, and this run would replace "+
 			"it: move it away, or name another folder", r.path(bestFile), lastFile)
 	}
-	// From here on best.pt belongs to the run of last.pt, even if this process is killed.
+	// After this, best.pt belongs to the same run as last.pt, even if the process is killed.
 	if err := r.saveLast("training"); err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (e *BusyError) Error() string {
 }
 
 // Busy returns a *BusyError if a [Run] of any process is writing to the folder now, and nil
-// otherwise. Run refuses such a folder itself. A program calls Busy before long preparations.
+// otherwise. Run refuses such a folder itself. Call Busy before long preparations, to fail early.
 func Busy(dir string) error { return busyDir(dir, safefile.Claimed(filepath.Join(dir, lockFile))) }
 
 // busyDir converts the error of a claim that another process holds to a *BusyError.
@@ -174,9 +174,9 @@ func missing(dir string) (paths []string) {
 	}
 }
 
-// removeFirst removes the initial last.pt of a new run if nothing followed it, so that the folder
-// does not refuse the next run. It also removes the empty folders that the run made. A killed
-// process leaves the file, and the next run resumes from it.
+// removeFirst removes the initial last.pt of a new run that has saved nothing else. Otherwise the
+// next new run would refuse the folder. It also removes the empty folders that the run made. If the
+// process is killed, the file stays, and the next run resumes from it.
 func (r *runner) removeFirst() {
 	if r.folder.first {
 		os.Remove(r.path(lastFile)) // if this fails, the next new run is refused and says why
@@ -184,15 +184,15 @@ func (r *runner) removeFirst() {
 	r.folder.release()
 	for _, dir := range r.folder.made {
 		if os.Remove(dir) != nil {
-			return // it has files of this run or of another program
+			return // the folder has files of this run or of another program
 		}
 	}
 }
 
-// removeUnfinished removes temporary files of a run that was killed while it wrote a table or a
-// picture. Checkpoints remove theirs in Save.
+// removeUnfinished removes the temporary tables and pictures of a run that was killed while it
+// wrote them. Checkpoint.Save removes temporary checkpoints.
 func (r *runner) removeUnfinished() {
-	files, _ := os.ReadDir(r.Dir) // unreadable files stay and do no harm
+	files, _ := os.ReadDir(r.Dir) // after an error the files stay, and do no harm
 	for _, f := range files {
 		for name := range figures() {
 			if strings.HasPrefix(f.Name(), name+".") && strings.HasSuffix(f.Name(), ".tmp") {
@@ -211,7 +211,7 @@ func (r *runner) load(ctx context.Context, path string) error {
 	}
 	at := c.position.At
 	if c.Loader != nil && at.Batches > 0 && r.Loader == nil {
-		c.Loader = nil // train reads and drops the earlier batches
+		c.Loader = nil // train reads and drops the batches before the position
 	}
 	// The loader compares its archive and options with the checkpoint's.
 	if c.Loader != nil {
@@ -228,7 +228,7 @@ func (r *runner) load(ctx context.Context, path string) error {
 	return nil
 }
 
-// checkpoint names all state that a resume needs.
+// checkpoint returns a Checkpoint with all state that a resume needs.
 func (r *runner) checkpoint(position *saved) *Checkpoint {
 	return &Checkpoint{
 		Model: r.Model, Optimizer: r.Optimizer, Scheduler: r.stepper.scheduler, EMA: r.EMA, Scaler: r.Scaler,
@@ -342,7 +342,7 @@ func (r *runner) event(e Epoch) error {
 		return nil
 	}
 	if r.events == nil {
-		first := int64(r.at.Step) - r.stepper.Stats().Steps + 1 // of this process
+		first := int64(r.at.Step) - r.stepper.Stats().Steps + 1 // first step of this process
 		w, err := tfevents.Create(r.Dir, first)
 		if err != nil {
 			return err

@@ -139,7 +139,7 @@ func killed(t *testing.T, way string, times int) {
 			died++
 			continue
 		}
-		// It finished before the kill: the next one starts from scratch.
+		// The process finished before the kill, so the next one starts from scratch.
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
@@ -169,7 +169,8 @@ type moment struct {
 	after time.Duration
 }
 
-// runKilled runs TestKilledProcess and returns its result, or nil if it was killed before.
+// runKilled runs TestKilledProcess and returns its result, or nil if it was killed before it
+// finished.
 func runKilled(t *testing.T, way, path, dir string, kill *moment) *outcome {
 	t.Helper()
 	program, err := os.Executable()

@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// newNormalised returns a job whose second normalisation gets one value per channel for one sample.
-// An epoch of the archive is 4 batches of 8 samples and one of a single sample.
+// newNormalised returns a job whose second normalisation has one value per channel for a batch of
+// one sample. An epoch of the archive is 4 batches of 8 samples and one of a single sample.
 func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *job {
 	t.Helper()
 	loader, err := imageloader.Open(path,

@@ -92,9 +92,9 @@ func native(t *testing.T) int64 {
 	return sum
 }
 
-// Threads, tensors and memory stay constant over thousands of steps: without Go's garbage
-// collector, which proves that freeing does not depend on it, and with it running at random
-// moments.
+// Threads, tensors and memory stay constant over thousands of steps. The test runs without Go's
+// garbage collector, to prove that freeing does not depend on it. It also runs with the collector,
+// at random moments.
 func TestStepsKeepMemoryFlat(t *testing.T) {
 	for _, collector := range []string{"off", "at random"} {
 		t.Run("CPU, GC "+collector, func(t *testing.T) { keepFlat(t, cuda.CPU, false, collector == "off", *flatSteps) })
@@ -189,8 +189,8 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 		t.Errorf("%d tensors live after the steps, %d before, and the collector freed %d", after.tensors,
 			before.tensors, after.caught-before.caught)
 	}
-	// Go starts a thread when another blocks in a call, so a few may be missing from the first
-	// count.
+	// Go starts a thread when another thread blocks in a call, so a few may be missing from the
+	// first count.
 	if after.threads > before.threads+8 {
 		t.Errorf("%d threads after the steps, %d before, want at most %v",
 			after.threads, before.threads, before.threads+8)
@@ -219,7 +219,8 @@ func (e *exhausted) Step() error {
 
 // If memory runs out in the forward pass, the backward pass or the optimizer's step, the error is
 // ErrOutOfMemory. The step changes no parameter and leaves no gradient and no memory. Training
-// continues with a smaller batch, and its parameters equal those of a training without the failure.
+// continues with a smaller batch, and its parameters equal the parameters of a training without the
+// failure.
 func TestOutOfMemoryInAStep(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	device := cuda.Device(0)
@@ -372,7 +373,8 @@ func (s *rescaled) Parts() nn.Parts {
 		Modules: []nn.Child{{Name: "layer", Module: s.layer}}}
 }
 
-// The same on the CPU. The passes request more memory than any machine has.
+// TestOutOfMemoryOnTheCPU is TestOutOfMemoryInAStep on the CPU. The passes request more memory than
+// any machine has.
 func TestOutOfMemoryOnTheCPU(t *testing.T) {
 	for _, phase := range []string{"forward", "backward", "step"} {
 		t.Run(phase, func(t *testing.T) {

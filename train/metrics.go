@@ -12,8 +12,8 @@ import (
 type Metrics struct {
 	Samples int64   `json:"samples"`
 	Loss    float64 `json:"loss"` // mean over the samples
-	// Top1 is the share of samples whose class has the largest output, Top5 the share whose class
-	// is among the five largest. Both are 0 if Classes is 0.
+	// Top1 is the share of samples whose class has the largest output, and Top5 the share of
+	// samples whose class has one of the five largest outputs. Both are 0 if Classes is 0.
 	Top1 float64 `json:"top1"`
 	Top5 float64 `json:"top5"`
 	// Classes is the number of classes. It is 0 if the outputs are not [N classes], or if the
@@ -92,7 +92,8 @@ func (m *meter) add(output, loss, labels *torch.Tensor, n int, confusion bool) e
 }
 
 // classLabels returns the class labels [N] and the number of classes. The number is 0 if the output
-// and the labels are not a classifier's. Of mixed labels [N classes] the largest component counts.
+// and the labels are not a classifier's. For mixed labels [N classes], a sample's class is the one
+// with the largest component.
 func classLabels(output, labels *torch.Tensor) (*torch.Tensor, int) {
 	if labels == nil {
 		return nil, 0

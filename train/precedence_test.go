@@ -87,7 +87,7 @@ func TestPrecedenceIsOrdered(t *testing.T) {
 	}
 }
 
-// The same with values: delays slow down the work that must come first.
+// The values are correct too, although delays slow down the work that must come first.
 func TestPrecedenceKeepsTheOrderOfValues(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	x, err := torch.Zeros(device, torch.Float32, 4)
@@ -95,7 +95,8 @@ func TestPrecedenceKeepsTheOrderOfValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Close()
-	// In the first round the device loads kernels, and waits for them.
+	// In the first round the device waits for the loading of kernels, which may hide a missing
+	// wait. So there are two rounds.
 	for range 2 {
 		err := errors.Join(x.Zero_().Err(), device.Synchronize())
 		if err != nil {

@@ -25,7 +25,7 @@ type progress struct {
 	batches int                      // of an epoch; 0 if not known
 	begin   time.Time                // start of this process's first epoch
 	first   int                      // step count at that time
-	epochAt time.Time                // start of the current epoch, before its first batch
+	epochAt time.Time                // start of the current epoch, before the first batch
 	images  int                      // in the current epoch
 	before  prefetcher.Stats         // at epochAt
 	drawn   time.Time
@@ -45,7 +45,8 @@ func newProgress(r *runner) *progress {
 	return p
 }
 
-// start starts an epoch. Its line in the table counts from the same time and feed statistics.
+// start starts an epoch. The epoch's times and feed statistics in the table count from now and
+// stats.
 func (p *progress) start(now time.Time, stats prefetcher.Stats) {
 	p.epochAt, p.images, p.before = now, 0, stats
 }
@@ -71,7 +72,7 @@ func (p *progress) step(n int) {
 	}
 	p.drawn = now
 	p.bar.Describe(p.text(now, p.run.Feed.Stats(), memory(p.run.Feed.Device())))
-	p.bar.Set(p.run.at.Batches) // only the drawing can fail
+	p.bar.Set(p.run.at.Batches) // an error can only come from drawing
 }
 
 // text describes the current epoch at time now, with the feed's statistics at that time. memory is

@@ -33,7 +33,8 @@ func TestBarText(t *testing.T) {
 		now     time.Duration // since the process started; the epoch started at 10 s
 		want    string
 	}{
-		// 30 steps took 20 s. This epoch and the two after it need another 3 * 20 - 10 = 50.
+		// 30 steps took 20 s. The rest of this epoch and the two later epochs are 3 * 20 - 10 = 50
+		// steps.
 		"in the second epoch": {position{Epoch: 1, Step: 30, Batches: 10}, 0, 20, 640, 3 * time.Second,
 			"1.25 GB", 20 * time.Second,
 			"epoch 2 of 4  64 images/s  waited 10.0 %  1.25 GB  left 33s"},
@@ -125,7 +126,8 @@ func TestBarAgreesWithTheTable(t *testing.T) {
 	}
 }
 
-// On the CPU the memory is the process's, and its name distinguishes it from a device's.
+// On the CPU the bar shows the memory of the process. Its label differs from the label for a
+// device's memory.
 func TestMemoryOfTheCPU(t *testing.T) {
 	read := func() float64 {
 		t.Helper()

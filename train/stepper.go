@@ -121,19 +121,19 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 	return s, nil
 }
 
-// isNil reports whether an optimizer is a nil pointer, which optim.NewSGD, for example, returns
-// together with an error. The optimizer's methods cannot tell: a nil *optim.SGD panics in every
-// method call, because it embeds its engine.
+// isNil reports whether an optimizer is a nil pointer. For example, optim.NewSGD returns a nil
+// pointer together with an error. isNil cannot call a method to find out: every method of a nil
+// *optim.SGD panics, because SGD embeds its engine.
 func isNil(o optim.Optimizer) bool {
 	v := reflect.ValueOf(o)
 	return v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // Step trains on an input and its targets, which are on one device. It returns the model's output
-// and the loss, detached. They belong to the youngest scope of input and targets, or to the Stepper
-// if these have no scope, and are valid until the next Step. All other tensors of the step are
-// freed with it. Step queues work for the device and does not wait for it, except while it
-// captures.
+// and the loss, detached. The output and the loss belong to the youngest scope of input and
+// targets, or to the Stepper if input and targets have no scope. They are valid until the next
+// Step. All other tensors of the step are freed when Step returns. Step queues work for the device
+// and does not wait for it, except while it captures.
 //
 // After an error, such as cuda.ErrOutOfMemory in any part of the step, no gradient remains. The
 // next Step, perhaps on a smaller batch, starts clean. If the optimizer's step failed, some

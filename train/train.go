@@ -30,7 +30,7 @@ type Config struct {
 	Model     nn.Module
 	Optimizer optim.Optimizer // of Model's parameters; SGD, Adam, ...
 	Feed      *prefetcher.Prefetcher
-	Epochs    int // number of the last epoch, including epochs before a resume
+	Epochs    int // total number of epochs, including those before a resume
 
 	// Loader is the source of Feed, if that is an image loader. Run then resumes immediately with
 	// Loader.Restore, and gets the number of steps per epoch from it. Without Loader, a resumed run
@@ -69,13 +69,13 @@ type Config struct {
 
 	// Dir is the folder for the files, made if missing. "" writes none. A new run writes its first
 	// last.pt at once, and is refused if the folder has a last.pt or best.pt of another run. If the
-	// run fails before that file is replaced, Run removes it again. Only one run at a time may use
-	// the folder. A second one, in any process, gets a *BusyError that names the first.
+	// run fails before it replaces this first last.pt, Run removes the file. Only one run at a time
+	// may use the folder. A second run, in any process, gets a *BusyError that names the first run.
 	Dir       string
 	Resume    bool // continues from last.pt in Dir, if it exists
 	SaveSteps int  // also saves last.pt every SaveSteps steps; 0 saves once per epoch
 	// Patience, if not 0, ends the training after that many epochs without a better one.
-	// Report.Best defines the order.
+	// Report.Best defines which epoch is better.
 	Patience int
 	// TensorBoard also writes the metrics of each epoch to an event file in Dir.
 	TensorBoard bool
@@ -107,7 +107,7 @@ type Epoch struct {
 	LR    float64  `json:"lr"`    // of the first group, in the last step
 	Train *Metrics `json:"train"`
 	Eval  *Metrics `json:"eval,omitempty"` // nil without Config.Eval
-	Best  bool     `json:"best"`           // better than all epochs before
+	Best  bool     `json:"best"`           // better than all earlier epochs
 
 	// For an interrupted epoch, these cover the part after the last interruption.
 	Seconds         float64 `json:"seconds"` // training, without evaluation
@@ -127,9 +127,9 @@ type Report struct {
 }
 
 // Best returns the best epoch, or nil if no epoch is complete. The best epoch has the highest Top1
-// in the evaluation, and among equals the lowest Loss in the evaluation. If there are no classes or
-// no evaluation, the epoch with the lowest loss is best, without evaluation the lowest training
-// loss. If epochs are still equal, the earliest is best.
+// in the evaluation. Among epochs with equal Top1, the lowest Loss in the evaluation is best.
+// Without classes, the lowest Loss in the evaluation decides alone. Without an evaluation, the
+// lowest Loss in the training decides. If epochs are still equal, the earliest is best.
 func (r *Report) Best() *Epoch {
 	for i := len(r.Epochs) - 1; i >= 0; i-- {
 		if r.Epochs[i].Best {
@@ -159,13 +159,13 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 
 // Run trains the model until Config.Epochs epochs are complete. It returns a report, even with an
 // error. It locks its OS thread, because LibTorch plans cuDNN's convolutions once per thread. It
-// trains on the current stream. Within [WithPrecedence] steps run before the preparation of later
-// batches on the GPU.
+// trains on the current stream. Within [WithPrecedence], the GPU prefers steps to the preparation
+// of later batches.
 //
 // When ctx ends, Run finishes the current step, saves last.pt and returns an *InterruptedError. The
 // error wraps ctx.Err() and says how to resume. Before the first step of a new run there is nothing
 // to save. If the evaluation was running, the resumed run repeats it. If another error occurs at
-// the same time, Run returns that one instead and saves nothing.
+// the same time, Run returns that error instead and saves nothing.
 //
 // Run notices a NaN or infinite loss at the end of the epoch or at the next checkpoint. It then
 // returns an error and leaves existing checkpoints with results unchanged. If an error occurs
@@ -240,7 +240,7 @@ type runFolder struct {
 // release makes the folder available to other runs.
 func (f *runFolder) release() {
 	if f.claim != nil {
-		f.claim.Release() // the next run replaces a file that remains
+		f.claim.Release() // if a lock file remains, the next run replaces it
 		f.claim = nil
 	}
 }
@@ -332,11 +332,11 @@ func (r *runner) failed(err error) error {
 	return fmt.Errorf("train: epoch %d, after step %d: %w", r.at.Epoch+1, r.at.Step, err)
 }
 
-// ended handles the end of a run before its last epoch. If the context or a hook ended the run, it
-// saves the position.
+// ended handles a run that ends before its last epoch is complete. If the context or a hook ended
+// the run, it saves the position.
 func (r *runner) ended(ctx context.Context, err error) error {
 	stop := errors.Is(err, ErrStop)
-	// A failed step may be half done, even if the context has ended too.
+	// A failed step may have changed a part of the state, even if the context has ended too.
 	if !stop && (ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx))) {
 		return r.failed(err)
 	}
@@ -402,8 +402,8 @@ func (r *runner) epoch(ctx context.Context) (e Epoch, err error) {
 	return e, nil
 }
 
-// waitShare returns the share of the seconds in which the consumer waited, from statistics before
-// and after.
+// waitShare returns the share of the seconds in which the consumer waited. before and after are the
+// feed's statistics at the start and the end of that time.
 func waitShare(before, after prefetcher.Stats, seconds float64) float64 {
 	if seconds <= 0 {
 		return 0
@@ -482,7 +482,7 @@ func (r *runner) step(batch *prefetcher.Batch) error {
 	return nil
 }
 
-// mix combines two numbers to a seed (the finaliser of SplitMix64).
+// mix combines two numbers into a seed (the finaliser of SplitMix64).
 func mix(seed, step uint64) uint64 {
 	x := seed + (step+1)*0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -509,7 +509,7 @@ func (r *runner) averaged(f func() error) error {
 	}
 	err := f()
 	if back := r.EMA.Swap(); back != nil {
-		// This error does not wrap the context's: no checkpoint may be made of this model.
+		// Do not wrap the context's error here: the run would then save a checkpoint of this model.
 		back = fmt.Errorf("the model may be left with its averages: %w", back)
 		if err != nil {
 			back = fmt.Errorf("%w (after: %v)", back, err)

@@ -370,7 +370,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// fixed is a source of given rows. It calls before ahead of each batch.
+// fixed is a source of given rows. It calls the function before ahead of each batch.
 type fixed struct {
 	rows   [][classes + 4]float32
 	labels []int64
@@ -657,8 +657,8 @@ func TestFolderHasOneRun(t *testing.T) {
 	}
 }
 
-// If a step fails when the context ends, Run returns that error and keeps the previous checkpoint:
-// the step may be half done.
+// If a step fails when the context ends, Run returns the step's error and keeps the previous
+// checkpoint, because the step may have changed only a part of the state.
 func TestStepErrorAtCancellationIsReturned(t *testing.T) {
 	failed := errors.New("failed")
 	for name, fail := range map[string]func(c *train.Config, cancel context.CancelCauseFunc){
@@ -709,8 +709,8 @@ func TestStepErrorAtCancellationIsReturned(t *testing.T) {
 	}
 }
 
-// If the context ends during an evaluation and the averages cannot be swapped back, the run is not
-// an interruption. The previous checkpoint stays, and holds the model's own parameters.
+// If the context ends during an evaluation and the averages cannot be swapped back, Run's error is
+// not an InterruptedError. The previous checkpoint stays, and holds the model's own parameters.
 func TestFailedSwapOfAveragesIsNoInterruption(t *testing.T) {
 	source := &fixed{rows: make([][classes + 4]float32, 4), labels: make([]int64, 4)}
 	c := newFixed(t, source)

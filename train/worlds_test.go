@@ -174,8 +174,8 @@ func (d *divided) bits() (string, error) {
 	return strings.Join(lines, "\n"), nil
 }
 
-// Jobs of one, two and three ranks write. Jobs of one to four ranks and a single process read the
-// same bits, and a job continues from a file that another job wrote.
+// Jobs of one, two and three ranks write checkpoints. Jobs of one to four ranks and a single
+// process read the same bits. A job continues from a file that another job wrote.
 func TestShardedCheckpointLoadsOnAnyWorldSize(t *testing.T) {
 	dir := t.TempDir()
 	var from string
@@ -286,8 +286,8 @@ func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 	})
 }
 
-// A model is whole in the file if only part of the job shards it, or if all ranks do so in another
-// order.
+// The file holds the whole model, and no shards, if only some ranks of the job shard the model, or
+// if all ranks shard it in another order.
 func TestSubgroupShardsAreWholeInTheFile(t *testing.T) {
 	for _, ranks := range [][]int{{1, 0}, {0}} {
 		path := filepath.Join(t.TempDir(), "last.pt")
@@ -564,8 +564,9 @@ func measureMemory(t *testing.T, world *distributed.Group) {
 				"most %v", of.name, got, share, of.max)
 		}
 	}
-	// Control: the measure sees a whole state, whose size is above the limits. The allocator may
-	// have kept memory of the calls above, so the control counts from before them.
+	// Control: the measurement must show the size of a whole state, which is above the limits. The
+	// allocator may have kept memory of the calls above, so the control counts from before those
+	// calls.
 	whole := highest(t, func() error {
 		_, err1 := sharded.State()
 		_, err2 := opt.State()
