@@ -55,8 +55,8 @@ func TestBarrierBesideIsNotOrderedWithCollectives(t *testing.T) {
 	}))
 }
 
-// A reserved barrier meets the barrier with the same sequence number on other ranks, in whichever
-// order goroutines enter them. It ends only when all ranks have entered it.
+// A reserved barrier pairs with the barrier of the same sequence number on other ranks, in whatever
+// order the goroutines enter the barriers. It ends only when all ranks have entered it.
 func TestReservedBarriersKeepTheirPlaces(t *testing.T) {
 	const rounds = 20
 	var arrived [rounds][2]atomic.Int32
@@ -74,7 +74,7 @@ func TestReservedBarriersKeepTheirPlaces(t *testing.T) {
 			}
 			first := g.Rank()
 			go come(first)
-			if err := g.Barrier(); err != nil { // the first barriers have most likely been entered
+			if err := g.Barrier(); err != nil { // by now the first barriers have most likely been entered
 				return err
 			}
 			go come(1 - first)

@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Ranks on one host share a clock, so offsets are at most the uncertainty.
+// Ranks on one host share a clock, so an offset is at most as large as its uncertainty.
 func TestClockOffset(t *testing.T) {
 	requireNone(t, inProcess(t, 3, quick, func(g *Group) error {
 		offset, uncertainty, err := ClockOffset(g)

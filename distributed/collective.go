@@ -33,7 +33,7 @@ func (o Op) String() string {
 // call is one collective that this rank has entered.
 type call struct {
 	g    *Group
-	key  string // orders the call: the group's name, or a pair of ranks in a group
+	key  string // calls with the same key are ordered: the group's name, or a pair of ranks in a group
 	of   []int  // the participating ranks, as ranks of the job
 	call control.Call
 	on   capi.Stream // GPU stream; zero on the CPU
@@ -90,7 +90,7 @@ func (g *Group) beginPair(name string, from, to int, t *torch.Tensor) (*call, er
 	return c, nil
 }
 
-// check returns the errors that can be found before other ranks are affected.
+// check returns errors of the arguments, before the call can affect other ranks.
 func (g *Group) check(name string, tensors []*torch.Tensor) error {
 	if err := g.member(); err != nil {
 		return err
@@ -150,9 +150,9 @@ func (c *call) failed(err error) error {
 type launch func(c *call, t []*capi.Tensor) (*capi.Work, error)
 
 // start launches the collective. On the CPU it returns the collective's work. On a GPU it enqueues
-// the collective on the current stream. If own is true it uses the group's stream instead, which
-// first waits for the work enqueued on the current stream so far; done is then recorded behind the
-// collective. The caller calls end in either case.
+// the collective on the current stream. If own is true, start uses the group's stream instead: that
+// stream first waits for the work enqueued on the current stream so far, and start returns an
+// event, done, recorded after the collective. The caller calls end, even after an error.
 func (c *call) start(own bool, tensors []*torch.Tensor, run launch) (work *capi.Work, done *cuda.Event, err error) {
 	if tensors[0].Device() == cuda.CPU {
 		err = torch.CAPI(c.call.Name, tensors, func(t []*capi.Tensor) (err error) {
@@ -197,8 +197,8 @@ func (c *call) start(own bool, tensors []*torch.Tensor, run launch) (work *capi.
 	return nil, done, c.local(err)
 }
 
-// local adds the call to an error of the launch, which other ranks do not see. If the job has
-// failed, it returns the job's failure instead.
+// local adds the call to an error of the launch. Other ranks do not see such an error. If the job
+// has failed, local returns the job's failure instead.
 func (c *call) local(err error) error {
 	if err == nil {
 		return nil
@@ -233,8 +233,9 @@ func (c *call) finish(work *capi.Work) error {
 	return err
 }
 
-// explained waits for the job's verdict on a collective that failed on this rank: such a failure is
-// often the consequence of another rank's. Without a verdict within Options.Silence it returns err.
+// explained waits for the job's verdict on a collective that failed on this rank. The cause is
+// often a failure on another rank, which the verdict names. Without a verdict within
+// Options.Silence, explained returns err.
 func (c *call) explained(err error) error {
 	var v *control.Verdict
 	if errors.As(err, &v) {
@@ -298,7 +299,7 @@ func (c *call) async(tensors []*torch.Tensor, run launch) (*Work, error) {
 // Work is a collective that runs asynchronously.
 type Work struct {
 	call  *call
-	done  chan struct{} // closed when err is final; on a GPU, from the start
+	done  chan struct{} // closed when err is final; on a GPU it is closed from the start
 	err   error
 	event *cuda.Event
 }
@@ -322,8 +323,8 @@ func (w *Work) Wait() error {
 	return current.WaitEvent(w.event)
 }
 
-// Close frees the work. On the CPU it waits for the collective. On a GPU it does not: the
-// collective continues, and the memory of its tensors is kept until it is done.
+// Close frees the work. On the CPU it waits for the collective. On a GPU it does not wait: the
+// collective continues, and the memory of its tensors is kept until the collective is done.
 func (w *Work) Close() error {
 	<-w.done
 	if w.event != nil {
@@ -368,8 +369,9 @@ func (g *Group) Broadcast(t *torch.Tensor, root int) error {
 //
 // All collectives with Async in their names behave the same way. On a GPU the collective starts
 // after the work enqueued on the current stream so far, and overlaps later work on that stream.
-// [Work.Wait] makes a stream wait for it. On the CPU the collective runs on separate threads, and
-// Wait blocks. Until Wait, nothing may read or write the tensors. They may be closed.
+// [Work.Wait] makes a stream wait for the collective. On the CPU the collective runs on separate
+// threads, and Wait blocks. Until Wait, nothing may read or write the tensors. Closing them is
+// allowed.
 func (g *Group) BroadcastAsync(t *torch.Tensor, root int) (*Work, error) {
 	if err := g.root("BroadcastAsync", root); err != nil {
 		return nil, err
@@ -577,16 +579,17 @@ func (c *call) arrive() error {
 	return nil
 }
 
-// BarrierBeside is [Group.Barrier] for a goroutine that runs next to the one that calls the group's
-// collectives, such as a goroutine that writes a file. It is not ordered with the collectives.
-// Barriers with the same name run one after the other. All ranks make the same number of them.
+// BarrierBeside is like [Group.Barrier], but another goroutine may call the group's collectives
+// meanwhile. It suits a goroutine that writes a file, for example. Such a barrier has no order
+// relative to the collectives. Barriers with the same name run one after the other. All ranks must
+// make the same number of barriers with each name.
 func (g *Group) BarrierBeside(name string) error { return g.ReserveBeside(name)() }
 
-// ReserveBeside reserves the next barrier with the name and returns it. A goroutine calls the
-// returned function once, later. Where several goroutines write files, each barrier meets the
-// barrier of the same file on other ranks, whichever file is finished first. The barrier waits for
-// the barriers reserved under that name before it, on this rank too. Every rank reserves the same
-// barriers in the same order.
+// ReserveBeside reserves the next barrier of [Group.BarrierBeside] with the name. It returns the
+// barrier as a function, which a goroutine calls once, later. Every rank reserves the same barriers
+// in the same order. A barrier waits for the barriers with the same name that were reserved before
+// it, on this rank too. If several goroutines write files, the barriers of one file on all ranks
+// therefore match, whichever file is finished first.
 func (g *Group) ReserveBeside(name string) (barrier func() error) {
 	before, own := g.besides.reserve(name)
 	c := &call{g: g, key: g.name + ", beside: " + name, of: g.ranks,
@@ -597,7 +600,7 @@ func (g *Group) ReserveBeside(name string) (barrier func() error) {
 			return err
 		}
 		if before.done != nil {
-			select { // arrive reports why the job has ended
+			select { // arrive returns the reason for the job's end
 			case <-before.done:
 			case <-g.job.member.Failed():
 			case <-g.job.ended:
@@ -614,8 +617,8 @@ type besideBarriers struct {
 	last map[string]besidePlace // the last reserved barrier, by name
 }
 
-// reserve reserves the next barrier with the name. It returns the place of the previous barrier
-// with this name, and the new one's own place.
+// reserve reserves the next barrier with the name. It returns the places of the previous barrier
+// with this name and of the new one.
 func (b *besideBarriers) reserve(name string) (before, own besidePlace) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -23,7 +23,7 @@
 //     [Group.Err] returns the error. NCCL kernels that wait for a lost rank are aborted, so
 //     synchronising with the device does not hang.
 //
-// After a failure the process closes the group and exits. A launcher that restarts jobs starts it
+// After a failure, close the group and exit. A launcher that restarts jobs then starts the process
 // again.
 //
 // # Checkpoints

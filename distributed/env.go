@@ -20,8 +20,9 @@ type Environment struct {
 	// if AgentStore is set. Only a job of one process may have no address.
 	Address string
 	Port    int
-	// AgentStore reports that the launcher serves the store, as torchrun does; rank 0 then does
-	// not. Such a store may outlive the ranks and serve the ranks of the launcher's next start.
+	// AgentStore is set if the launcher serves the store, as torchrun does. Rank 0 then serves no
+	// store. The launcher's store may outlive the ranks and serve the ranks of the launcher's next
+	// start.
 	AgentStore bool
 	Launcher   string // "torchrun", "slurm", "openmpi", or "none" for a process started alone
 	// Job is the launcher's name for the job. If two jobs use the same store by mistake, a rank
@@ -43,8 +44,8 @@ type Environment struct {
 //     SLURM_NODEID and SLURM_STEP_NODELIST. The address is MASTER_ADDR, by default the first host
 //     of SLURM_STEP_NODELIST. A step on one host needs no host name: it uses 127.0.0.1. The port is
 //     MASTER_PORT, by default 20000 plus SLURM_JOB_ID modulo 20000.
-//   - Without any of these it is a job of one process. In a SLURM allocation without srun, such as
-//     a batch script, Warning is set if SLURM_NTASKS is more than one.
+//   - Without any of these variables, the job has one process. In a SLURM allocation without srun,
+//     such as a batch script, Warning is set if SLURM_NTASKS is more than one.
 //
 // The job's name is TORCHSTREAM_JOB, which a shell loop may set. By default it is
 // TORCHELASTIC_RUN_ID, SLURM_JOB_ID with SLURM_STEP_ID, or PMIX_NAMESPACE.
@@ -157,8 +158,8 @@ type variables struct {
 	err    error
 }
 
-// number returns the value of a variable. If the variable is unset, it returns the argument
-// without, or records an error if that argument is negative.
+// number returns the value of a variable. If the variable is unset, number returns without. A
+// negative without means that the variable is required: number then records an error.
 func (r *variables) number(name string, without int) int {
 	text := r.getenv(name)
 	n, err := strconv.Atoi(text)

@@ -55,7 +55,7 @@ func stayEqual(g *Group, bucketBytes int64, flagged bool) (err error) {
 		defer func() { err = errors.Join(err, flag.Close()) }()
 	}
 	// The copies stay on the device until the end. Reading them in each step would make the host
-	// wait for the device, and so hide a missing synchronisation.
+	// wait for the device. That wait would hide a missing synchronisation.
 	copies := torch.NewScope("copies")
 	defer copies.Close()
 	var kept []torch.Named
@@ -134,9 +134,9 @@ func convNet(seed uint64) (nn.Module, error) {
 		nn.NewLinear(32, 3, nn.LinearOptions{})), nil
 }
 
-// requireEqualTensors names the first tensor whose bits differ between ranks. It requires that all
-// values are finite, and that the last parameters differ from the first ones: training changes
-// them.
+// requireEqualTensors returns an error that names the first tensor whose bits differ between ranks.
+// It also requires that all values are finite, and that training has changed the parameters: the
+// last parameters must differ from the first ones.
 func requireEqualTensors(g *Group, kept []torch.Named, parameters int) error {
 	digests := make([]string, len(kept))
 	for i, n := range kept {

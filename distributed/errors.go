@@ -12,9 +12,10 @@ import (
 var (
 	// A rank's process has ended or no longer responds.
 	ErrRankLost = errors.New("distributed: a rank is lost")
-	// A collective did not end, or a barrier was not reached by all ranks, in time.
+	// A collective did not end in time, or some ranks did not reach a barrier in time.
 	ErrTimeout = errors.New("distributed: a collective did not end in time")
-	// The ranks of a group called different things, or the same with other operands.
+	// The ranks of a group called different collectives, or the same collective with different
+	// operands.
 	ErrMismatch = errors.New("distributed: ranks disagree")
 	// A rank closed its group or cancelled its context while other ranks were still running.
 	ErrLeft = errors.New("distributed: a rank has left")
@@ -24,12 +25,12 @@ var (
 	ErrClosed = cuda.ErrClosed
 )
 
-// Error reports a call that failed because of the job, not because of its arguments. It ends the
-// job: every later call of a group fails on all ranks with the same reason.
+// Error reports a call that failed because of the job, not because of its arguments. The job has
+// then ended: every later call of a group fails on all ranks with the same reason.
 type Error struct {
-	Call  string // "AllReduce #18 at train.go:88", on this rank; "" before the first one
+	Call  string // "AllReduce #18 at train.go:88", on this rank; "" before the first call
 	Group string // "world", or a subgroup's name
-	Rank  int    // of this process in the job
+	Rank  int    // this process's rank in the job
 	// Culprit is the rank at fault, or -1 if unknown.
 	Culprit int
 	Err     error // the reason; errors.Is and errors.As unwrap it
@@ -45,7 +46,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// verdict is the reason that rank 0 gave to all ranks.
+// verdict is the reason for the end of the job, as rank 0 sent it to all ranks.
 type verdict struct{ *control.Verdict }
 
 func (v verdict) Is(target error) bool {
@@ -62,7 +63,7 @@ func (v verdict) Is(target error) bool {
 	return false
 }
 
-// known is a reason that an earlier call has already returned.
+// known is a reason that a call has already returned.
 type known struct{ error }
 
 func (known) Error() string { return "the job had failed before" }

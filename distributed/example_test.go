@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Each rank keeps a shard of the parameters, gradients and optimizer state. Started alone, as here,
-// the program is a job of one rank.
+// Each rank keeps a shard of the parameters, gradients and optimizer state. This program is started
+// alone, so its job has one rank.
 func ExampleNewFullyShardedDataParallel() {
 	if err := trainSharded(); err != nil {
 		log.Fatal(err)
@@ -74,7 +74,7 @@ func trainSharded() error {
 		scope.Close()
 	}
 	fmt.Printf("trained: %v, gathered now: %d bytes\n", last < first, sharded.Stats().GatheredBytes)
-	state, err := sharded.State() // whole, on all ranks
+	state, err := sharded.State() // whole tensors on all ranks
 	if err != nil || world.Rank() > 0 {
 		return err
 	}

@@ -19,10 +19,11 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// patient is for jobs that lose a rank. The loss must be noticed at once, long before these times.
+// patient is for jobs that lose a rank. Their ranks must notice the loss at once, long before these
+// limits.
 var patient = Options{CPU: true, Timeout: 5 * time.Minute, Silence: 5 * time.Minute}
 
-// silenceVariable overrides Options.Silence of a job.
+// silenceVariable sets Options.Silence of a job.
 const silenceVariable = "TORCHSTREAM_DIST_TEST_SILENCE"
 
 func init() {
@@ -60,7 +61,7 @@ func reduceForEver(ctx context.Context) error {
 	return failedWith(g, err)
 }
 
-// If another job uses the port, the error names it and says what to set.
+// If another process uses the port, the error names the port and says what to set.
 func TestTakenPortIsNamed(t *testing.T) {
 	l, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -144,14 +145,14 @@ func failedWith(g *Group, err error) error {
 		errors.Is(closed, ErrRankLost) != errors.Is(err, ErrRankLost)) {
 		return fmt.Errorf("Close repeats the failure, or is of another kind: %w", closed)
 	}
-	if took := time.Since(begun); took > 20*time.Second { // less than the job's timeouts
+	if took := time.Since(begun); took > 20*time.Second { // shorter than the job's limits
 		return fmt.Errorf("Close took %v", took)
 	}
 	return nil
 }
 
-// requireErrors checks that the errors of the ranks name the culprit, and that the processes end.
-// If speaks is false the culprit's error is not checked.
+// requireErrors checks that the processes end, and that the errors of the ranks name the culprit.
+// If speaks is false, it does not check the culprit's own error.
 func requireErrors(t *testing.T, all []*process, culprit int, speaks bool, says ...string) {
 	t.Helper()
 	for _, p := range all {
@@ -186,12 +187,12 @@ func TestKilledRankIsNamed(t *testing.T) {
 }
 
 // A write to the socket of a dead rank sends SIGPIPE to the writing thread. The process must
-// survive it on every thread of the group, and return the error.
+// survive the signal on every thread of the group, and the call must return an error.
 func TestBrokenPipesDoNotEndTheProcess(t *testing.T) {
 	requireSuccess(t, launchJob(t, 2, "broken pipes"))
 }
 
-// brokenPipes signals every thread that Init starts. Go's own threads ignore the signal.
+// brokenPipes sends SIGPIPE to every thread that Init starts. Go's own threads ignore the signal.
 func brokenPipes(ctx context.Context) error {
 	x := full(cuda.CPU, torch.Float32, 1, 1000)
 	if err := x.Add(x).Err(); err != nil { // starts LibTorch's threads that do not belong to a group
@@ -240,7 +241,7 @@ func TestStoppedRankIsNamed(t *testing.T) {
 	for _, culprit := range []int{0, 1} {
 		t.Run(fmt.Sprint(culprit), func(t *testing.T) {
 			t.Parallel()
-			// The silence is longer than the pauses that a busy machine causes.
+			// Silence is longer than the pauses that a busy machine causes.
 			all := launchJob(t, 3, "reduce for ever", silenceVariable+"=8s")
 			for _, p := range all {
 				p.expect(t, "running")
@@ -317,7 +318,7 @@ func cancelled(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := g.Barrier(); err != nil { // every rank has its group
+	if err := g.Barrier(); err != nil { // now every rank has its group
 		return err
 	}
 	if g.Rank() == 2 {
@@ -370,8 +371,8 @@ func nobodyServes(ctx context.Context) error {
 	return nil
 }
 
-// Without rank 0 there is no store. The other ranks report it in time, and LibTorch prints no
-// warnings.
+// Without rank 0 there is no store. The other ranks report this within the timeout, and LibTorch
+// prints no warnings.
 func TestMissingRankZeroIsNamed(t *testing.T) {
 	all := launchJob(t, 2, "nobody serves")
 	requireSuccess(t, all)
@@ -431,7 +432,7 @@ func TestDebugNamesBothLines(t *testing.T) {
 	}
 }
 
-// Ranks with different options, or another size, are refused when they meet.
+// Ranks with different options, or with different sizes of the job, are refused when they connect.
 func TestUnequalOptionsAreRefused(t *testing.T) {
 	port := freePort(t)
 	errs := make(chan error, 2)

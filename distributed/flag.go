@@ -40,10 +40,10 @@ func NewFlag(g *Group) *Flag { return &Flag{g: g} }
 func (f *Flag) Raise() { f.raised.Store(true) }
 
 // Sync reports whether the flag was raised on any rank before that rank's previous Sync. All ranks
-// must call Sync equally often, in the same order as their collectives, and all get the same
-// result. A raised flag stays raised. Sync starts an all-reduce of one number on the CPU and waits
-// for the all-reduce that the previous call started, which overlapped a step. It does not wait for
-// the GPU. It returns the same errors as a collective.
+// must call Sync equally often, and in the same place among their collectives. All ranks get the
+// same result. A raised flag stays raised. Sync starts an all-reduce of one number on the CPU. It
+// waits for the all-reduce of the previous Sync, which ran during the step between the two calls.
+// It does not wait for the GPU. It returns the same errors as a collective.
 func (f *Flag) Sync() (bool, error) {
 	if f.up {
 		return true, nil

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// If one rank raises a flag, it is up on all ranks after the same number of steps.
+// If one rank raises a flag, all ranks see the raised flag after the same number of steps.
 func TestFlagIsUpOnAllRanksAtOnce(t *testing.T) {
 	for _, size := range []int{1, 3} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {

@@ -15,19 +15,19 @@ import (
 
 // FullyShardedOptions are the options of [NewFullyShardedDataParallel].
 type FullyShardedOptions struct {
-	// KeepAfterForward keeps the parameters of each block gathered from its forward pass to its
-	// backward pass (ZeRO stage 2; PyTorch's reshard_after_forward=False). At the end of forward a
-	// rank then holds all parameters, and it sends a third less. By default parameters are gathered
-	// again in backward (ZeRO stage 3): a rank holds the parameters outside of blocks, and those
-	// inside two blocks at most.
+	// KeepAfterForward keeps each block's parameters gathered between the block's forward pass and
+	// its backward pass (ZeRO stage 2; PyTorch's reshard_after_forward=False). At the end of
+	// forward a rank then holds all parameters, but the ranks send a third less data. By default
+	// parameters are gathered again in backward (ZeRO stage 3). A rank then holds the parameters
+	// outside of blocks, and the parameters of at most two blocks.
 	KeepAfterForward bool
 	// GatherDType, if not 0, is a floating-point dtype in which all floating-point parameters are
 	// gathered, such as BFloat16 (param_dtype of PyTorch's MixedPrecisionPolicy). Blocks compute
 	// with parameters of this dtype, and a gather in a 16-bit dtype transfers half the bytes of
 	// float32. The shards, which the optimizer updates, keep the dtype of the parameters. Gradients
-	// are averaged and files are written in that dtype too. Inputs are not cast: use autocast, or
-	// give the network inputs of GatherDType. Buffers keep their dtype. LibTorch's BatchNorm may
-	// refuse buffers whose dtype differs from its parameters.
+	// are averaged, and files are written, in the dtype of the shards. Inputs are not cast: use
+	// autocast, or give the network inputs of GatherDType. Buffers keep their dtype. LibTorch's
+	// BatchNorm may refuse buffers whose dtype differs from its parameters.
 	GatherDType torch.DType
 }
 
@@ -72,21 +72,22 @@ type FullyShardedStats struct {
 // backward computes the next block. Each rank receives only the averages for its shard.
 //
 // All ranks make the same passes through the same blocks in the same order. Batch sizes may differ:
-// a rank without samples makes the passes on a batch of no rows. Blocks that no rank uses get no
-// gradients. Options.Debug finds ranks whose calls differ.
+// a rank without samples makes the passes on a batch with zero rows. Blocks that no rank uses get
+// no gradients. Options.Debug finds ranks whose calls differ.
 //
 // On a GPU, Forward and Backward enqueue their work and do not wait. Collectives have a separate
 // stream, and the blocks run on the current stream of Forward. The whole step (Forward, Backward
 // and the optimizer's Step) can be captured with torch.Graphed: the graph includes the collectives
 // and has separate memory for gathered parameters. Close the graphs before the
-// FullyShardedDataParallel. One goroutine at a time uses it.
+// FullyShardedDataParallel. Only one goroutine at a time may use a FullyShardedDataParallel.
 type FullyShardedDataParallel struct {
 	shardedNet
 	g      *Group
 	o      FullyShardedOptions
 	stream *cuda.OwnedStream             // for the collectives; nil on the CPU
 	empty  map[torch.DType]*torch.Tensor // placeholders that modules hold while their blocks are not gathered
-	// a leaf without elements, whose only use is to make the blocks' outputs require gradients
+	// link is a leaf without elements. Its only purpose is that the blocks' outputs require
+	// gradients.
 	link   *torch.Tensor
 	stats  FullyShardedStats
 	closed bool
@@ -190,18 +191,18 @@ func (w *wholeTensors) dropAverages() {
 // separate ones.
 //
 // From then on, nn.Parameters and nn.State of the FullyShardedDataParallel return this rank's
-// shards of the parameters, as rows of elements, some of them empty. nn.Parameters and nn.State of
-// the network itself return the same, except that parameters outside of blocks have no elements
-// while the network is not computing. Only the network's Forward sees whole parameters. Call
-// ConvertSyncBatchNorm, nn.Freeze and nn.Load before, and [FullyShardedDataParallel.State] after.
-// Hooks registered on shards are not called.
+// shards of the parameters. A shard is a row of elements, and may be empty. nn.Parameters and
+// nn.State of the network itself return the same, except that parameters outside of blocks have no
+// elements while the network is not computing. Only the network's Forward sees whole parameters.
+// Call ConvertSyncBatchNorm, nn.Freeze and nn.Load before NewFullyShardedDataParallel, and
+// [FullyShardedDataParallel.State] after it. Hooks registered on shards are not called.
 //
-// Errors are: a block inside another block; a parameter that two blocks share, or a block and a
-// module outside of blocks; and an nn.Graphed. A parameter may occur twice within one block, or
-// twice outside of blocks.
+// These networks are refused: a block contains another block or an nn.Graphed; two blocks share a
+// parameter; a block shares a parameter with a module outside of blocks. A parameter may occur
+// twice within one block, or twice outside of blocks.
 //
-// Close it before the group. The network cannot be used afterwards. After an error, too, the
-// parameters may be lost.
+// Close the FullyShardedDataParallel before the group. The network cannot be used after Close. If
+// NewFullyShardedDataParallel fails, the network may have lost its parameters.
 func NewFullyShardedDataParallel(g *Group, net nn.Module, o FullyShardedOptions) (*FullyShardedDataParallel, error) {
 	d := &FullyShardedDataParallel{shardedNet: shardedNet{net: net}, g: g, o: o,
 		version: parameterVersion{stepped: true}, empty: map[torch.DType]*torch.Tensor{}}
@@ -403,7 +404,7 @@ func (d *FullyShardedDataParallel) gatherDType(of torch.DType) torch.DType {
 	return of
 }
 
-// shareBuffer moves a buffer to the device, with rank 0's values.
+// shareBuffer moves a buffer to the device and gives it rank 0's values.
 func (d *FullyShardedDataParallel) shareBuffer(t *torch.Tensor) error {
 	if t.Device() != d.g.Device() {
 		moved := t.NoGrad().To(d.g.Device())
@@ -471,8 +472,10 @@ func (d *FullyShardedDataParallel) current() (cuda.Stream, error) {
 	return cuda.GetCurrentCUDAStream(d.g.Device())
 }
 
-// rejoin ends a pass or a step. If the current stream is being captured, the collectives' stream is
-// captured too. All captured streams must join the first one before the capture ends.
+// rejoin is called at the end of a pass or a step. If the current stream is being captured, the
+// collectives' stream is captured too. rejoin then makes the current stream wait for the
+// collectives' stream, because all captured streams must join the first one before the capture
+// ends.
 func (d *FullyShardedDataParallel) rejoin() error {
 	on, err := d.current()
 	if err != nil || d.stream == nil {
@@ -494,7 +497,7 @@ func (d *FullyShardedDataParallel) follow() error {
 }
 
 // precede makes the collectives' stream wait for the work enqueued on the current stream so far.
-// This also covers later users of memory that belongs to the collectives' stream.
+// Memory that belongs to the collectives' stream may be reused after this wait.
 func (d *FullyShardedDataParallel) precede() error {
 	on, err := d.current()
 	if err != nil || d.stream == nil {
@@ -566,15 +569,16 @@ func (m dividedModule) SetTraining(training bool) {
 	}
 }
 
-// SetTraining sets the mode of the network itself. nn.Train also sets the mode of its parts.
+// SetTraining sets the mode of the network itself. nn.Train also sets the mode of the network's
+// parts.
 func (d *FullyShardedDataParallel) SetTraining(training bool) {
 	if m, ok := d.net.(nn.Moder); ok {
 		m.SetTraining(training)
 	}
 }
 
-// Parameters returns this rank's shards of the parameters, in the order of nn.Parameters(net), each
-// once. Shard i is a row of elements of parameter i, and may be empty.
+// Parameters returns this rank's shards of the parameters, in the order of nn.Parameters(net),
+// without duplicates. Shard i is a row of elements of parameter i, and may be empty.
 func (d *FullyShardedDataParallel) Parameters() []*torch.Tensor {
 	all := make([]*torch.Tensor, len(d.params))
 	for i, p := range d.params {
@@ -590,7 +594,7 @@ func (d *FullyShardedDataParallel) Forward(x *torch.Tensor) *torch.Tensor {
 	}
 	returned := false
 	defer func() {
-		if !returned { // The other ranks wait, although the program may recover from the panic.
+		if !returned { // The other ranks wait for this rank, but the program may recover from the panic.
 			d.passes.inForward = false
 			d.g.abort("FullyShardedDataParallel.Forward", errors.New("a panic"))
 		}
@@ -606,8 +610,8 @@ func (d *FullyShardedDataParallel) Forward(x *torch.Tensor) *torch.Tensor {
 }
 
 // ownOutput returns the network's output, or a copy if the output is a view of parameters outside
-// of blocks. It records whether these parameters stay gathered for a backward pass. If y has an
-// error, y is returned unchanged.
+// of blocks. It also records whether these parameters stay gathered for a backward pass. A y with
+// an error is returned unchanged.
 func (d *FullyShardedDataParallel) ownOutput(y *torch.Tensor) (*torch.Tensor, error) {
 	if d.root == nil || y.Err() != nil {
 		return y, nil
@@ -746,8 +750,8 @@ func (d *FullyShardedDataParallel) reach(b *ShardedBlock) error {
 }
 
 // Backward computes the gradients of the loss on this rank and averages them over all ranks. Each
-// rank gets the averages for its shards. They are added to gradients of earlier passes, so several
-// passes before a step accumulate, without extra memory.
+// rank gets the averages for its shards. Backward adds them to the gradients of earlier passes.
+// Several passes before a step thus accumulate gradients, without extra memory.
 //
 // All trained parameters outside of blocks, and all trained parameters of a block that backward
 // reaches, must get a gradient from at least one use. Otherwise Backward returns an error that
@@ -771,8 +775,7 @@ func (d *FullyShardedDataParallel) Around(backward func() error) (err error) {
 	if err := d.ready("Backward"); err != nil {
 		return err
 	}
-	// Nothing is freed here on this rank alone: the blocks that stay gathered are the same on all
-	// ranks.
+	// This rank must not free blocks here: the same blocks must stay gathered on all ranks.
 	on, err := d.current()
 	if err == nil && on != d.passes.on {
 		return fmt.Errorf("distributed: FullyShardedDataParallel.Backward: the current stream is %v, and "+
@@ -871,7 +874,7 @@ func (d *FullyShardedDataParallel) cancel() error {
 		}
 	}
 	errs = append(errs, torch.ClearGrads(params...))
-	d.freeAll(func(*ShardedBlock) bool { return false }) // the first failure is already known
+	d.freeAll(func(*ShardedBlock) bool { return false }) // the caller already knows the first failure
 	return errors.Join(errs...)
 }
 
@@ -889,8 +892,9 @@ func (d *FullyShardedDataParallel) release() error {
 	return errors.Join(err, d.rejoin())
 }
 
-// Weigh weights the loss, the mean over this rank's samples, by this rank's share of the samples:
-// see [DataParallel.Weigh]. A rank without samples passes the loss of a batch of no rows.
+// Weigh multiplies the loss, which is the mean over this rank's samples, by a weight for this
+// rank's number of samples: see [DataParallel.Weigh]. A rank without samples passes the loss of a
+// batch with zero rows.
 func (d *FullyShardedDataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
 	return weigh(d.g, loss, samples)
 }
@@ -923,7 +927,7 @@ func (d *FullyShardedDataParallel) wholeNorm(own *torch.Tensor, order float64) *
 	return all.NormOrd(order).ToDType(own.DType()).Keep()
 }
 
-// Close frees this rank's shards. The network cannot be used afterwards.
+// Close frees this rank's shards. The network cannot be used after Close.
 func (d *FullyShardedDataParallel) Close() error {
 	if d.closed {
 		return nil

@@ -74,8 +74,9 @@ func (m withBuffer) Parts() nn.Parts {
 	return p
 }
 
-// The old memory of parameters and buffers returns to the stream that allocated it, which does not
-// wait for the current stream. It may be reused only after its values have been copied.
+// The old memory of parameters and buffers returns to the stream that allocated it. That stream
+// does not wait for the current stream. The memory may be reused only after its values have been
+// copied.
 func TestSanitizerOfShardedConstruction(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
@@ -111,8 +112,9 @@ func TestSanitizerOfShardedConstruction(t *testing.T) {
 	}
 }
 
-// The memory of a rank's gradients is free between steps. The next pass, which may reuse it, must
-// wait for its readers, even if that pass's Forward ran earlier.
+// The memory of a rank's gradients is free between steps. The next pass may reuse it, but must
+// first wait for all work that still reads it. This also holds if the Forward of that pass ran
+// earlier.
 func TestSanitizerOfShardedGradients(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
@@ -159,7 +161,7 @@ func readGradients(g *Group, on cuda.Stream, wrap func(nn.Module) nn.Module) err
 	with := allocated()
 	err = errors.Join(err, capi.DelayStream(on.CAPI(), delay), scope.Own(grad.Mul(grad)).Err(),
 		grad.Close(), opt.ZeroGrad())
-	// includes the product, which is new
+	// with includes the product, which is new.
 	if freed := with - allocated() + 4*elements; err == nil && freed < 4*elements {
 		err = fmt.Errorf("%d bytes of gradients are free after ZeroGrad, of %d", freed, 4*elements)
 	}

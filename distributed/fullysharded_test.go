@@ -25,7 +25,7 @@ import (
 // and after the last one.
 type blockNet struct {
 	ends, first, tied, twice, half, frozen, unused, last nn.Module
-	// called with the first block's output, if not nil
+	// after, if not nil, is called with the first block's output.
 	after       func(y *torch.Tensor)
 	mix         nn.Module
 	gain, shift *torch.Tensor
@@ -172,7 +172,7 @@ func (l lateModule) Forward(x *torch.Tensor) *torch.Tensor {
 
 // shardedRun is a training in one process, or one rank of a sharded training.
 type shardedRun struct {
-	g       *Group // nil for one process
+	g       *Group // nil for a training in one process
 	net     *blockNet
 	sharded *FullyShardedDataParallel
 	opt     optim.Optimizer
@@ -198,7 +198,7 @@ func startSharded(g *Group, d cuda.Device, c shardedCase, seed uint64) (*sharded
 		r.opt, err = c.build(slices.Compact(nn.Parameters(r.net)))
 		return r, err
 	}
-	// The network starts on the CPU, as one larger than a device would.
+	// The network starts on the CPU, like a network that is larger than one device.
 	wrap := func(m nn.Module) nn.Module {
 		if c.late {
 			m = lateModule{m, d, time.Duration(1+g.Rank()) * 2 * time.Millisecond}
@@ -306,7 +306,8 @@ func (r *shardedRun) train(d cuda.Device, c shardedCase, sizes []int) error {
 	return nil
 }
 
-// shardedSizes are batch sizes that the ranks do not divide, some smaller than the number of ranks.
+// shardedSizes returns batch sizes that are no multiples of the number of ranks. Some are smaller
+// than the number of ranks.
 func shardedSizes(c shardedCase) (sizes []int) {
 	if c.clip > 0 {
 		return batchSizes
@@ -337,8 +338,9 @@ func compareNamed(a, b []torch.Named) (float64, error) {
 	return difference(values[0], values[1]), nil
 }
 
-// shardedTrainsAsOne compares a sharded training with one process: parameters, optimizer state,
-// memory, and training after each has loaded the other's state.
+// shardedTrainsAsOne compares a sharded training with a training in one process. It compares
+// parameters, optimizer state and memory. Then each training loads the other's state, and they are
+// compared again.
 func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 	alone, err := startSharded(nil, d, c, 1)
 	if err != nil {
@@ -377,8 +379,8 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 	if err := must(same("after training"), memoryIsDivided(g, ranks, c)); err != nil {
 		return err
 	}
-	// Both continue, the ranks from the state of the single process, in a network that had other
-	// values.
+	// Both trainings continue. The ranks load the state of the single process into a network that
+	// had other values.
 	again, err := startSharded(g, d, c, 77)
 	if err != nil {
 		return err
@@ -399,7 +401,8 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 	return must(alone.end(), ranks.end())
 }
 
-// memoryIsDivided requires that each rank holds 1/N, and gathers at most two blocks.
+// memoryIsDivided requires that each rank holds 1/N of the memory, and gathers at most two blocks
+// at a time.
 func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 	n := int64(g.Size())
 	var whole, trained, unused, padding, outside int64
@@ -413,7 +416,7 @@ func memoryIsDivided(g *Group, r *shardedRun, c shardedCase) error {
 		for _, p := range b.params {
 			whole += 8 * p.elements
 			switch {
-			case p.in.trained && b.name == "unused": // it gets no gradients
+			case p.in.trained && b.name == "unused": // an unused block gets no gradients
 				unused += 8 * p.elements
 			case p.in.trained:
 				trained += 8 * p.elements
@@ -511,8 +514,9 @@ func TestGPUFullyShardedTrainsAsOne(t *testing.T) { onGPUs(t, "sharded on GPUs")
 // use.
 func TestGPUFullyShardedIsInOrder(t *testing.T) { onGPUs(t, "late sharded on GPUs") }
 
-// gatheredNet is a network whose blocks are used once each. A block that is used twice would add
-// its gradients in the shards' dtype, and a whole network in the dtype of the gathers.
+// gatheredNet is a network that uses each block once. A block that is used twice would add its
+// gradients in the shards' dtype. A training in one process would add them in the dtype of the
+// gathers.
 func gatheredNet(seed uint64, d cuda.Device, dtype torch.DType, wrap func(nn.Module) nn.Module) (nn.Module, error) {
 	seeding.Lock()
 	defer seeding.Unlock()
@@ -530,24 +534,24 @@ func gatheredNet(seed uint64, d cuda.Device, dtype torch.DType, wrap func(nn.Mod
 	return net, errors.Join(nn.ToDType(net, dtype), nn.To(net, d))
 }
 
-// gatheredCase is a training whose parameters are gathered in another dtype. One process computes
-// the same result within the tolerance.
+// gatheredCase is a training whose parameters are gathered in a different dtype. A training in one
+// process computes the same result within the tolerance.
 type gatheredCase struct {
 	of, in    torch.DType
 	build     func(params []*torch.Tensor) (optim.Optimizer, error)
 	tolerance float64
 }
 
-// The tolerance is 0 where one rank, or two ranks with their exact averages, compute the same bits
-// as one process. AdamW is an exception: its fused formula may round the last elements, which do
-// not fill a vector, differently.
+// The tolerance is 0 if one rank, or two ranks with exact averages, compute the same bits as one
+// process. AdamW is an exception. Its fused code works on vectors of elements, and may round the
+// last elements differently if they do not fill a vector.
 var (
 	gatheredInFloat32  = gatheredCase{torch.Float64, torch.Float32, adamW, 1e-12}
 	gatheredInBFloat16 = gatheredCase{torch.Float32, torch.BFloat16, sgd, 0}
 )
 
-// gatheredTrainsAsOne compares a training with one process that computes each rank's gradients with
-// rounded parameters.
+// gatheredTrainsAsOne compares a sharded training with a training in one process. The latter
+// computes the gradients of each rank's samples with rounded parameters.
 func gatheredTrainsAsOne(g *Group, d cuda.Device, c gatheredCase) error {
 	none := func(m nn.Module) nn.Module { return m }
 	masters, err := gatheredNet(1, d, c.of, none)
@@ -713,8 +717,8 @@ func shardedGraph(g *Group) error {
 	return nil
 }
 
-// When backward reaches the output of the first block, the blocks after it hold neither gradients
-// nor parameters any more.
+// When backward reaches the output of the first block, the later blocks must have freed their
+// gradients and parameters.
 func TestFullyShardedFreesReducedGradients(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		r, err := startSharded(g, cuda.CPU, shardedCases[0], 1)
@@ -789,8 +793,8 @@ func TestFullyShardedRefuses(t *testing.T) {
 	}
 }
 
-// If a rank is lost in the middle of a pass, the errors of the others name it, and the others do
-// not wait for it.
+// If a rank is lost in the middle of a pass, the errors of the other ranks name it. The other ranks
+// do not wait for it.
 func TestFullyShardedNamesALostRank(t *testing.T) {
 	for _, where := range []string{"forward", "backward"} {
 		t.Run(where, func(t *testing.T) {
@@ -839,7 +843,8 @@ func init() {
 	}
 }
 
-// Misuse of a sharded network is a clear error on that rank alone.
+// Each misuse of a sharded network is an error that says what is wrong, and only on the rank that
+// makes it.
 func TestFullyShardedMisuse(t *testing.T) {
 	requireNone(t, inProcess(t, 1, quick, func(g *Group) error {
 		r, err := startSharded(g, cuda.CPU, shardedCases[0], 1)
@@ -906,7 +911,7 @@ func TestFullyShardedCountsGatheredBytes(t *testing.T) {
 		if n := d.Stats().GatheredBytes; n != 0 {
 			return fmt.Errorf("%d bytes are gathered after all was freed", n)
 		}
-		d.Close() // it fails like free
+		d.Close() // fails with the same error as free
 		return nil
 	}))
 }

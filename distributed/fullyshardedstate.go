@@ -18,8 +18,8 @@ import (
 // ranks.
 //
 // GradScaler.Unscale, and GradScaler.Step without an earlier Unscale, are collectives for this
-// optimizer: the ranks agree whether any of them found an infinity or NaN. Step itself is not one.
-// State is a collective too. One goroutine at a time uses a FullyShardedOptimizer.
+// optimizer: the ranks agree whether any of them found an infinity or NaN. State is a collective
+// too, but Step is not. Only one goroutine at a time may use a FullyShardedOptimizer.
 type FullyShardedOptimizer struct {
 	dividedOptimizer
 	d *FullyShardedDataParallel
@@ -112,11 +112,11 @@ func (o *FullyShardedOptimizer) Close() error {
 	return err
 }
 
-// State returns the whole parameters and the buffers, named as nn.State of the network named them
-// before it was sharded. The tensors of parameters are whole on every rank, on the CPU, and are
-// freed by the next State or Close. The buffers belong to the network. State is a collective: it
-// gathers one block after the other and waits for the device. All ranks call it, and one of them
-// then writes a file.
+// State returns the whole parameters and the buffers, under the names that nn.State of the network
+// returned before the network was sharded. Every rank gets whole parameters, as tensors on the CPU.
+// The next State or Close frees these tensors. The buffers belong to the network. State is a
+// collective: it gathers one block after the other and waits for the device. All ranks call it, and
+// one of them then writes a file.
 //
 //	state, err := sharded.State()
 //	if err == nil && world.Rank() == 0 {
@@ -149,7 +149,7 @@ func (d *FullyShardedDataParallel) State() ([]torch.Named, error) {
 
 // wholeOf gathers the block's parameters and adds them, on the CPU, to whole.
 func (d *FullyShardedDataParallel) wholeOf(b *ShardedBlock, whole map[*shardedParameter]*torch.Tensor) error {
-	own := map[*blockFlat][]partOf{} // shards of parameters that are gathered in another dtype
+	own := map[*blockFlat][]partOf{} // shards of parameters that are gathered in a different dtype
 	for _, p := range b.params {
 		if p.in.rounded {
 			own[p.in] = append(own[p.in], partOf{&p.shardedParameter, p.piece.NoGrad()})
@@ -208,8 +208,8 @@ func (d *FullyShardedDataParallel) LoadState(state []torch.Named) error {
 // Group returns the group that shards the parameters.
 func (d *FullyShardedDataParallel) Group() *Group { return d.g }
 
-// Divided describes how the ranks divide the parameters in nn.State(d). A checkpoint to which each
-// rank writes its shard needs it (see checkpoint.RankWriter). It is not a collective.
+// Divided describes how the ranks divide the parameters in nn.State(d). Pass the result to
+// checkpoint.RankWriter if each rank writes its shard of a checkpoint. Divided is not a collective.
 func (d *FullyShardedDataParallel) Divided() checkpoint.Divided {
 	divided := checkpoint.Divided{}
 	for _, p := range d.params {
@@ -218,8 +218,8 @@ func (d *FullyShardedDataParallel) Divided() checkpoint.Divided {
 	return divided
 }
 
-// LoadCheckpoint is [FullyShardedDataParallel.LoadState] from an open file. It reads only this
-// rank's shards and the buffers, one tensor at a time.
+// LoadCheckpoint is like [FullyShardedDataParallel.LoadState], but reads an open file. It reads
+// only this rank's shards and the buffers, one tensor at a time.
 func (d *FullyShardedDataParallel) LoadCheckpoint(c *checkpoint.File) error {
 	if err := d.ready("LoadCheckpoint"); err != nil {
 		return err
@@ -313,9 +313,9 @@ func (d *FullyShardedDataParallel) loadOne(n torch.Named, p *blockParameter,
 }
 
 // EMAState gathers the sharded averages and returns them for whole parameters, as the EMA of a
-// single process would hold them. The averages of parameters are whole on every rank, on the CPU,
-// and are freed by the next EMAState or Close. The averages of buffers belong to the EMA. EMAState
-// is a collective that waits for the device.
+// single process would hold them. Every rank gets whole averages of the parameters, as tensors on
+// the CPU. The next EMAState or Close frees these tensors. The averages of buffers belong to the
+// EMA. EMAState is a collective that waits for the device.
 func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]torch.Named, error) {
 	const call = "FullyShardedDataParallel.EMAState"
 	if err := d.ready("EMAState"); err != nil {
@@ -348,9 +348,9 @@ func (d *FullyShardedDataParallel) EMAState(e *optim.EMA) ([]torch.Named, error)
 	return state, nil
 }
 
-// DividedAverages describes how the ranks divide the averages in e.State(). A checkpoint to which
-// each rank writes its shard needs it (see checkpoint.RankWriter). It is a collective: the ranks
-// compare the tensors that they average.
+// DividedAverages describes how the ranks divide the averages in e.State(). Pass the result to
+// checkpoint.RankWriter if each rank writes its shard of a checkpoint. DividedAverages is a
+// collective: the ranks compare which tensors they average.
 func (d *FullyShardedDataParallel) DividedAverages(e *optim.EMA) (checkpoint.Divided, error) {
 	if err := d.ready("DividedAverages"); err != nil {
 		return nil, err
@@ -367,7 +367,7 @@ func (d *FullyShardedDataParallel) DividedAverages(e *optim.EMA) (checkpoint.Div
 	return divided, nil
 }
 
-// agreeOnAverages requires that all ranks average the same tensors, and that averages of parameters
+// agreeOnAverages requires that all ranks average the same tensors. An average of a parameter must
 // have the shape of this rank's shard.
 func (d *FullyShardedDataParallel) agreeOnAverages(state []torch.Named, parts map[string]*blockParameter) error {
 	mine := modelText{}
@@ -384,8 +384,8 @@ func (d *FullyShardedDataParallel) agreeOnAverages(state []torch.Named, parts ma
 	return mine.agree(d.g)
 }
 
-// gatherWhole gathers parameters of a flat tensor, given this rank's shards in own, and adds the
-// whole tensors, on the CPU, to whole and to kept.
+// gatherWhole gathers parameters of a flat tensor from all ranks. own holds this rank's shards. It
+// adds the whole tensors, on the CPU, to whole and to kept.
 func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []partOf,
 	kept *[]*torch.Tensor, whole map[*shardedParameter]*torch.Tensor) error {
 	if len(own) == 0 {
@@ -408,10 +408,10 @@ func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []
 	return nil
 }
 
-// LoadEMAState copies this rank's shards of averages into an EMA of nn.State(d). The averages are
-// of whole parameters, from EMAState or from the EMA of a single process. All ranks pass the same
-// tensors. Names and shapes must match the network's, or nothing changes. LoadEMAState is not a
-// collective.
+// LoadEMAState copies this rank's shards of averages into an EMA of nn.State(d). state holds
+// averages of whole parameters, from EMAState or from the EMA of a single process. All ranks pass
+// the same tensors. Names and shapes must match the network's, or nothing changes. LoadEMAState is
+// not a collective.
 func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []torch.Named) error {
 	if err := d.ready("LoadEMAState"); err != nil {
 		return err
@@ -438,8 +438,9 @@ func (d *FullyShardedDataParallel) LoadEMAState(e *optim.EMA, state []torch.Name
 	return e.LoadState(part)
 }
 
-// LoadEMAFrom is [FullyShardedDataParallel.LoadEMAState] from averages in a file, by name. It reads
-// only this rank's shards and the buffers.
+// LoadEMAFrom is like [FullyShardedDataParallel.LoadEMAState], but reads the averages from a file.
+// stored maps names to tensors of the file. LoadEMAFrom reads only this rank's shards and the
+// buffers.
 func (d *FullyShardedDataParallel) LoadEMAFrom(e *optim.EMA, stored map[string]*checkpoint.StoredTensor) error {
 	if err := d.ready("LoadEMAFrom"); err != nil {
 		return err

@@ -68,8 +68,7 @@ func subgroupOnGPUs(g *Group) error {
 	return expectValues("broadcast in a subgroup", x, 0, 0, 0, 0)
 }
 
-// delay is the time for which a test blocks a stream. It is longer than the host takes to enqueue
-// the work that follows.
+// delay is how long a test blocks a stream. The host must enqueue the following work in less time.
 const delay = 100 * time.Millisecond
 
 // orderOnGPUs delays the work that computes a collective's operand, then the collective itself.
@@ -83,9 +82,9 @@ func orderOnGPUs(g *Group) error {
 	want := []float64{3, 3}
 	return cuda.WithStream(side.Stream, func() error {
 		for range 3 {
-			// The delay comes before the values on the current stream. Each collective is tested
-			// alone, because NCCL runs the collectives of one communicator in order, whatever their
-			// streams.
+			// The delay comes before the work that computes the values on the current stream. Each
+			// collective is tested alone, because NCCL runs the collectives of one communicator in
+			// order, even on different streams.
 			x := full(d, torch.Float32, 0, 2)
 			y := full(d, torch.Float32, 0, 2)
 			if err := errors.Join(x.Err(), y.Err(), d.Synchronize(),
@@ -216,7 +215,7 @@ func bucketOrderOnGPUs(g *Group) error {
 	})
 }
 
-// trainOnGPUs compares training on all ranks together with training on each alone.
+// trainOnGPUs compares a training on all ranks together with trainings on each rank alone.
 func trainOnGPUs(g *Group) error {
 	d := g.Device()
 	var all [2][]float64

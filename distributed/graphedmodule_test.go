@@ -76,8 +76,8 @@ func graphedModuleOnGPUs(g *Group) error {
 	return nil
 }
 
-// If one rank replays a graph while another runs eagerly, captured collectives would mix with
-// others.
+// BatchNorms inside an nn.Graphed are refused: if one rank replays a graph while another runs
+// eagerly, captured collectives would mix with others.
 func TestConvertSyncBatchNormRefusesGraphed(t *testing.T) {
 	for rank, err := range inProcess(t, 2, quick, func(g *Group) error {
 		norm := nn.NewGraphed(nn.NewSequential(nn.NewBatchNorm1d(2, nn.BatchNorm1dOptions{})),

@@ -31,16 +31,16 @@ type Options struct {
 	// CPU keeps the job off the GPUs. By default a process uses the GPU whose number is its local
 	// rank, or the CPU if the machine has no GPU.
 	CPU bool
-	// Timeout is the longest time that a collective may take, and that Init and a barrier wait for
-	// the slowest rank. 0 means 5 minutes.
+	// Timeout is the maximum duration of a collective. It also limits how long Init and a barrier
+	// wait for the slowest rank. 0 means 5 minutes.
 	Timeout time.Duration
-	// Silence is the time without a sign of life after which a rank counts as lost: its process is
-	// stopped, or the network is broken. 0 means 30 seconds. The end of a process is noticed at
-	// once.
+	// Silence is the time without a message from a rank after which that rank counts as lost,
+	// because its process is stopped or the network is broken. 0 means 30 seconds. The end of a
+	// process is noticed at once.
 	Silence time.Duration
-	// Debug compares the name, operands and order of every collective on all ranks before it
-	// starts. If they differ, the error has the program's lines on both ranks. Each collective then
-	// costs a round trip to rank 0.
+	// Debug compares the name, operands and order of every collective on all ranks before the
+	// collective starts. If they differ, the error names the lines of the program on both ranks.
+	// Each collective then costs a round trip to rank 0.
 	Debug bool
 	// Environment replaces the process's environment variables.
 	Environment *Environment
@@ -51,8 +51,8 @@ type Options struct {
 const (
 	defaultTimeout = 5 * time.Minute
 	defaultSilence = 30 * time.Second
-	// firstPause is the pause after the first failed attempt to connect or to read the store. It
-	// doubles, up to a second.
+	// firstPause is the pause after the first failed attempt to connect or to read the store. Each
+	// further pause is twice as long, up to a second.
 	firstPause  = 10 * time.Millisecond
 	worldName   = "world"
 	storePrefix = "torchstream"
@@ -63,13 +63,13 @@ const (
 // the job, and [Group.Subgroup] makes others.
 //
 // All ranks of a group make the same calls in the same order, with tensors of the same shapes and
-// dtypes. On one rank, one goroutine at a time calls a group's methods. Groups that share ranks
-// must call their collectives in the same order on all shared ranks.
+// dtypes. On each rank, only one goroutine at a time may call a group's methods. Groups that share
+// ranks must call their collectives in the same order on all shared ranks.
 type Group struct {
 	job   *job
 	name  string
 	ranks []int // the members, as ranks of the job
-	rank  int   // of this process in the group; -1 if it is not a member
+	rank  int   // this process's rank in the group; -1 if it is not a member
 
 	comms communicators
 
@@ -88,7 +88,7 @@ type communicators struct {
 	aborting sync.WaitGroup    // running calls that abort cpu and gpu
 }
 
-// abort aborts the work of the group. It does not wait for LibTorch, which may hang.
+// abort aborts the collectives of the group. It does not wait for LibTorch, which may hang.
 func (c *communicators) abort() {
 	for _, group := range []*capi.Group{c.cpu, c.gpu} {
 		if group != nil {
@@ -100,7 +100,7 @@ func (c *communicators) abort() {
 // callNumbers numbers the calls of a group. The group's mu guards it.
 type callNumbers struct {
 	collectives uint64
-	pairs       map[string]uint64 // sends and receives, by call.key
+	pairs       map[string]uint64 // numbers of sends and receives, by call.key
 	subgroups   int
 }
 
@@ -142,7 +142,7 @@ type job struct {
 // connections are the connections of a rank to the rest of the job.
 type connections struct {
 	member *control.Member
-	hub    *control.Hub // nil except on rank 0
+	hub    *control.Hub // set only on rank 0
 	store  *capi.Store
 	start  string // prefix of this start's group keys in the store
 }
@@ -160,14 +160,14 @@ func (o *openGroups) add(g *Group) {
 	o.mu.Unlock()
 }
 
-// all returns the groups in the order in which they were made.
+// all returns the groups in the order of their creation.
 func (o *openGroups) all() []*Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.groups)
 }
 
-// close closes the job and returns its groups.
+// close marks the job as closed and returns its groups.
 func (o *openGroups) close() []*Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -186,7 +186,7 @@ func (o *openGroups) isClosed() bool {
 // no variables, and every collective works.
 //
 // ctx is the context of the whole job. When it is cancelled, running and later collectives fail on
-// all ranks, with [ErrLeft]; the error on the other ranks names this rank.
+// all ranks, with [ErrLeft]. On the other ranks the error names this rank.
 //
 // If some ranks do not connect within Options.Timeout, the error names them. A launcher's store may
 // still contain the announcement of a rank 0 from an earlier start. Ranks skip it and wait for the
@@ -268,7 +268,7 @@ func deviceOf(e Environment, o Options) (cuda.Device, error) {
 type meeting struct {
 	Addresses []string
 	Token     string
-	Start     string // differs for each start; not secret
+	Start     string // differs at each start; not secret
 	Size      int
 	Job       string // the launcher's name of the job, or ""
 }
@@ -316,10 +316,11 @@ func (j *job) connect(ctx context.Context) error {
 // meet connects to rank 0, which announces itself in the store, and waits until all ranks have
 // connected.
 //
-// A launcher's store keeps the announcement of an earlier start until rank 0 writes a new one. The
-// launcher sets no variable that identifies a start: torchrun counts restarts for each host
-// separately, and does not count restarts caused by another host. Therefore a start consists of the
-// ranks that one rank 0 admits. A rank that is not admitted waits for the next announcement.
+// A launcher's store keeps rank 0's announcement of an earlier start until the new rank 0
+// overwrites it. The launcher sets no variable that identifies a start: torchrun counts restarts
+// for each host separately, and does not count restarts caused by another host. Therefore rank 0
+// decides which ranks belong to its start, by admitting them. A rank that is not admitted waits for
+// the next announcement.
 func (j *job) meet(ctx context.Context, times control.Options) error {
 	const doing = "meeting rank 0 through the store"
 	if j.env.Rank == 0 {
@@ -370,8 +371,8 @@ func (j *job) meet(ctx context.Context, times control.Options) error {
 	}
 }
 
-// join connects to the rank 0 that m announces, and waits until all ranks have connected. decided
-// is false after an error that is possible if m is the announcement of an earlier start.
+// join connects to the rank 0 that m announces, and waits until all ranks have connected. After an
+// error, decided is false if the cause may be that m is the announcement of an earlier start.
 func (j *job) join(ctx context.Context, m meeting, times control.Options) (decided bool, err error) {
 	if mine := j.env.Job; mine != "" && m.Job != "" && mine != m.Job {
 		return true, fmt.Errorf("the store at %s:%d is of the job %q, and this process is of the job %q: "+
@@ -502,9 +503,9 @@ func ownAddresses(port string) (addresses []string) {
 	return addresses
 }
 
-// await runs a call that cannot be cancelled. If the context or the job ends first, await returns,
-// the call runs until it gives up, and drop gets its result. The store and the groups that the call
-// uses are freed only afterwards.
+// await runs a call that cannot be cancelled. If the context or the job ends first, await returns
+// without waiting for the call. drop later gets the result of such a call. The store and the groups
+// that the call uses are freed only after it has returned.
 func await[T any](ctx context.Context, j *job, call func() (T, error), drop func(T)) (T, error) {
 	type result struct {
 		value T
@@ -538,8 +539,8 @@ func await[T any](ctx context.Context, j *job, call func() (T, error), drop func
 	}
 }
 
-// watch ends the job when the context ends or NCCL fails. When the job ends, it aborts the work of
-// the groups.
+// watch ends the job when the context ends or NCCL fails. When the job has ended, it aborts the
+// collectives of the groups.
 func (j *job) watch(ctx context.Context) {
 	defer close(j.watched)
 	ticker := time.NewTicker(time.Second)
@@ -564,7 +565,7 @@ func (j *job) watch(ctx context.Context) {
 	}
 }
 
-// checkFaults reports NCCL failures, which no call returns.
+// checkFaults reports NCCL failures. No call returns these.
 func (j *job) checkFaults() {
 	j.open.mu.Lock()
 	defer j.open.mu.Unlock()
@@ -584,7 +585,7 @@ func (j *job) checkFaults() {
 	}
 }
 
-// abort aborts the work of all groups. It does not wait for LibTorch, which may hang.
+// abort aborts the collectives of all groups. It does not wait for LibTorch, which may hang.
 func (j *job) abort() {
 	j.open.mu.Lock()
 	defer j.open.mu.Unlock()
@@ -616,7 +617,7 @@ func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, e
 	for i, r := range ranks {
 		members[i] = int32(r)
 	}
-	// A connection attempt cannot be cancelled, so all ranks first arrive here.
+	// A connection attempt cannot be cancelled, so it starts only when all ranks have arrived here.
 	if err := j.member.Arrive(name+"#connect", ranks,
 		control.Call{Seq: 1, Name: "Subgroup", Line: caller()}, true, j.o.Timeout); err != nil {
 		return nil, j.reason(err)
@@ -647,16 +648,16 @@ func (j *job) reason(err error) error {
 	return err
 }
 
-// close disconnects this rank from the job. orderly says that no call of LibTorch is running.
+// close disconnects this rank from the job. orderly means that no call of LibTorch is running.
 func (j *job) close(orderly bool) {
 	groups := j.open.close()
 	j.stop(ErrClosed)
 	<-j.watched
-	// From here on, nothing starts to abort the groups.
+	// After this, no goroutine starts to abort the groups.
 	for _, g := range groups {
 		if orderly && j.member.Verdict() == nil {
 			g.free()
-		} else { // a thread of Gloo may be in a collective until its timeout
+		} else { // a thread of Gloo may stay in a collective until the collective's timeout
 			go g.free()
 		}
 	}
@@ -699,8 +700,9 @@ func (j *job) disconnect() {
 		j.hub.Close()
 	}
 	if j.store != nil {
-		// Freeing a server waits for its thread, and freeing a client of a stopped server waits for
-		// a reply. An abandoned call may still read the store.
+		// Free the store in a goroutine. Freeing a server waits for the server's thread, and
+		// freeing a client of a stopped server waits for a reply. A call that await gave up may
+		// still read the store.
 		go func() {
 			j.running.Wait()
 			capi.FreeStore(j.store)
@@ -709,13 +711,14 @@ func (j *job) disconnect() {
 }
 
 // Close ends this rank's membership in the job and in all subgroups. It waits until all ranks have
-// called Close, so that no rank loses data that is still being sent. If a rank does not call Close
-// within Options.Timeout of the first rank that does, the job fails and that rank is at fault. A
-// rank that waits for this rank in a collective fails with an error that names this rank.
+// called Close, so that no rank loses data that is still being sent. All ranks must call Close
+// within Options.Timeout of the first call. If a rank does not, the job fails, and the error names
+// that rank. A rank that waits for this rank in a collective fails with an error that names this
+// rank.
 //
-// If the job did not end in order, Close returns the reason. The text is short if another call on
-// this rank has already returned the reason, so a program may join both errors. Close may be called
-// on any group, any number of times.
+// If the job failed, Close returns the reason. If another call on this rank has already returned
+// the reason, the text of Close's error is short, so a program may join both errors. Close may be
+// called on any group, any number of times.
 func (g *Group) Close() error {
 	j := g.job
 	j.closing.Lock()
@@ -738,7 +741,7 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// shutdown leaves the job in order, together with the other ranks.
+// shutdown leaves the job together with the other ranks.
 func (j *job) shutdown() error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -771,7 +774,7 @@ func culprit(err error) int {
 	return -1
 }
 
-// tell records that a call returns the reason why the job ended. Only an error with a verdict
+// tell records that a call returns the reason for the job's end. Only an error with a verdict
 // contains the reason.
 func (j *job) tell(err error) {
 	if culprit(err) >= 0 {
@@ -795,7 +798,7 @@ func (g *Group) Device() cuda.Device { return g.job.device }
 func (g *Group) Environment() Environment { return g.job.env }
 
 // Err returns the reason why the job ended, or nil while it runs. On a GPU, collectives return
-// before they are done, and Err is the first call that reports the failure of one.
+// before they are done. If one fails later, Err reports the failure.
 func (g *Group) Err() error {
 	if err := g.job.failure(); err != nil {
 		g.job.tell(err)
@@ -806,8 +809,8 @@ func (g *Group) Err() error {
 
 // Subgroup makes a group of the given ranks of g. They become ranks 0, 1, ... of the new group, in
 // the order given. Every rank of g calls it with the same ranks, and the members wait for each
-// other. On other ranks the result has rank -1, and its collectives return [ErrNotMember]. The
-// group lives as long as the job.
+// other. On other ranks the result has rank -1, and its collectives return [ErrNotMember]. The new
+// group exists until the job is closed.
 func (g *Group) Subgroup(ranks ...int) (*Group, error) {
 	if err := g.member(); err != nil {
 		return nil, err
@@ -845,15 +848,16 @@ func (g *Group) member() error {
 	return nil
 }
 
-// abort ends the job after an error that only this rank has, and returns the error. Otherwise the
-// other ranks would wait for this rank in a collective, or match it with this rank's next one.
+// abort ends the job after an error that occurred only on this rank, and returns the error.
+// Otherwise the other ranks would wait for this rank in a collective, or would match that
+// collective with this rank's next one.
 func (g *Group) abort(name string, err error) error {
 	g.job.member.Abort(fmt.Sprintf("%s at %s failed: %v", name, caller(), err))
 	return err
 }
 
-// caller returns the file and line of the code outside of this module's cuda, distributed, nn and
-// torch packages that made the call.
+// caller returns the file and line of the program's call. It skips the packages cuda, distributed,
+// nn and torch of this module.
 func caller() string {
 	var pcs [64]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])

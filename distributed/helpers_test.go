@@ -21,8 +21,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// patience is the time limit of a test that hangs. It is shorter than the Timeout and the Silence
-// of patient, so a test fails if its job notices the end of a rank only by them.
+// patience is the time limit of a test that hangs. It is shorter than Timeout and Silence of
+// patient. So a test fails if only these limits make its job notice the end of a rank.
 const patience = 2 * time.Minute
 
 func freePort(t testing.TB) int {
@@ -76,8 +76,8 @@ var workers = map[string]func(ctx context.Context) error{}
 const (
 	workerVariable = "TORCHSTREAM_DIST_TEST_WORKER"
 	// togetherVariable is set in processes that start together. Both files are pipes. A process
-	// closes loadedFile when it has loaded LibTorch. It then reads beginFile, which ends when all
-	// processes have loaded LibTorch.
+	// closes loadedFile when it has loaded LibTorch. It then reads beginFile, whose end comes when
+	// all processes have loaded LibTorch.
 	togetherVariable = "TORCHSTREAM_DIST_TEST_TOGETHER"
 	loadedFile       = 3
 	beginFile        = 4
@@ -96,7 +96,7 @@ func TestMain(m *testing.M) {
 }
 
 // beginTogether waits until all ranks of the job have loaded LibTorch, which takes seconds on a
-// busy machine. The jobs' timeouts then need not allow for it.
+// busy machine. The jobs' timeouts then need not include that time.
 func beginTogether() error {
 	if os.Getenv(togetherVariable) == "" {
 		return nil
@@ -176,8 +176,8 @@ func (p *process) wait(t *testing.T) {
 	}
 }
 
-// launchJob starts n processes that run the worker as ranks of one job. It returns when all have
-// loaded LibTorch.
+// launchJob starts n processes that run the worker as ranks of one job. It returns when all
+// processes have loaded LibTorch.
 func launchJob(t *testing.T, n int, worker string, environment ...string) []*process {
 	t.Helper()
 	port := strconv.Itoa(freePort(t))

@@ -45,8 +45,8 @@ const killPatience = 3 * time.Minute
 // Together they are less than the default timeouts.
 const killSlack = time.Minute
 
-// killOptions are the options of TestKills' jobs. They allow for a machine that is ten times slower
-// than one on which a whole job takes 2 s. GPUs take longer to connect.
+// killOptions returns the options of TestKills' jobs. On a fast machine a whole job takes 2 s; the
+// options allow a machine that is ten times slower. GPUs take longer to connect.
 func killOptions(gpu bool) distributed.Options {
 	if gpu {
 		return distributed.Options{Timeout: 40 * time.Second, Silence: 5 * time.Second}
@@ -54,13 +54,14 @@ func killOptions(gpu bool) distributed.Options {
 	return distributed.Options{CPU: true, Timeout: 15 * time.Second, Silence: 6 * time.Second}
 }
 
-// faults are the kinds of faults of a rank. draw is the fault's random number.
+// faults maps the kinds of faults to functions that cause them on a rank. draw is a random number
+// for the fault.
 var faults = map[string]func(world *distributed.Group, draw int){
 	"kill": func(*distributed.Group, int) { syscall.Kill(os.Getpid(), syscall.SIGKILL) },
 	"stop": func(*distributed.Group, int) { syscall.Kill(os.Getpid(), syscall.SIGSTOP) },
 	"cut":  func(_ *distributed.Group, draw int) { cutSocket(draw) },
 	"disk": func(_ *distributed.Group, draw int) { fillDisk(draw) },
-	// A straggler enters a collective late, and a stuck rank never enters it.
+	// A straggler enters a collective late. A stuck rank never enters it.
 	"straggle": func(*distributed.Group, int) { work(1 << 20) },
 	"stuck": func(world *distributed.Group, _ int) {
 		for world != nil && world.Err() == nil {
@@ -69,8 +70,8 @@ var faults = map[string]func(world *distributed.Group, draw int){
 	},
 }
 
-// inLine lists the faults that block the rank's own goroutine, and so its next collective. The
-// other faults happen concurrently.
+// inLine lists the faults that block the rank's own goroutine, and thereby its next collective.
+// Other faults happen at the same time as the rank's calls.
 var inLine = map[string]bool{"straggle": true, "stuck": true, "disk": true}
 
 // work computes for a time that depends on count.
@@ -117,8 +118,8 @@ func fillDisk(draw int) {
 	}
 }
 
-// fault is a fault of one rank of a job. It happens before the given call in the rank's loop
-// (before Init if Call is negative), after some work.
+// fault is a fault of one rank of a job. It happens before the given call in the rank's loop, after
+// some work. A negative Call means before Init.
 type fault struct {
 	Kind       string
 	Rank, Call int
@@ -237,7 +238,7 @@ func newShardedKilledModel(world *distributed.Group) (*killedModel, error) {
 	}, nil
 }
 
-// trainFrom trains up to killSteps. It calls at before each call that involves other ranks.
+// trainFrom trains until step killSteps. It calls at before each call that involves other ranks.
 func trainFrom(ctx context.Context, path string, o distributed.Options, sharded bool,
 	at func(world *distributed.Group)) (weights []float64, err error) {
 	at(nil)
@@ -352,9 +353,9 @@ func exchange(world *distributed.Group, step int) error {
 }
 
 // A fault may hit a rank at any moment, with a whole or a sharded model. Every other rank must end
-// within the stated time, with an error that names a rank, and the restarted job must compute the
-// same weights as an uninterrupted one. A harmless fault, such as a straggler that is not too late,
-// changes nothing.
+// within the documented time, with an error that names a rank. The restarted job must compute the
+// same weights as an uninterrupted job. A harmless fault changes nothing, for example a straggler
+// within the time limits.
 func TestKills(t *testing.T) {
 	t.Parallel()
 	makeFaults(t, *kills, 3, fault{Rank: -1}, "kill", "stop", "cut", "disk", "straggle", "stuck", "kill")
@@ -365,7 +366,7 @@ func TestGPUKills(t *testing.T) {
 	makeFaults(t, *gpuKills, 2, fault{Rank: -1, GPU: true}, "kill", "stop", "disk", "cut")
 }
 
-// makeFaults causes faults of the given kinds in turn, in jobs of two up to largest ranks.
+// makeFaults causes faults of the given kinds in turn, in jobs with two to largest ranks.
 func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 	t.Helper()
 	seed := *killSeed
@@ -392,10 +393,10 @@ func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 		size := 2 + random.IntN(largest-1)
 		f := fault{Kind: kinds[n%len(kinds)], Rank: random.IntN(size), Call: random.IntN(3*killSteps+5) - 1,
 			Work: random.IntN(1 << 12),
-			// each kind with both models
+			// Each kind is tested with both models.
 			Draw: random.IntN(1 << 16), GPU: none.GPU, Sharded: (n%len(kinds)+n/len(kinds))%2 == 1}
 		if f.Kind == "disk" && !f.Sharded {
-			f.Rank = 0 // it writes the checkpoint
+			f.Rank = 0 // rank 0 writes the checkpoint
 		}
 		if f.Call < 0 {
 			f.Work = random.IntN(1 << 20) // during Init
@@ -439,7 +440,7 @@ func launchTraining(t *testing.T, size int, path string, f fault) []*distributed
 		faultVariable+"="+string(text))
 }
 
-// learned waits for the end of a training, and returns the weights, which must be equal on all
+// learned waits for the end of a training. It returns the weights, which must be equal on all
 // ranks.
 func learned(t *testing.T, all []*distributed.Process) (weights []float64) {
 	t.Helper()
@@ -458,8 +459,8 @@ func learned(t *testing.T, all []*distributed.Process) (weights []float64) {
 	return weights
 }
 
-// requireWeights compares weights. With three ranks the order of additions may differ, since a
-// resumed training rearranges its buckets.
+// requireWeights compares weights. With three ranks a resumed training may add gradients in a
+// different order, because it rearranges its buckets.
 func requireWeights(t *testing.T, size int, got, want []float64) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -477,7 +478,7 @@ func kill(t *testing.T, size int, path string, f fault) bool {
 	t.Helper()
 	all := launchTraining(t, size, path, f)
 	victim := all[f.Rank]
-	victim.Await(faultSays, killPatience) // or its end
+	victim.Await(faultSays, killPatience) // or until the process has ended
 	begun := time.Now()
 	o := killOptions(f.GPU)
 	limit := time.NewTimer(o.Timeout + o.Silence + killSlack)
@@ -485,7 +486,7 @@ func kill(t *testing.T, size int, path string, f fault) bool {
 	failed := false
 	for rank, p := range all {
 		if rank == f.Rank && f.Kind == "stop" {
-			continue // it is stopped, or has finished
+			continue // the process is stopped, or has finished
 		}
 		select {
 		case <-p.Ended():
@@ -510,7 +511,7 @@ func kill(t *testing.T, size int, path string, f fault) bool {
 			t.Errorf("rank %d does not name %q:\n%s", rank, named, text)
 		}
 	}
-	if f.Kind == "stop" { // as a launcher does before it restarts the job
+	if f.Kind == "stop" { // a launcher also kills a stopped process before it restarts the job
 		victim.Process.Kill()
 		<-victim.Ended()
 	}

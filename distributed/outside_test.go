@@ -81,9 +81,10 @@ func tokensOf(rows []int, step int) (*torch.Tensor, error) {
 	return torch.FromInt64s(tokens, int64(len(rows)), 4)
 }
 
-// A network with parameters outside of blocks trains as in one process. One of them is shared by
-// the first and the last layer. This holds with a NoGrad pass between forward and backward, and
-// without any block. Its state has the names and the order of one process's state.
+// A network with parameters outside of blocks trains as it does in one process. The first and the
+// last layer share one of these parameters. The result stays the same with a NoGrad pass between
+// forward and backward, and without any block. The names and the order of the state are those of a
+// training in one process.
 func TestParametersOutsideBlocksEqualOneProcess(t *testing.T) {
 	for name, wrap := range map[string]func(nn.Module) nn.Module{
 		"with blocks":    func(m nn.Module) nn.Module { return NewShardedBlock(m) },
@@ -173,7 +174,7 @@ func outsideTrainsAsOne(g *Group, wrap func(nn.Module) nn.Module) error {
 			return errors.New("a parameter outside of blocks has elements outside of a pass")
 		}
 	}
-	// nn.Train reaches the modules behind the sharded parts.
+	// nn.Train also reaches the modules that the sharded network wraps.
 	nn.Train(d, true)
 	if g.Size() == 1 {
 		x, err := tokensOf([]int{1, 2, 3}, 0)
@@ -201,9 +202,10 @@ func computeUnderNoGrad(d *FullyShardedDataParallel, x *torch.Tensor) (*torch.Te
 	return y, nil
 }
 
-// An output of the network never shares memory with a parameter outside of blocks, because that
-// memory is freed. If a program calls loss.Backward instead of FullyShardedDataParallel.Backward,
-// the next Forward returns an error that names a parameter with a gradient.
+// An output of the network never shares memory with a parameter outside of blocks, because the
+// parameter's memory is freed. If a program calls loss.Backward instead of
+// FullyShardedDataParallel.Backward, the next Forward returns an error that names a parameter with
+// a gradient.
 func TestOutputsOutsideBlocksShareNoMemory(t *testing.T) {
 	done := false
 	errs := inProcess(t, 1, quick, func(g *Group) error {

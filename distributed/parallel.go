@@ -58,11 +58,11 @@ const (
 // Hooks of Tensor.RegisterPostAccumulateGradHook see this rank's gradient and may change it. The
 // gradient is reduced after the hooks, even if they are registered later.
 //
-// Buffers, such as BatchNorm2d's running statistics, are made equal once, at the start. Each rank
-// then keeps separate ones. A BatchNorm normalises by this rank's samples, unless
+// Buffers, such as BatchNorm2d's running statistics, are made equal once, at the start. After that,
+// each rank updates its own buffers. A BatchNorm normalises by this rank's samples, unless
 // [ConvertSyncBatchNorm] has converted it.
 //
-// One goroutine at a time uses a DataParallel.
+// Only one goroutine at a time may use a DataParallel.
 type DataParallel struct {
 	g       *Group
 	o       DataParallelOptions
@@ -70,8 +70,8 @@ type DataParallel struct {
 	params  []*torch.Tensor
 	reducer *capi.Reducer
 	stream  *cuda.OwnedStream // for the reduction of buckets; nil on the CPU
-	local   bool              // inside NoSync
-	rebuilt bool              // the buckets are in the order of backward
+	local   bool              // NoSync is running
+	rebuilt bool              // the buckets have been rearranged in the order of backward
 	unused  []bool
 	closing sync.Once
 }
@@ -152,7 +152,7 @@ type modelText struct {
 	Err     string
 }
 
-// agree returns an error if a rank has an error or describes another model.
+// agree returns an error if a rank has an error or describes a different model.
 func (m modelText) agree(g *Group) error {
 	all, err := AllGatherObject(g, m)
 	if err != nil {
@@ -237,8 +237,8 @@ func (d *DataParallel) arrange(order []int64) error {
 }
 
 // buckets divides the parameters, in the given order, into buckets of one dtype. A bucket is closed
-// when it reaches the limit; until the first bucket is closed, the limit is first. It returns the
-// order of the parameters and the end of each bucket.
+// when its size reaches limit. Before the first bucket is closed, the size first is the limit
+// instead. It returns the order of the parameters and the end of each bucket.
 func buckets[D comparable](order, sizes []int64, dtypes []D, first, limit int64) (arranged, ends []int64) {
 	type bucket struct {
 		parameters []int64
@@ -313,7 +313,7 @@ func (d *DataParallel) around(backward func() error, empty bool) error {
 	j := d.g.job
 	returned := false
 	defer func() {
-		if !returned { // The other ranks wait, although the program may recover from the panic.
+		if !returned { // The other ranks wait for this rank, but the program may recover from the panic.
 			capi.CancelReducer(d.reducer)
 			j.member.Abort(fmt.Sprintf("%v ended in a panic", c.call))
 		}
@@ -357,7 +357,7 @@ func (d *DataParallel) enter() (*call, error) {
 	return c, nil
 }
 
-// join waits for the reduction. On the CPU it also returns when the job ends.
+// join waits for the reduction. On the CPU it also returns if the job ends.
 func (d *DataParallel) join() error {
 	if d.stream != nil {
 		return capi.JoinReducer(d.reducer, d.unused)
@@ -473,12 +473,12 @@ func (d *DataParallel) NoSync(fn func() error) error {
 	return fn()
 }
 
-// Weigh weights the loss, the mean over this rank's samples, by samples divided by the ranks'
-// average number of samples. The average of the gradients over ranks is then the gradient of the
-// mean over all samples. All ranks call it. A rank without samples passes 0 and a nil loss, and
-// Weigh returns nil. With [ConvertSyncBatchNorm] it passes the loss of a batch without rows
-// instead, whose value may be NaN. Weigh makes a small collective. On a GPU the host does not wait
-// for it.
+// Weigh multiplies the loss by samples divided by the ranks' average number of samples. The loss is
+// the mean over this rank's samples. The average of the gradients over ranks is then the gradient
+// of the mean over all samples. All ranks call Weigh. A rank without samples passes 0 and a nil
+// loss, and gets nil. With [ConvertSyncBatchNorm] such a rank instead passes the loss of a batch
+// with zero rows, whose value may be NaN. Weigh makes a small collective. On a GPU the host does
+// not wait for it.
 func (d *DataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
 	return weigh(d.g, loss, samples)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// seeding is locked from setting a seed to drawing the last number: ranks in one process share the
-// generator.
+// seeding is locked while a goroutine sets a seed and draws its numbers: ranks in one process share
+// the generator.
 var seeding sync.Mutex
 
 // smallNet returns a network whose parameters fill several buckets of smallBuckets bytes.
@@ -61,7 +61,7 @@ func batch(numbers []int) (x, y *torch.Tensor, err error) {
 	return x, y, err
 }
 
-// dealt returns the numbers of the samples of a batch that belong to rank r of n.
+// dealt returns the numbers of a batch's samples that belong to rank r of n.
 func dealt(first, size, r, n int) (mine []int) {
 	for i := first; i < first+size; i++ {
 		if i%n == r {
@@ -71,7 +71,7 @@ func dealt(first, size, r, n int) (mine []int) {
 	return mine
 }
 
-// batchSizes includes batches that are smaller than 8 ranks, and than 3.
+// batchSizes includes batches with fewer samples than 8 ranks, and than 3 ranks.
 var batchSizes = []int{16, 13, 16, 9, 5, 2}
 
 // trainSmall trains on the samples of rank r of n in each batch. parallel is nil for one process.
@@ -706,7 +706,7 @@ func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
 				close(begun)
 				return d.Backward(loss)
 			}
-			select { // The panic would also end rank 0 while it is still in NewDataParallel.
+			select { // wait until rank 0 has left NewDataParallel, because the panic would end it there too
 			case <-begun:
 			case <-g.job.member.Failed():
 				return g.Err()
@@ -716,7 +716,7 @@ func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
 				d.Around(func() error { panic("a mishap") })
 				t.Error("Around has returned, want it to pass on the panic")
 			}()
-			<-ended // stay in the group: leaving would end the job too
+			<-ended // stay in the group: a rank that leaves would also end the job
 			return d.Backward(loss)
 		})
 	for rank, err := range errs {

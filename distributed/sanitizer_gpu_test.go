@@ -18,7 +18,7 @@ func TestGPUSanitizerSeesTheReduction(t *testing.T) { onGPUs(t, "sanitizer on GP
 
 func sanitizerOnGPUs(g *Group) error {
 	if cuda.RunningSanitizer() != nil {
-		return nil // TORCHSTREAM_SANITIZE has started one, and this test's findings would be errors
+		return nil // TORCHSTREAM_SANITIZE has started a sanitizer, and this test's findings would be errors
 	}
 	d := g.Device()
 	net, err := smallNetOn(d, 1)

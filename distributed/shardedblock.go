@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ShardedBlock is a module whose parameters a [FullyShardedDataParallel] gathers together before
-// the module computes, and frees afterwards. It replaces the module in the network:
+// ShardedBlock is a module whose parameters a [FullyShardedDataParallel] gathers before the module
+// computes, and frees afterwards. Put it into the network instead of the module:
 //
 //	net := nn.NewSequential(
 //		distributed.NewShardedBlock(stem),
@@ -21,14 +21,15 @@ import (
 //	)
 //
 // Before NewFullyShardedDataParallel, a ShardedBlock behaves like the module. From then on,
-// nn.Parameters and nn.State list this rank's shards as its parameters. The parameters of the
-// module inside are empty except while it computes.
+// nn.Parameters and nn.State list this rank's shards as the block's parameters. The parameters of
+// the wrapped module are empty except while it computes.
 //
-// The block has a separate backward pass inside the network's, so that its end is known. Therefore
-// only the block's output may lead backward into the module, not a tensor that the module stores
-// elsewhere. The module must not change its input in place, and other code must not change the
-// output in place. An output that is a view of a parameter is copied. Other views of parameters
-// must not be used after Forward: their memory is freed, and the program crashes.
+// The block's backward pass is a separate pass inside the network's backward pass, so that
+// FullyShardedDataParallel knows when the block's pass ends. Therefore only the block's output may
+// lead backward into the module, not a tensor that the module stores elsewhere. The module must not
+// change its input in place, and other code must not change the output in place. An output that is
+// a view of a parameter is copied. Other views of parameters must not be used after Forward: their
+// memory is freed, and the program crashes.
 type ShardedBlock struct {
 	module nn.Module
 	d      *FullyShardedDataParallel // nil before NewFullyShardedDataParallel
@@ -41,7 +42,7 @@ type ShardedBlock struct {
 	buffers []torch.Named
 
 	gathering
-	used bool // a backward pass is expected
+	used bool // a backward pass through the block is expected
 	made bool // the current backward pass has reached the block
 }
 
@@ -56,19 +57,20 @@ type gathering struct {
 // blockFlat is the memory of a block's parameters of one dtype. Trained and frozen parameters have
 // separate flat tensors.
 type blockFlat struct {
-	flatParameters             // all has memory while the block is gathered
+	flatParameters             // all has memory only while the block is gathered
 	dtype          torch.DType // dtype of all; mine has the dtype of the parameters
 	rounded        bool        // dtype differs from the parameters' dtype
 	bytes          int64       // size of all
 	gradBytes      int64       // size of grads
 	held           bool        // all has memory, and the statistics count it
 	trained        bool
-	// [N*share]: this rank's gradients of all, with memory only during the reduction; nil if frozen
+	// grads [N*share] holds this rank's gradients of all. It has memory only during the reduction.
+	// It is nil if the parameters are frozen.
 	grads   *torch.Tensor
-	sum     *torch.Tensor // [share]: the averaged gradients of mine; nil if there are none
+	sum     *torch.Tensor // [share]: the averaged gradients of mine; nil if mine has none
 	added   *torch.Tensor // [share]: averages to add to sum; nil unless a reduction adds to earlier gradients
 	work    *Work         // running reduction of grads, on the CPU
-	reduced bool          // reduced in the current backward pass
+	reduced bool          // the current backward pass has reduced grads
 }
 
 // blockParameter is a parameter of a block.
@@ -79,7 +81,7 @@ type blockParameter struct {
 	view  *torch.Tensor // view of in.all
 	grad  *torch.Tensor // view of in.grads
 	row   *torch.Tensor // view of in.sum: the gradient of piece; nil if piece is empty
-	got   bool          // has a gradient in the current backward pass
+	got   bool          // the parameter has a gradient in the current backward pass
 }
 
 // NewShardedBlock wraps a module in a block.
@@ -226,8 +228,8 @@ func (b *ShardedBlock) hold(f *blockFlat, held bool) error {
 	return nil
 }
 
-// gather starts to gather the parameters, behind the work enqueued on the collectives' stream so
-// far.
+// gather starts to gather the parameters. On the collectives' stream the gather follows the work
+// enqueued so far.
 func (b *ShardedBlock) gather() error {
 	if b.whole {
 		return nil
@@ -260,7 +262,8 @@ func (b *ShardedBlock) gather() error {
 	})
 }
 
-// show waits for the gather, on a GPU on the current stream, and sets the module's parameters.
+// show waits for the gather and sets the module's parameters. On a GPU the current stream waits,
+// not the host.
 func (b *ShardedBlock) show() error {
 	if err := b.gather(); err != nil {
 		return err
@@ -353,8 +356,8 @@ func (b *ShardedBlock) reduce() error {
 			return err
 		}
 	}
-	// The memory may have belonged to an earlier block whose gradients the collectives' stream
-	// still reads.
+	// The memory of grads may have belonged to an earlier block. The collectives' stream may still
+	// read that block's gradients.
 	if err := b.d.follow(); err != nil {
 		return err
 	}
@@ -364,7 +367,7 @@ func (b *ShardedBlock) reduce() error {
 			continue
 		}
 		g := p.marked.Grad()
-		if g == nil { // a parameter that only another use of the block needs, for example
+		if g == nil { // for example, only another use of the block needs this parameter
 			none = append(none, p.grad)
 			continue
 		}
@@ -391,8 +394,8 @@ func (b *ShardedBlock) reduce() error {
 	return nil
 }
 
-// receive allocates memory for the averaged gradients on the collectives' stream, unless it is
-// allocated already.
+// receive allocates memory for the averaged gradients on the collectives' stream, unless the memory
+// exists already.
 func (b *ShardedBlock) receive(f *blockFlat) (err error) {
 	if f.sum != nil {
 		return nil
@@ -403,7 +406,7 @@ func (b *ShardedBlock) receive(f *blockFlat) (err error) {
 	}
 	b.d.stats.GradientBytes += f.gradBytes / int64(b.d.g.Size())
 	var rows []*blockParameter
-	var sizes []int64 // alternating: the gap before each row, and the row
+	var sizes []int64 // alternating: the size of the gap before each row, and the size of the row
 	at := int64(0)
 	for _, p := range b.params {
 		if p.in == f && p.lo < p.hi {
@@ -441,8 +444,8 @@ func (b *ShardedBlock) release() {
 	}
 }
 
-// reduceFlat averages the gradients of one flat tensor and adds the shards' gradients from earlier
-// passes.
+// reduceFlat averages the gradients of one flat tensor over the ranks. To the averages it adds the
+// shards' gradients from earlier passes.
 func (b *ShardedBlock) reduceFlat(f *blockFlat) error {
 	again, err := b.keep(f)
 	if err != nil {
@@ -471,7 +474,7 @@ func (b *ShardedBlock) reduceFlat(f *blockFlat) error {
 	})
 }
 
-// keep moves the shards' gradients from earlier passes to f.sum, and reports whether there are any.
+// keep moves the shards' gradients from earlier passes to f.sum. It reports whether there are any.
 func (b *ShardedBlock) keep(f *blockFlat) (any bool, err error) {
 	if f.reduced { // the block is used twice
 		return true, nil
@@ -516,8 +519,8 @@ func (f *blockFlat) await() error {
 	return f.settle()
 }
 
-// settle adds the result to earlier gradients and frees the memory of grads, on the collectives'
-// stream.
+// settle adds the result of the reduction to earlier gradients, and frees the memory of grads on
+// the collectives' stream.
 func (f *blockFlat) settle() error {
 	var err error
 	if f.added != nil {
@@ -574,7 +577,8 @@ func (b *ShardedBlock) close() error {
 	return err
 }
 
-// lay makes the flat tensors of the block's parameters, with rank 0's values, and the shards.
+// lay makes the flat tensors of the block's parameters, with rank 0's values. It also makes the
+// shards.
 func (b *ShardedBlock) lay() error {
 	type kind struct {
 		dtype   torch.DType
@@ -596,7 +600,7 @@ func (b *ShardedBlock) lay() error {
 	}
 	scope := torch.NewScope("whole parameters of a block")
 	defer scope.Close()
-	whole := map[*blockFlat]*torch.Tensor{} // flats in the parameters' dtype
+	whole := map[*blockFlat]*torch.Tensor{} // flat tensors in the parameters' dtype
 	if err := b.d.onStream(func() error { return b.allocate(scope, whole) }); err != nil {
 		return err
 	}
@@ -639,7 +643,7 @@ func smaller(a, b torch.DType) torch.DType {
 }
 
 // allocate makes the block's tensors on the collectives' stream, so that their memory belongs to
-// that stream. wholeOf gets the whole parameters of each flat tensor, owned by the scope.
+// that stream. It adds the whole parameters of each flat tensor to wholeOf; the scope owns them.
 func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torch.Tensor) error {
 	device, n := b.d.g.Device(), int64(b.d.g.Size())
 	made := func(t *torch.Tensor, err error) *torch.Tensor {
@@ -705,8 +709,8 @@ func (b *ShardedBlock) allocate(scope *torch.Scope, wholeOf map[*blockFlat]*torc
 	return nil
 }
 
-// list names the shards and the buffers for Parts, in the module's order. The root block, of
-// parameters outside of blocks, has no module.
+// list names the shards and the buffers for Parts, in the module's order. The root block, which
+// holds the parameters outside of blocks, has no module.
 func (b *ShardedBlock) list() {
 	for _, n := range nn.NamedParameters(b.module) {
 		i := slices.IndexFunc(b.params, func(p *blockParameter) bool { return slices.Contains(p.names, n.Name) })

@@ -40,8 +40,8 @@ func startSteps(g *Group, build func() (nn.Module, error)) (*steps, error) {
 	}}, nil
 }
 
-// eagerAndReplayed returns the weights of two trainings on one batch: one with eager steps only,
-// and one whose steps, except the first ones, are replays of a graph. On the CPU both are eager.
+// eagerAndReplayed returns the weights of two trainings on one batch. In the first all steps are
+// eager. In the second all steps except the first ones replay a graph. On the CPU both are eager.
 func eagerAndReplayed(x, y *torch.Tensor, start func() (*steps, error)) (eager, replayed []float64, err error) {
 	var weightsOf [2][]float64
 	for i := range weightsOf {

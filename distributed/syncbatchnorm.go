@@ -21,13 +21,13 @@ import (
 //
 // Every rank calls it with the same model. If the numbers of BatchNorms differ, all ranks get an
 // error. The collectives run in a separate subgroup, so that they do not mix with the reduction of
-// gradients. The subgroup lives as long as the job. In a group of one rank, and for a model without
-// a BatchNorm, nothing changes.
+// gradients. The subgroup exists until the job is closed. In a group of one rank, and for a model
+// without a BatchNorm, nothing changes.
 //
 // From then on, each BatchNorm makes one collective in each forward pass in training, and another
 // in each backward pass, on the stream of the pass. Therefore all ranks must make the same passes.
-// Numbers of samples may differ. A rank without samples also makes its passes, on a batch of no
-// rows, because the others wait for it:
+// Numbers of samples may differ. A rank without samples also makes its passes, on a batch with zero
+// rows, because the other ranks wait for it:
 //
 //	loss := net.Forward(none).MSELoss(noTargets) // of the shapes [0 3 224 224] and [0 1000]
 //	err := parallel.Backward(parallel.Weigh(loss, 0))
@@ -169,8 +169,9 @@ func wide(x *torch.Tensor) torch.DType {
 	return torch.Float32
 }
 
-// noValues replaces a count of zero on a GPU, where LibTorch divides by a sum of counts that may
-// start with it. LibTorch adds the counts as integers, so noValues adds nothing.
+// noValues replaces a count of zero on a GPU. LibTorch divides by running sums of the counts, and
+// the first sum would be zero. LibTorch adds the counts as integers, so noValues changes no sum of
+// values.
 const noValues = 1e-30
 
 // gather returns the statistics of all ranks, one row for each rank: two numbers for each channel,
@@ -233,7 +234,8 @@ func (s *syncBatchNorm) onGPU(x, weight, bias *torch.Tensor) (y, mean, invstd, c
 		return fail(err)
 	}
 	counts = all.Narrow(1, 2*channels, 1).Reshape(-1)
-	// The operator requires counts in the dtype of the running statistics, and 16 bits are too few.
+	// The operator requires counts in the dtype of the running statistics. A 16-bit dtype cannot
+	// represent large counts.
 	running, err := s.running(x)
 	if err != nil {
 		return fail(err)
@@ -257,8 +259,8 @@ func (s *syncBatchNorm) onGPU(x, weight, bias *torch.Tensor) (y, mean, invstd, c
 	return y, mean, invstd, counts, errors.Join(y.Err(), counts.Err())
 }
 
-// running returns the running statistics in the dtype of x's statistics. They are copies if the
-// dtype differs, and nil if there are none.
+// running returns the running statistics in the dtype of x's statistics. It returns copies if the
+// running statistics have a different dtype, and nil if there are none.
 func (s *syncBatchNorm) running(x *torch.Tensor) (r [2]*torch.Tensor, err error) {
 	for i, t := range []*torch.Tensor{s.mean, s.variance} {
 		if t == nil {
@@ -274,7 +276,7 @@ func (s *syncBatchNorm) running(x *torch.Tensor) (r [2]*torch.Tensor, err error)
 	return r, nil
 }
 
-// written copies new running statistics back if r holds copies.
+// written stores new running statistics if r holds copies.
 func (s *syncBatchNorm) written(r [2]*torch.Tensor) error {
 	for i, t := range []*torch.Tensor{s.mean, s.variance} {
 		if t != nil && r[i].DType() != t.DType() {
@@ -286,8 +288,9 @@ func (s *syncBatchNorm) written(r [2]*torch.Tensor) error {
 	return nil
 }
 
-// onCPU normalises without the operators, which LibTorch lacks on the CPU. It combines the mean and
-// the sum of squared differences of each rank (Chan, Golub and LeVeque, 1979).
+// onCPU normalises without LibTorch's operators for synchronised statistics, which do not exist for
+// the CPU. It combines the mean and the sum of squared differences of each rank (Chan, Golub and
+// LeVeque, 1979).
 func (s *syncBatchNorm) onCPU(x, weight, bias *torch.Tensor) (y, mean, invstd, counts *torch.Tensor, err error) {
 	fail := func(err error) (y, mean, invstd, counts *torch.Tensor, _ error) { return nil, nil, nil, nil, err }
 	channels, values := x.Shape()[1], x.ToDType(wide(x))
@@ -428,7 +431,7 @@ func (s *syncBatchNorm) reduced(c *torch.FunctionContext, g, x, mean, invstd,
 		if err := errors.Join(sums[0].Err(), sums[1].Err()); err != nil {
 			return sums, err
 		}
-		// autograd converts these to the dtypes of weight and bias.
+		// autograd converts these sums to the dtypes of weight and bias.
 		sums[2], sums[3] = sums[1].Mul(invstd), sums[0]
 	}
 	if !needsWeight {
@@ -440,7 +443,8 @@ func (s *syncBatchNorm) reduced(c *torch.FunctionContext, g, x, mean, invstd,
 	return sums, nil
 }
 
-// inputGradient returns the gradient of x, given this rank's sums. It adds the sums of all ranks.
+// inputGradient adds the sums of all ranks and returns the gradient of x. Its arguments are this
+// rank's sums.
 func (s *syncBatchNorm) inputGradient(g, x, mean, invstd, weight, counts, sum,
 	products *torch.Tensor) (*torch.Tensor, error) {
 	channels := x.Shape()[1]

@@ -87,7 +87,7 @@ func trainNorms(net nn.Module, parallel *DataParallel, r, n int, d cuda.Device, 
 	for step, size := range []int{16, 13, 9, 6, 7, 8} {
 		var mine []int
 		for i := at; i < at+size; i++ {
-			// From step 3 on, one rank has the whole batch. The ranks take turns.
+			// From step 3 on, one rank has the whole batch, and the ranks take turns.
 			if step < 3 && i%n == r || step >= 3 && step%n == r {
 				mine = append(mine, i)
 			}
@@ -155,8 +155,8 @@ func trainNormsOn(g *Group, d cuda.Device, p precision) ([]float64, error) {
 	return trainNorms(net, parallel, g.Rank(), g.Size(), d, p)
 }
 
-// syncNorms compares training on all ranks together with training on each alone: weights, running
-// statistics and outputs.
+// syncNorms compares a training on all ranks together with trainings on each rank alone: weights,
+// running statistics and outputs.
 func syncNorms(g *Group, d cuda.Device) error {
 	for _, p := range precisions {
 		want, err := trainNormsOn(nil, d, p)
@@ -216,8 +216,9 @@ func syncNormGraph(g *Group) error {
 	// On an H200 the two differed by 3e-16, a rounding error. No run has shown which kernel causes
 	// it. In a step only the gradients of the convolutions' weights can be added in a varying
 	// order: cuDNN may use atomics, so two eager runs differ as well. LibTorch's batch norm kernels
-	// add in a fixed order, and the sum of two ranks has the same bits in either order. The nets of
-	// graphOnGPUs and zeroGraph have no convolutions, and give equal bits.
+	// add in a fixed order, and the sum of two ranks has the same bits in either order. The
+	// networks of graphOnGPUs and zeroGraph have no convolutions, and their two results have equal
+	// bits.
 	if d := difference(eager, replayed); !(d < 1e-12) {
 		return fmt.Errorf("the graph's weights differ by %g", d)
 	}
@@ -257,7 +258,8 @@ func TestConvertSyncBatchNormComparesModels(t *testing.T) {
 	}
 }
 
-// One value on one rank has no variance. Two values on two ranks have one.
+// If the job has one value for a channel, that value has no variance. Two values on two ranks have
+// one.
 func TestSyncBatchNormNeedsTwoValues(t *testing.T) {
 	for rank, err := range inProcess(t, 2, quick, func(g *Group) error {
 		norm := nn.NewBatchNorm1d(3, nn.BatchNorm1dOptions{})

@@ -18,8 +18,8 @@ import (
 
 func init() { distributed.AddWorker("record a straggler", recordAStraggler) }
 
-// recordAStraggler records collectives that rank 1 enters late: it first waits until the others
-// have told it through a pipe that they are about to enter.
+// recordAStraggler records collectives that rank 1 enters late. Through a pipe the other ranks tell
+// rank 1 that they are about to enter, and rank 1 waits for this.
 func recordAStraggler(ctx context.Context) error {
 	world, err := distributed.Init(ctx, distributed.Options{CPU: true})
 	if err != nil {
@@ -38,7 +38,7 @@ func recordAStraggler(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for range 8 { // the group's thread may end the last one's record after Stop, so there are several
+	for range 8 { // the group's thread may end the last collective's record after Stop, so there are several collectives
 		if world.Rank() == 1 {
 			if _, err := io.ReadFull(others, make([]byte, world.Size()-1)); err != nil {
 				return err

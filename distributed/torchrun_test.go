@@ -66,8 +66,8 @@ func startOfTwo(t *testing.T, port int) {
 	requireNone(t, errs)
 }
 
-// Each start has a unique name, which is part of the keys of its groups. Otherwise, in a store that
-// outlives the ranks, NCCL would read the ID that an earlier rank 0 stored.
+// Each start has a unique name, which is part of the keys of its groups in the store. The store
+// outlives the ranks. Without the name, NCCL would read the ID that an earlier rank 0 stored.
 func TestStartsHaveKeysOfTheirOwn(t *testing.T) {
 	store, port := launcherStore(t)
 	var starts []string
@@ -92,8 +92,9 @@ func TestStartsHaveKeysOfTheirOwn(t *testing.T) {
 	}
 }
 
-// torchrun counts restarts for each host separately. Ranks meet although their hosts have different
-// counts: a host that joined later, or that restarted its ranks because of another host.
+// torchrun counts restarts for each host separately. Ranks connect even if their hosts have
+// different counts. The counts differ, for example, if a host joined later, or restarted its ranks
+// because of another host.
 func TestRanksMeetDespiteDifferentRestartCounts(t *testing.T) {
 	for name, agentStore := range map[string]string{"the launcher's store": "True", "rank 0's store": "False"} {
 		t.Run(name, func(t *testing.T) {
@@ -123,17 +124,17 @@ func TestRanksMeetDespiteDifferentRestartCounts(t *testing.T) {
 	}
 }
 
-// A new rank does not disturb processes of an earlier start that still run. It meets the rank 0 of
-// its own start when that one starts. A launcher that starts each host's ranks separately does not
-// wait for the other hosts.
+// A new rank does not disturb processes of an earlier start that still run. When the rank 0 of its
+// own start appears, the rank connects to it. A launcher that starts each host's ranks separately
+// does not wait for the other hosts.
 func TestRankIgnoresEarlierStart(t *testing.T) {
 	times := control.Options{Interval: 20 * time.Millisecond, Silence: time.Minute}
 	const token = "secret"
 	for _, c := range []struct {
 		name  string
 		size  int  // size of the earlier start
-		here  int  // number of its ranks that have connected
-		dies  bool // its rank 1 is lost
+		here  int  // number of the earlier start's ranks that have connected
+		dies  bool // rank 1 of the earlier start is lost
 		token string
 	}{
 		{"that goes on", 2, 2, false, token},
@@ -229,7 +230,8 @@ func announce(t *testing.T, store *capi.Store, m meeting) {
 	}
 }
 
-// A rank whose rank 0 has not started says what it has found instead.
+// If its rank 0 has not started, the error of a rank names the earlier start that the rank has
+// found.
 func TestEarlierStartIsNamed(t *testing.T) {
 	store, port := launcherStore(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -269,8 +271,8 @@ func init() {
 	}
 }
 
-// The test needs a Python that has torch: the shim's LibTorch wheels are for another version of
-// Python than most machines have.
+// The test needs a Python with torch. The wheels of the shim's LibTorch are for a Python version
+// that most machines lack.
 func TestTorchrunLaunches(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {

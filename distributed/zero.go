@@ -37,8 +37,8 @@ import (
 // update each element independently. SGD, Adam, AdamW, RMSprop and Adagrad do. LAMB and Muon
 // compute norms and products of whole parameters, and are refused.
 //
-// Step, State and the constructor are collectives: all ranks call them in the same order. One
-// goroutine at a time uses a ZeroRedundancyOptimizer.
+// Step, State and the constructor are collectives: all ranks call them in the same order. Only one
+// goroutine at a time may use a ZeroRedundancyOptimizer.
 type ZeroRedundancyOptimizer struct {
 	dividedOptimizer
 	flats []*flatParameters
@@ -48,8 +48,8 @@ type ZeroRedundancyOptimizer struct {
 type flatParameters struct {
 	all  *torch.Tensor // [N*share]
 	mine *torch.Tensor // [share]: this rank's part of all
-	// elements is the number of elements that the parameters take, with the gaps between them. The
-	// rest of all is unused.
+	// elements is the number of elements for the parameters and the gaps between them. The rest of
+	// all is unused.
 	elements, share int64
 }
 
@@ -92,8 +92,8 @@ func (p *shardedParameter) of(flat *torch.Tensor) *torch.Tensor {
 	return flat.Narrow(0, p.begin, p.elements).AsStrided(p.shape, p.strides, torch.AsStridedOptions{})
 }
 
-// alignment is the alignment in bytes of parameters and of ranks' parts. It lets fused optimizers
-// read several elements at a time.
+// alignment is the alignment in bytes of parameters and of ranks' parts. This alignment lets fused
+// optimizers read several elements at a time.
 const alignment = 16
 
 // NewZeroRedundancyOptimizer calls build and shards the state of the optimizer that build returns.
@@ -101,12 +101,12 @@ const alignment = 16
 // device. An error on one rank is an error on all, and leaves the parameters unchanged.
 //
 // build gets this rank's shard of each parameter: shard[i] is a row of elements of params[i], and
-// may be empty. It returns an optimizer of all shards. It may put shard[i] in any parameter group,
-// chosen by params[i].
+// may be empty. build returns an optimizer of all shards. It may choose the parameter group of
+// shard[i] by params[i].
 //
 // The parameters move to new memory: make the optimizer after nn.To and nn.ToDType, and before a
-// graph captures the model. Each element gets the value of the rank that updates it. During the
-// call there are two copies of the parameters, and the call waits for the device.
+// graph captures the model. Each element gets its value from the rank that updates the element.
+// During the call there are two copies of the parameters. The call waits for the device.
 //
 // Close the optimizer before the group. It does not own the parameters, which stay valid.
 func NewZeroRedundancyOptimizer(g *Group, params []*torch.Tensor,
@@ -214,7 +214,7 @@ func aligned(n int64, d torch.DType) int64 {
 	return (n + step - 1) / step * step
 }
 
-// fill allocates the flat tensors and copies the parameters' values into them.
+// fill allocates the flat tensors and copies the parameters' values to them.
 func (z *ZeroRedundancyOptimizer) fill(scope *torch.Scope) (views []*torch.Tensor, err error) {
 	for _, p := range z.parts {
 		f := p.flat
@@ -253,7 +253,7 @@ func (z *ZeroRedundancyOptimizer) synchronize() error {
 }
 
 // gatherParameters overwrites each part of the flat tensors with the values of the rank that
-// updates it.
+// updates the part.
 func (z *ZeroRedundancyOptimizer) gatherParameters(name string) error {
 	for _, f := range z.flats {
 		if f.share == 0 {
@@ -274,7 +274,7 @@ func (z *ZeroRedundancyOptimizer) gatherParameters(name string) error {
 // gathers the other shards. It then drops all gradients, unless the optimizer was made with
 // KeepGradients. If there are no gradients it returns optim.ErrNoGradients on all ranks. On a GPU
 // it enqueues its work on the current stream, and can be captured in a graph if the optimizer is
-// Capturable. An error of one rank ends the job.
+// Capturable. An error on one rank ends the job.
 func (z *ZeroRedundancyOptimizer) Step() error {
 	if err := z.g.check("ZeroRedundancyOptimizer.Step", nil); err != nil {
 		return err
@@ -310,7 +310,7 @@ func (z *ZeroRedundancyOptimizer) Step() error {
 func (z *ZeroRedundancyOptimizer) update() (err error) {
 	scope := torch.NewScope("gradients of a shard")
 	defer scope.Close()
-	var stepped []*torch.Tensor // pieces with a gradient
+	var stepped []*torch.Tensor // pieces that have a gradient
 	some := false
 	for _, p := range z.parts {
 		grad := p.marked.Grad()

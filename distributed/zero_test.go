@@ -51,7 +51,7 @@ var zeroCases = []zeroCase{
 
 // zeroRun is a training in one process, or one rank of a training with sharded state.
 type zeroRun struct {
-	g        *Group // nil for one process
+	g        *Group // nil for a training in one process
 	net      nn.Module
 	parallel *DataParallel
 	opt      optim.Optimizer
@@ -176,8 +176,8 @@ func compareStates(a, b optim.Optimizer) (float64, error) {
 	return difference(values[0], values[1]), nil
 }
 
-// zeroTrainsAsOne compares an optimizer with sharded state with the same optimizer in one process:
-// parameters, state, and training after each has loaded the other's state.
+// zeroTrainsAsOne compares an optimizer with sharded state with the same optimizer in one process.
+// It compares parameters and state. Then each loads the other's state, and they are compared again.
 func zeroTrainsAsOne(g *Group, d cuda.Device, c zeroCase) error {
 	alone, err := startZero(nil, d, c)
 	if err != nil {
@@ -218,7 +218,7 @@ func zeroTrainsAsOne(g *Group, d cuda.Device, c zeroCase) error {
 	if err := errors.Join(same("after training"), memoryIsShared(g, alone.opt, ranks.opt)); err != nil {
 		return err
 	}
-	// Each continues from the other's state.
+	// Each optimizer continues from the other's state.
 	s, err := ranks.opt.State()
 	if err != nil {
 		return err
@@ -279,7 +279,7 @@ func memoryIsShared(g *Group, alone, ranks optim.Optimizer) error {
 	for _, n := range all {
 		sum += n
 	}
-	// Every rank that has elements of a parameter has its step count.
+	// The state of a parameter has a step count on every rank that has elements of the parameter.
 	if sum < elements || sum > elements+int64(g.Size())*scalars {
 		return fmt.Errorf("the ranks have %v bytes of state, and one process %d", all, elements)
 	}
@@ -433,7 +433,8 @@ func TestZeroRedundancyOptimizerFailsOnAllRanks(t *testing.T) {
 			return nn.ToDType(net, torch.Float32)
 		},
 			(*ZeroRedundancyOptimizer).Step, "parameter 0 has moved"},
-		// It fails after the first collective of State, while rank 0 waits in the second one.
+		// The failure comes after the first collective of State, while rank 0 waits in the second
+		// one.
 		"a state does not fit": {func(z *ZeroRedundancyOptimizer, _ nn.Module) error {
 			z.order[0].strides = []int64{1200, 1}
 			return nil
@@ -505,7 +506,7 @@ func (o otherState) State() (optim.State, error) {
 	return s, nil
 }
 
-// A parameter whose elements are on two ranks must have state of one dtype.
+// A parameter whose elements are on two ranks must have state of the same dtype on both.
 func TestZeroRedundancyStateOfTwoDTypesIsNamed(t *testing.T) {
 	for rank, err := range inProcess(t, 2, quick, func(g *Group) error {
 		r, err := startZero(g, cuda.CPU, zeroCases[2]) // Adam

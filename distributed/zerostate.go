@@ -15,13 +15,13 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// dividedOptimizer is an optimizer of this rank's shards of parameters.
+// dividedOptimizer is an optimizer of this rank's shards of the parameters.
 type dividedOptimizer struct {
 	name     string // type name, for errors
 	g        *Group
 	inner    optim.Optimizer
 	parts    []*shardedParameter
-	order    []*shardedParameter // indexed as the optimizer's state is: through its groups
+	order    []*shardedParameter // in the order of the optimizer's state, which is the order of its groups
 	gathered []*torch.Tensor     // returned by State
 }
 
@@ -88,7 +88,7 @@ func (z *dividedOptimizer) SetLR(rates ...float64) error {
 	return z.inner.SetLR(rates...)
 }
 
-// Capturable reports whether a captured Step reads the rate that SetLR sets later.
+// Capturable reports whether a captured Step uses the rates of later calls of SetLR.
 func (z *dividedOptimizer) Capturable() bool {
 	c, ok := z.inner.(interface{ Capturable() bool })
 	return ok && c.Capturable()
@@ -141,11 +141,11 @@ func splitState(name string) (index int, rest string, ok bool) {
 	return index, rest, ok && found && err == nil && index >= 0
 }
 
-// State returns the state of all ranks, as the optimizer of one process would return it. It can be
-// loaded into that optimizer, or into a ZeroRedundancyOptimizer with any number of ranks. The
-// tensors are whole on every rank, on the CPU, and are freed by the next Step, State, LoadState or
-// Close. State is a collective that waits for the device: all ranks call it, and one of them then
-// writes a file. An error of one rank ends the job.
+// State returns the state of all ranks, in the form in which an optimizer in one process returns
+// it. The state can be loaded into that optimizer, or into a ZeroRedundancyOptimizer with any
+// number of ranks. Every rank gets whole tensors, on the CPU. The next Step, State, LoadState or
+// Close frees them. State is a collective that waits for the device: all ranks call it, and one of
+// them then writes a file. An error on one rank ends the job.
 //
 //	state, err := opt.State()
 //	if err == nil && world.Rank() == 0 {
@@ -185,9 +185,9 @@ func (z *dividedOptimizer) State() (optim.State, error) {
 
 func stateOf(k shardedState) string { return fmt.Sprintf("state.%d.%s", k.Index, k.Name) }
 
-// describe returns the tensors of the whole state, the same list on all ranks. If a rank has a
-// failure, it is the error of all ranks. Every rank that has elements of a parameter must have
-// state of the same names.
+// describe returns the tensors of the whole state, the same list on all ranks. If failure is set on
+// a rank, describe returns an error on all ranks. All ranks that have elements of a parameter must
+// have state of the same names.
 func (z *dividedOptimizer) describe(own optim.State, failure error) ([]shardedState, error) {
 	mine := struct {
 		State []shardedState
@@ -302,14 +302,14 @@ func (z *dividedOptimizer) gatherRow(scope *torch.Scope, own optim.State, at sta
 	return gatherParts(scope, z.g, z.name+".State", at, mine)
 }
 
-// partOf is a tensor with this rank's elements of a parameter.
+// partOf is a tensor with this rank's elements of a parameter, and the parameter.
 type partOf struct {
 	p *shardedParameter
 	t *torch.Tensor
 }
 
-// gatherParts gathers all ranks' parts into a flat tensor on the CPU, given this rank's parts in
-// mine. It is a collective.
+// gatherParts gathers all ranks' parts into a flat tensor on the CPU. mine holds this rank's parts.
+// It is a collective.
 func gatherParts(scope *torch.Scope, g *Group, call string, at stateRow, mine []partOf) (*torch.Tensor, error) {
 	all, err := torch.Zeros(cuda.CPU, at.dtype, at.flat.share*int64(g.Size()))
 	if err != nil {
@@ -336,12 +336,12 @@ func gatherParts(scope *torch.Scope, g *Group, call string, at stateRow, mine []
 	return all, c.sync([]*torch.Tensor{all, own}, allGather)
 }
 
-// DividedState returns this rank's shards of the state, under the names of all tensors of the whole
-// state, and describes how the ranks divide these tensors. A checkpoint to which each rank writes
-// its shard needs it (see checkpoint.RankWriter). Scalars such as a step count, which are the same
-// for all elements, are whole. The caller does not own the tensors; those that are not the
-// optimizer's are freed as State's tensors are. DividedState is a collective and copies no tensor
-// data. An error on one rank is an error on all.
+// DividedState returns this rank's shards of the state, and describes how the ranks divide the
+// tensors of the whole state. The result lists all tensors of the whole state by name. Pass it to
+// checkpoint.RankWriter if each rank writes its shard of a checkpoint. Scalars are whole: a step
+// count, for example, is the same for all elements. The caller does not own the tensors. Some
+// belong to the optimizer. The others are freed when State's tensors are freed. DividedState is a
+// collective and copies no tensor data. An error on one rank is an error on all.
 func (z *dividedOptimizer) DividedState() (optim.State, checkpoint.Divided, error) {
 	if z.inner == nil {
 		return optim.State{}, nil, fmt.Errorf("distributed: %s.DividedState: %w", z.name, torch.ErrClosed)
@@ -364,7 +364,7 @@ func (z *dividedOptimizer) DividedState() (optim.State, checkpoint.Divided, erro
 		case k.Scalar:
 			t, err = torch.Full(cuda.CPU, k.DType, k.Value)
 			z.gathered = append(z.gathered, t)
-		case t == nil: // only other ranks have it
+		case t == nil: // only other ranks have this tensor
 			t, err = torch.Empty(cuda.CPU, k.DType, 0)
 			z.gathered = append(z.gathered, t)
 		}
@@ -415,7 +415,8 @@ func (z *dividedOptimizer) LoadState(s optim.State) error {
 	return z.LoadParts(part)
 }
 
-// LoadParts is LoadState of a state that is already cut for this rank, as CutState describes.
+// LoadParts is like LoadState, but the tensors of s are already cut for this rank, as CutState
+// describes.
 func (z *dividedOptimizer) LoadParts(s optim.State) error {
 	if z.inner == nil {
 		return fmt.Errorf("distributed: %s.LoadState: %w", z.name, torch.ErrClosed)
@@ -427,11 +428,11 @@ func (z *dividedOptimizer) LoadParts(s optim.State) error {
 	return nil
 }
 
-// CutState returns which elements of a tensor of the whole state belong to this rank.
+// CutState describes which elements of a tensor of the whole state belong to this rank.
 func (z *dividedOptimizer) CutState(name string, shape []int64) (optim.Cut, error) {
 	index, state, ok := splitState(name)
 	if !ok || index >= len(z.order) {
-		return optim.Cut{}, nil // the optimizer returns the error
+		return optim.Cut{}, nil // LoadParts of the optimizer returns the error
 	}
 	p := z.order[index]
 	switch {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// times has a silence that is longer than the pauses of a busy machine.
+// times is for all tests. Silence is longer than the pauses of a busy machine.
 var times = Options{Interval: 20 * time.Millisecond, Silence: time.Minute}
 
 // patience limits a test that hangs.
@@ -105,7 +105,7 @@ func TestLostMemberIsNamed(t *testing.T) {
 // beatNow sends a beat before the next one is due.
 func (m *Member) beatNow() { m.send(message{Kind: kindBeat}) }
 
-// tell returns when the hub has received the calls of all members.
+// tell waits until the hub has received the calls of all members.
 func tell(t *testing.T, members []*Member) {
 	t.Helper()
 	all := make([]int, len(members))
@@ -145,8 +145,8 @@ func requireJoined(t *testing.T, h *Hub, rank int) {
 	}
 }
 
-// Refused is true on a rank that was not admitted. Either the job had ended, or its address has no
-// hub of this job.
+// Refused returns true on a rank that was not admitted. Either the job has ended, or the rank's
+// address has no hub of this job.
 func TestRefusedRankGetsAnError(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -163,7 +163,7 @@ func TestRefusedRankGetsAnError(t *testing.T) {
 		return m
 	}
 	first := dial(0, token)
-	requireJoined(t, h, 0) // before rank 1 is lost, after which the hub admits nobody
+	requireJoined(t, h, 0) // after the loss of rank 1 the hub admits nobody
 	lost := dial(1, token)
 	lost.beatNow()
 	lost.Close()
@@ -176,7 +176,8 @@ func TestRefusedRankGetsAnError(t *testing.T) {
 	}
 }
 
-// A member is connected and silent. The test moves its last sign of life into the past.
+// A member is connected but silent. The test sets the time of the member's last message to the
+// past.
 func TestSilentMemberIsNamed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -310,7 +311,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		io.WriteString(conn, sent) // may fail if the hub closes the connection early
+		io.WriteString(conn, sent) // may fail, because the hub may close the connection early
 		conn.SetReadDeadline(time.Now().Add(patience))
 		if n, err := conn.Read(make([]byte, 1)); n != 0 || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: %d bytes, %v: want the end of the connection", name, n, err)
@@ -322,7 +323,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", patience) })
 }
 
-// Two processes with the same rank end a job whose ranks have not all met.
+// If two processes have the same rank before all ranks have met, the job ends.
 func TestTwoProcessesOfOneRankEndTheJob(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -372,7 +373,7 @@ func TestRankThatNeverLeavesIsNamed(t *testing.T) {
 	members[2].Enter("g", Call{Seq: 5, Name: "AllReduce", Line: "a.go:1", Done: true})
 	tell(t, members)
 	go members[0].Part(t.Context(), "b.go:9", patience)
-	// Rank 1 leaves after rank 0. Otherwise rank 0 might count as late too.
+	// Rank 1 leaves after rank 0. Otherwise the hub might name rank 0 as late too.
 	for left, limit := false, time.Now().Add(patience); !left; runtime.Gosched() {
 		if time.Now().After(limit) {
 			t.Fatalf("after %v the hub still counts rank 0, want it to have left", patience)
@@ -386,8 +387,8 @@ func TestRankThatNeverLeavesIsNamed(t *testing.T) {
 		"closed it at b.go:9", "AllReduce #5 at a.go:1")
 }
 
-// lateConn delays a deadline in the future until another goroutine has set one in the past, if one
-// does.
+// lateConn delays a call that sets a deadline in the future, until another goroutine has set a
+// deadline in the past, if any does.
 type lateConn struct {
 	net.Conn
 	past chan struct{}

@@ -32,14 +32,14 @@ type Hub struct {
 
 // peer is the hub's state of one rank.
 type peer struct {
-	conn   net.Conn // nil before the hello and after the connection has closed
+	conn   net.Conn // nil before the hello and after the end of the connection
 	out    chan message
 	name   string // "rank 2 (pid 41 on node7)"
 	heard  time.Time
 	calls  map[string]Call
 	callAt time.Time // time of the beat with calls
 	left   string    // program line that closed the group, or ""
-	until  time.Time // deadline for the other ranks to leave, if left is set
+	until  time.Time // if left is set: the deadline for the other ranks to leave
 }
 
 type arrivalKey struct {
@@ -65,8 +65,8 @@ type report struct {
 	due     time.Time
 }
 
-// queueLength is the maximum number of messages that wait for a connection. If more wait, the rank
-// is not reading, and the hub closes its connection.
+// queueLength is the maximum number of queued messages of a connection. If more messages are
+// queued, the rank does not read, and the hub closes the connection.
 const queueLength = 256
 
 // NewHub serves the ranks 0 to size - 1 on the listener, and takes ownership of it. token is a
@@ -113,7 +113,7 @@ func (h *Hub) accept() {
 // serve reads one connection until it ends.
 func (h *Hub) serve(conn net.Conn) {
 	defer h.running.Done()
-	conn.SetReadDeadline(time.Now().Add(h.o.Silence)) // set before the goroutine below can stop the reader
+	conn.SetReadDeadline(time.Now().Add(h.o.Silence)) // set the deadline before the goroutine below can change it
 	stopped := make(chan struct{})
 	defer close(stopped)
 	h.running.Add(1)
@@ -172,8 +172,8 @@ func readHello(conn net.Conn) (m message, rest io.Reader, err error) {
 }
 
 // refuse tells the process why it cannot be a rank, and closes the connection. It first reads until
-// the process has closed its side: closing with unread data would reset the connection before the
-// process reads the message.
+// the process has closed its side. If refuse closed the connection with unread data, the connection
+// would be reset before the process reads the message.
 func (h *Hub) refuse(conn net.Conn, rank int, why string) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(h.o.Silence))
@@ -187,9 +187,10 @@ func (h *Hub) refuse(conn net.Conn, rank int, why string) {
 	}
 }
 
-// join assigns the connection to its rank, or returns the reason why it cannot. If the rank already
-// has a process and the ranks have not all met, it ends the job: either process may be the intended
-// one. After that, the second process belongs to another job with the same address.
+// join assigns the connection to its rank, or returns the reason why it cannot. The rank may
+// already have a process. If the ranks have not all met, join then ends the job, since either
+// process may be the intended one. If they have met, the second process belongs to another job with
+// the same address, and join refuses it.
 func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -264,8 +265,8 @@ func (h *Hub) gone(rank int, err error) {
 	}
 }
 
-// last describes the latest calls of a rank, or only the call in the given group. The caller holds
-// h.mu.
+// last describes the latest calls of a rank, or, if group is set, only the rank's call in that
+// group. The caller holds h.mu.
 func (h *Hub) last(rank int, group string) string {
 	p := &h.ranks[rank]
 	if group != "" {
@@ -323,7 +324,8 @@ func (h *Hub) receive(rank int, m message) {
 		}
 	case kindReport:
 		if m.Call != nil {
-			// Another rank's end or next beat may explain the failure, so wait for two intervals.
+			// Another rank's end or next beat may explain the failure, so wait for two intervals
+			// before the verdict.
 			h.reports = append(h.reports,
 				report{rank, m.Name, m.Members, *m.Call, m.Text, p.heard.Add(2 * h.o.Interval)})
 		}

@@ -33,7 +33,7 @@ type Member struct {
 // hubState records the messages of the hub.
 type hubState struct {
 	heard    time.Time // the time of the last message
-	admitted bool      // a message shows that the hub admitted this rank
+	admitted bool      // the hub has admitted this rank, as a message shows
 	verdict  *Verdict
 }
 
@@ -46,7 +46,7 @@ func (h *hubState) hear(kind string) {
 // memberCalls are the rank's calls and arrivals.
 type memberCalls struct {
 	calls   map[string]Call              // the latest call of each group
-	begun   map[string]time.Time         // when each call in calls was entered
+	begun   map[string]time.Time         // by group, when the call in calls was entered
 	waiting map[arrivalKey]chan struct{} // closed when all ranks have arrived
 }
 
@@ -54,7 +54,7 @@ func (c *memberCalls) enter(group string, call Call) {
 	c.calls[group], c.begun[group] = call, time.Now()
 }
 
-// leave marks the call with the number seq as done, unless a later one was entered.
+// leave marks the call with the number seq as done, unless the rank has entered a later call.
 func (c *memberCalls) leave(group string, seq uint64) {
 	if call := c.calls[group]; call.Seq == seq {
 		call.Done = true
@@ -62,7 +62,7 @@ func (c *memberCalls) leave(group string, seq uint64) {
 	}
 }
 
-// aged returns the calls with their ages.
+// aged returns the calls and sets their ages.
 func (c *memberCalls) aged() map[string]Call {
 	calls := maps.Clone(c.calls)
 	for group, call := range calls {
@@ -115,7 +115,7 @@ func Dial(ctx context.Context, addresses []string, token string, rank int, o Opt
 // Failed returns a channel that is closed when the job has failed. Verdict then returns the reason.
 func (m *Member) Failed() <-chan struct{} { return m.failed }
 
-// Verdict returns the reason why the job has ended, or nil.
+// Verdict returns the reason for the job's end, or nil.
 func (m *Member) Verdict() *Verdict {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -179,7 +179,8 @@ func (m *Member) Abort(text string) { m.send(message{Kind: kindAbort, Text: text
 
 // Part blocks until all ranks have called it, or until the job or the context ends. The argument at
 // is the line of the program that closes the group. The job fails if another rank waits for this
-// one in a collective, or if a rank has not called Part when the timeout of the first caller ends.
+// rank in a collective. It also fails if some rank does not call Part within the timeout of the
+// first caller.
 func (m *Member) Part(ctx context.Context, at string, timeout time.Duration) error {
 	m.send(message{Kind: kindLeave, Text: at, Timeout: timeout})
 	select {

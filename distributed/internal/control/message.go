@@ -18,7 +18,7 @@ type Call struct {
 	What string        // operands, which must be equal on all ranks: "float32 [2 3], sum"
 	Line string        // line of the program: "train.go:88"
 	Done bool          // the rank has left the call
-	Age  time.Duration // time since the rank entered it
+	Age  time.Duration // time since the rank entered the call
 }
 
 func (c Call) String() string {
@@ -35,12 +35,12 @@ const (
 	Lost     Kind = "lost"     // a connection closed
 	Silent   Kind = "silent"   // a rank gave no sign of life for Options.Silence
 	Timeout  Kind = "timeout"  // a collective did not end in time
-	Mismatch Kind = "mismatch" // ranks called different things
+	Mismatch Kind = "mismatch" // ranks called different collectives
 	Left     Kind = "left"     // a rank closed its group while others still used it
 	Aborted  Kind = "aborted"  // the program ended the job: its context was cancelled
 )
 
-// Verdict is the reason why the job ended, the same on every rank.
+// Verdict is the reason for the job's end. It is the same on every rank.
 type Verdict struct {
 	Kind Kind
 	Rank int    // the rank at fault, or -1
@@ -66,17 +66,17 @@ type message struct {
 
 const (
 	kindHello   = "hello"   // the first message of a member: Token, Rank, Name
-	kindBeat    = "beat"    // in both directions; a member's has Calls, by group
+	kindBeat    = "beat"    // sent in both directions; a member's beat has Calls, by group
 	kindArrive  = "arrive"  // a member has arrived at a barrier: Name, Members, Call, Compare, Timeout
 	kindDone    = "done"    // all members have arrived: Name, Call
 	kindReport  = "report"  // a collective failed at a member: Name, Members, Call, Text
 	kindAbort   = "abort"   // a member ends the job: Text
-	kindLeave   = "leave"   // a member closes its group: Text, Timeout; from the hub: all have left
+	kindLeave   = "leave"   // a member closes its group: Text, Timeout; the hub sends it when all have left
 	kindVerdict = "verdict" // the hub ends the job
 	kindRefused = "refused" // the hub does not admit a member: Verdict
 )
 
-// maxHello is the maximum size of a first message, which is from an unknown sender.
+// maxHello is the maximum size of a first message, because its sender is unknown.
 const maxHello = 4 << 10
 
 // Options are the time limits of hub and members, equal on all ranks.
