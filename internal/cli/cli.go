@@ -22,8 +22,8 @@ import (
 
 // Program is a program that runs one of its commands.
 type Program struct {
-	Name  string // of its executable, such as "torchstream"
-	About string // what it does, in a sentence
+	Name  string // name of the executable, such as "torchstream"
+	About string // purpose of the program, in a sentence
 	Commands
 }
 
@@ -36,8 +36,8 @@ type Commands struct {
 // Command is one command of a program. It either calls Run or has subcommands in Under.
 type Command struct {
 	Name  string
-	Args  string // the arguments that it needs
-	About string // what it does, in a few words
+	Args  string // required arguments
+	About string // purpose of the command, in a few words
 	Run   func(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	Under Commands
 }

@@ -44,9 +44,10 @@ func (e SkippableError) Error() string { return e.Err.Error() }
 
 func (e SkippableError) Unwrap() error { return e.Err }
 
-// Advised returns the text of a command's error. For a bad sample, it names the command that
-// removes the sample instead of options of package imageloader. For a truncated archive, it names
-// the command that lists the readable part, unless that command itself failed.
+// Advised returns the text of a command's error, with advice for a command's user. For a bad
+// sample, the text names the command that removes the sample, and no options of package
+// imageloader. For a truncated archive, the text names the command that lists the readable part,
+// unless that command itself failed.
 func Advised(err error, command string) string {
 	text := err.Error()
 	var damage *imageloader.ArchiveError

@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// Images are the options that commands which read images share.
+// Images holds the options that are common to the commands that read images.
 type Images struct {
 	List          string // file of -list or -labels
 	Policy        string // "": none
@@ -16,7 +16,7 @@ type Images struct {
 	Upright       bool
 	Balanced      bool
 	MixUp, CutMix float64
-	Part          imageloader.Part // of -val and -val-seed, or what a command finds
+	Part          imageloader.Part // set by -val and -val-seed, or by the command itself
 }
 
 // ImageOptions selects the options of [Images] that a command has.
@@ -46,7 +46,7 @@ type imageFlag struct {
 	add        func(set *flag.FlagSet, name, help string)
 }
 
-// flags returns all options, the only place that knows their names and texts.
+// flags returns all options. Only flags knows the options' names and texts.
 func (i *Images) flags() []imageFlag {
 	toggle := func(to *bool) func(*flag.FlagSet, string, string) {
 		return func(set *flag.FlagSet, name, help string) { set.BoolVar(to, name, false, help) }
@@ -178,6 +178,6 @@ func (i *Images) Settings() map[string]string {
 	return settings
 }
 
-// UprightSetting is the key of a checkpoint's metadata that is "true" if the network was trained on
-// images turned upright.
+// UprightSetting is a key of a checkpoint's metadata. Its value is "true" if the network was
+// trained on images turned upright.
 const UprightSetting = "upright"

@@ -1,6 +1,7 @@
 package cli
 
-// Nearest returns the name closest to text, or "" if every name differs in more than a third of it.
+// Nearest returns the name closest to text. It returns "" if even the closest name differs from
+// text in more than a third of the name.
 func Nearest(names []string, text string) string {
 	found, least := "", max(1, len(text)/3)+1
 	for _, name := range names {

@@ -22,7 +22,7 @@ import (
 // Limits of -size in commands that train: an image's side in pixels.
 const (
 	MinSize = 32
-	MaxSize = 28672 // evaluations resize images to 8/7 of this: 32768, package transform's maximum
+	MaxSize = 28672 // evaluations resize images to 8/7 of this, 32768: the maximum of package transform
 )
 
 // CheckSize refuses a -size that is less than least, or too large for an evaluation.
@@ -102,7 +102,7 @@ func DeviceName(d cuda.Device) (string, error) {
 	return properties.Name, err
 }
 
-// ReadingProgress shows the progress of reading a file, on a terminal only.
+// ReadingProgress shows the progress of reading a file, if stderr is a terminal.
 func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), done func()) {
 	f, ok := stderr.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -114,7 +114,7 @@ func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), don
 		progressbar.OptionClearOnFinish())
 	return func(p imageloader.Progress) {
 		bar.ChangeMax64(p.TotalBytes)
-		bar.Set64(p.Bytes) // only the drawing can fail
+		bar.Set64(p.Bytes) // an error can only come from drawing
 	}, func() { bar.Finish() }
 }
 

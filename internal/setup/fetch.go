@@ -63,7 +63,7 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 func checksumOf(archive *url.URL) string {
 	u := *archive
 	u.Path += ".sha256"
-	if u.RawPath != "" { // the path as it was written, with its escapes
+	if u.RawPath != "" { // the path as written in the URL, with its escapes
 		u.RawPath += ".sha256"
 	}
 	return u.String()
@@ -165,7 +165,7 @@ func download(ctx context.Context, client *http.Client, address, path, want stri
 			}
 			os.Remove(part)
 			if !resumed {
-				return fmt.Errorf("%s: %w", printable.URL(address), err) // the server has another file
+				return fmt.Errorf("%s: %w", printable.URL(address), err) // the server has a different file
 			}
 		}
 		var status *statusError
@@ -183,7 +183,8 @@ func download(ctx context.Context, client *http.Client, address, path, want stri
 // silence is the maximum time without data from a server.
 const silence = time.Minute
 
-// watch returns a context that ends after a minute of silence, and the timer of that end.
+// watch returns a context that is cancelled after a minute without data, and the timer that cancels
+// it.
 func watch(ctx context.Context) (watched context.Context, end *time.Timer, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	end = time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server has sent nothing for %v", silence)) })
@@ -193,7 +194,7 @@ func watch(ctx context.Context) (watched context.Context, end *time.Timer, stop 
 	}
 }
 
-// silenced returns the reason why a watched context ended, if err comes from that end.
+// silenced returns the reason why a watched context was cancelled, if err is due to that.
 func silenced(ctx context.Context, address string, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return fmt.Errorf("%s: %w", printable.URL(address), context.Cause(ctx))
@@ -201,7 +202,7 @@ func silenced(ctx context.Context, address string, err error) error {
 	return err
 }
 
-// awake is a reader that postpones the end of the request with every read.
+// awake is a reader that postpones the cancellation of the request with every read.
 type awake struct {
 	io.Reader
 	end *time.Timer
@@ -215,7 +216,7 @@ func (a awake) Read(p []byte) (int, error) {
 // reportEvery is the time between two lines about the progress of a download.
 const reportEvery = 15 * time.Second
 
-// progress is a reader that reports how much of a file is there.
+// progress is a reader that reports how much of a file has been downloaded.
 type progress struct {
 	io.Reader
 	log        io.Writer
@@ -263,7 +264,7 @@ func continued(ctx context.Context, client *http.Client, address, part string, l
 	defer answer.Body.Close()
 	switch answer.StatusCode {
 	case http.StatusRequestedRangeNotSatisfiable:
-		return nil // complete, or another file: the checksum decides
+		return nil // the file is complete, or the server has another file: the checksum decides
 	case http.StatusOK:
 		if err := f.Truncate(0); err != nil {
 			return err

@@ -14,12 +14,12 @@ import (
 	"strings"
 )
 
-// index has the places to look for Python packages, as in pip's options.
+// index holds the places to look for Python packages, as in pip's options.
 type index struct {
 	urls    []string // simple indexes
 	links   []string // pages with links to wheels
 	files   []string // folders with wheels
-	proxy   string   // URL; "": as HTTPS_PROXY and HTTP_PROXY say
+	proxy   string   // URL; "" means that HTTPS_PROXY and HTTP_PROXY choose the proxy
 	cert    string   // file or folder of trusted certificates; "": the system's certificates
 	trusted []string // hosts whose certificates are not verified
 	netrc   string   // file of names and passwords
@@ -90,7 +90,7 @@ func certificates(path string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// indexTransport adds the passwords of a netrc file to requests, and verifies no certificates of
+// indexTransport adds the passwords of a netrc file to requests. It verifies no certificates of
 // trusted hosts.
 type indexTransport struct {
 	verified, unverified *http.Transport
@@ -115,8 +115,8 @@ func (t indexTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.verified.RoundTrip(r)
 }
 
-// readNetrc returns the names and passwords in a netrc file by host. The host of the entry
-// "default" is "". A file that does not exist has none.
+// readNetrc returns the names and passwords in a netrc file, by host. The key of the entry
+// "default" is "". A missing file gives an empty map.
 func readNetrc(file string) (map[string]*url.Userinfo, error) {
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -164,8 +164,8 @@ func environmentIndex() index {
 	return readIndex(os.Getenv, append(files, "/etc/xdg/pip/pip.conf", "/etc/pip.conf"))
 }
 
-// readIndex reads pip's options as `pip download` does: from the environment, or from the section
-// of the command or [global] in the files, of which the first has precedence.
+// readIndex reads pip's options as `pip download` does. Environment variables have precedence. Then
+// follow the files, in order; in each, the section of the command precedes the section [global].
 func readIndex(getenv func(string) string, files []string) index {
 	switch file := getenv("PIP_CONFIG_FILE"); file {
 	case "":

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// The name and password of a host are read from a netrc file, as pip reads them. A URL's own have
-// precedence.
+// The name and password of a host are read from a netrc file, as pip reads them. A name and
+// password in the URL have precedence.
 func TestIndexTakesPasswordsFromNetrc(t *testing.T) {
 	files, lockText := libtorchWheels(t)
 	s := serve(t, false, files)
@@ -111,7 +111,7 @@ func TestProgressOfADownload(t *testing.T) {
 	}
 }
 
-// The system's certificates may be a folder.
+// The variable for the system's certificates may name a folder.
 func TestCertificatesOfAFolder(t *testing.T) {
 	if _, err := certificates(t.TempDir()); err == nil || !strings.Contains(err.Error(), "has no certificate in PEM") {
 		t.Errorf("got %v of an empty folder, want that it has no certificate", err)

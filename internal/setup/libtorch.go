@@ -16,9 +16,10 @@ import (
 	"github.com/torchstream/torchstream/internal/library"
 )
 
-// LibTorch returns the folder that contains LibTorch's folder torch and the CUDA libraries, like a
-// site-packages. If o.LibTorch is "", it installs the wheels of o.Release into o.Cache, unless they
-// are installed already. Otherwise it checks the LibTorch at o.LibTorch. ctx ends a download.
+// LibTorch returns the folder that contains LibTorch's folder torch and the CUDA libraries. The
+// layout is that of a Python site-packages folder. If o.LibTorch is "", LibTorch installs the
+// wheels of o.Release into o.Cache, unless they are installed already. Otherwise it checks the
+// LibTorch at o.LibTorch. A download stops when ctx ends.
 func LibTorch(ctx context.Context, o Options) (site string, err error) {
 	if o.LibTorch != "" {
 		torch, err := given(o.LibTorch)
@@ -64,8 +65,8 @@ func Given(libtorch string) (torch string, cuda bool, err error) {
 const wanted = "give the site-packages that contains torch/, the torch package folder, or an unpacked libtorch zip " +
 	"(the folder with include/ and lib/), or unset LIBTORCH to have one installed"
 
-// given returns the LibTorch folder for a value of LIBTORCH. It is an error if its version is known
-// and is not between the oldest and the newest release with a lock.
+// given returns the LibTorch folder for a value of LIBTORCH. Its version may be unknown. A known
+// version must not be older than the oldest or newer than the newest release with a lock.
 func given(libtorch string) (torch string, err error) {
 	path, err := library.Absolute(libtorch)
 	if err != nil {
@@ -101,7 +102,7 @@ func hasCUDA(torch string) bool {
 	return err == nil
 }
 
-// minor returns a number that orders versions by their first two numbers.
+// minor returns a number for the first two numbers of a version, in the order of versions.
 func minor(version string) int {
 	parts := strings.SplitN(strings.TrimSuffix(version, WithoutCUDA)+".0", ".", 3)
 	a, errA := strconv.Atoi(parts[0])
@@ -112,7 +113,8 @@ func minor(version string) int {
 	return a*1000 + b
 }
 
-// usable returns an error if flags of the compiler and the linker cannot carry a path.
+// usable returns an error if a path has characters that the flags of the compiler and the linker
+// cannot contain.
 func usable(variable, path string) error {
 	if strings.ContainsAny(path, " \t\n\r\v\f:;'\"$\\#") {
 		return fmt.Errorf("%s=%s: compiler and linker flags cannot carry a path with spaces or any of : "+

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestFoldersOfTheCache holds the names of the folders that earlier versions have installed into,
-// so that nobody downloads LibTorch again. A new lock has a new folder.
+// TestFoldersOfTheCache holds the folder names of earlier versions. They must not change, or users
+// would download LibTorch again. A new lock gets a new folder.
 func TestFoldersOfTheCache(t *testing.T) {
 	for release, want := range map[string]string{"": "libtorch-2.11.0-730e56b0ba91",
 		"2.11": "libtorch-2.11.0-730e56b0ba91", "2.15": "libtorch-2.15.0-ba5539abc596"} {
@@ -49,7 +49,7 @@ func TestCacheInAFolderWithSpacesIsAnError(t *testing.T) {
 	}
 }
 
-// Set-ups that run at the same time install once: the others wait for the first.
+// If several set-ups run at the same time, only the first installs. The others wait for it.
 func TestConcurrentSetupsInstallOnce(t *testing.T) {
 	files, lockText := libtorchWheels(t)
 	s := serve(t, false, files)
@@ -90,7 +90,7 @@ func TestInstalledLibTorchNeedsNoWriteAccess(t *testing.T) {
 	if torch, err := i.install(t.Context(), lockText); err != nil || torch != filepath.Join(target, "torch") {
 		t.Errorf("got %s, %v; want %s/torch", torch, err, target)
 	}
-	// What a killed set-up has left must be removed, under the lock.
+	// Files that a killed set-up has left must be removed, under the lock.
 	writeFile(t, filepath.Join(target+".wheels", "a.whl"), "")
 	if _, err := i.install(t.Context(), lockText); err == nil {
 		t.Error("with wheels of a killed set-up: got no error, want one about the lock")
@@ -141,7 +141,8 @@ func writeFile(t *testing.T, path, text string) {
 	}
 }
 
-// fakeLibTorch writes a LibTorch of a version into a folder. cuda adds CUDA's part of it.
+// fakeLibTorch writes a LibTorch of the given version into a folder. If cuda is set, it also writes
+// the files of CUDA.
 func fakeLibTorch(t *testing.T, torch, version string, cuda bool) {
 	t.Helper()
 	numbers := strings.Split(version, ".")
@@ -217,7 +218,8 @@ func TestLIBTORCHHasThreeForms(t *testing.T) {
 	}
 }
 
-// An unusable LIBTORCH is an error that says what to do, of the build and of the set-up alike.
+// An unusable LIBTORCH is an error that says what to do. The build and the set-up report the same
+// error.
 func TestUnusableLIBTORCHIsAnError(t *testing.T) {
 	old, newer, lacks, bad := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	fakeLibTorch(t, filepath.Join(old, "torch"), "2.9.1", false)

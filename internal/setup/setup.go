@@ -32,9 +32,10 @@ type Options struct {
 	LibTorch string // an installed LibTorch: site-packages, its torch folder, or an unpacked archive; "" installs one
 	Release  string // the LibTorch to install for a build, such as "2.15" or "2.11-cpu"; "" is the default
 	Cache    string // where to install: see library.Cache
-	Version  string // of the C headers
+	Version  string // version of the C headers
 	Log      io.Writer
-	// Try, if not nil, tries the libraries in a folder, before they replace the installed ones.
+	// Try, if not nil, tests the libraries in a folder. Run calls it before it replaces installed
+	// libraries.
 	Try func(folder string) error
 }
 
@@ -112,7 +113,7 @@ func lock(path string, log io.Writer) (unlock func(), err error) {
 // old is the temporary name of a folder while its successor replaces it.
 func old(target string) string { return target + ".old" }
 
-// recoverOld restores a folder if a set-up was killed in replace.
+// recoverOld restores a folder that a killed set-up was about to replace.
 func recoverOld(target string) error {
 	if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -123,8 +124,8 @@ func recoverOld(target string) error {
 	return nil
 }
 
-// replace replaces a folder with another. Programs that have opened libraries of the old folder can
-// still use them.
+// replace replaces a folder with another one. Programs that have already opened libraries of the
+// replaced folder can still use them.
 func replace(stage, target string) error {
 	old := old(target)
 	if err := os.RemoveAll(old); err != nil {
@@ -139,8 +140,8 @@ func replace(stage, target string) error {
 	return os.RemoveAll(old)
 }
 
-// syncFiles flushes the folder's file system to disk, so that the folder's name and stamp stay
-// valid after a crash of the machine.
+// syncFiles flushes the folder's file system to disk. After a crash of the machine, a folder with
+// the final name and the stamp is then complete.
 func syncFiles(folder string) error {
 	f, err := os.Open(folder)
 	if err != nil {
@@ -197,7 +198,8 @@ func (o Options) release(ctx context.Context, stage string) error {
 	return link(site, filepath.Join(stage, "lib", "libtorch"))
 }
 
-// libtorch returns the LibTorch folder: the one in the options, or the installed wheels of a lock.
+// libtorch returns the LibTorch folder. It is the folder in the options, or else the folder of the
+// installed wheels of a lock.
 func (o Options) libtorch(ctx context.Context, lockText string) (string, error) {
 	if o.LibTorch == "" {
 		return installer{o.Cache, environmentIndex(), o.Log}.install(ctx, lockText)
@@ -218,8 +220,8 @@ func (o Options) libtorch(ctx context.Context, lockText string) (string, error) 
 	return folder, nil
 }
 
-// link creates the folder at path with links to LibTorch and to the CUDA libraries installed with
-// it. The shim of a release looks for them there. torch is LibTorch's own folder.
+// link creates the folder at path, with links to LibTorch and to the CUDA libraries installed with
+// LibTorch. The shim of a release looks for the libraries there. torch is LibTorch's own folder.
 func link(torch, path string) error {
 	if err := os.MkdirAll(path, 0o777); err != nil {
 		return err

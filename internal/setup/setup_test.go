@@ -174,8 +174,8 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// The lock's wheels are found in an index of either form, downloaded despite interruptions, and
-// unpacked as pip does. A second set-up sends no request.
+// Set-up finds the lock's wheels in an index of either form, downloads them despite interruptions,
+// and unpacks them as pip does. A second set-up sends no request.
 func TestWheelsAreInstalled(t *testing.T) {
 	for _, html := range []bool{false, true} {
 		t.Run(map[bool]string{false: "JSON", true: "HTML"}[html], func(t *testing.T) {
@@ -403,8 +403,8 @@ func TestIndexUsesPipProxyAndCA(t *testing.T) {
 	}
 }
 
-// If an index has another file with the name, or a page without the file, the search continues. The
-// lock's own index is tried last.
+// If an index has a different file with the name, or a page without the file, the search continues
+// with the next index. The lock's own index is tried last.
 func TestNextIndexIsAsked(t *testing.T) {
 	files, lockText := libtorchWheels(t)
 	good := serve(t, false, files)
@@ -513,8 +513,8 @@ func options(t *testing.T, archive []byte) Options {
 var lockEntry = entry{"t/share/torchstream/libtorch-2.11.lock",
 	"torch==2.11.0 --hash=sha256:" + strings.Repeat("0", 64) + "\n", 0}
 
-// A release archive is unpacked in the folder that programs search, with links to LibTorch, and
-// replaces an earlier one.
+// A release archive is unpacked into the folder that programs search, and gets links to LibTorch.
+// It replaces an earlier release.
 func TestReleaseIsInstalled(t *testing.T) {
 	for _, version := range []string{"first", "second"} {
 		o := options(t, tarred(t, entry{"t/lib/libtorchstream.so", version, 0o111},

@@ -63,8 +63,8 @@ func unpack(archive, folder string) error {
 	}
 }
 
-// write writes a file and creates the folders above it. A file that its owner may run can be run by
-// everyone, as pip installs it.
+// write writes a file and creates the folders above it. A file that is executable for its owner
+// becomes executable for everyone, as with pip.
 func write(root *os.Root, name string, from io.Reader, mode fs.FileMode) error {
 	if err := root.MkdirAll(filepath.Dir(name), 0o777); err != nil {
 		return err
@@ -81,8 +81,9 @@ func write(root *os.Root, name string, from io.Reader, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// unzip extracts a wheel into a folder, as pip does. Files in the purelib and platlib parts of its
-// .data folder belong to the top. Other parts are skipped, because nothing in the wheel is run.
+// unzip extracts a wheel into a folder, as pip does. It moves files in the purelib and platlib
+// parts of the wheel's .data folder to the top. It skips the other parts, because no program of the
+// wheel is run.
 func unzip(wheel, folder string) error {
 	z, err := zip.OpenReader(wheel)
 	if err != nil {

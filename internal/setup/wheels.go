@@ -92,7 +92,7 @@ func described(lockText, name string) string {
 const (
 	stamp = ".torchstream-complete" // file that marks a folder as complete
 	// During installation, the disk holds both the wheels and the unpacked files. The lock names
-	// the size of the unpacked files; the wheels have up to 0.65 of that size.
+	// the size of the unpacked files. The wheels have at most 0.65 of that size.
 	needFactor = 1.7
 )
 
@@ -211,7 +211,7 @@ func (i installer) room(files, size string) error {
 	return nil
 }
 
-// wheel finds a wheel, by download or in a folder, and stores it at path.
+// wheel finds a wheel in an index or a folder, and stores it at path.
 func (i index) wheel(ctx context.Context, w wheel, path string, log io.Writer) error {
 	if verify(path, w.sha256) == nil {
 		return nil
@@ -303,7 +303,7 @@ func find(ctx context.Context, client *http.Client, address string, w wheel) (st
 			return "", fmt.Errorf("%s: a link: %w", printable.URL(page.String()), invalid(link))
 		}
 		if u.User == nil && u.Host == page.Host {
-			u.User = page.User // the index requires the same name and password for its files
+			u.User = page.User // the index requires the page's name and password for its files too
 		}
 		u.Fragment = ""
 		return u.String(), nil
@@ -329,7 +329,7 @@ func find(ctx context.Context, client *http.Client, address string, w wheel) (st
 		if strings.HasSuffix(link, "#sha256="+w.sha256) {
 			return resolve(link)
 		}
-		// An index may lack checksums. The file is verified after the download.
+		// An index may lack checksums. The file's checksum is verified after the download.
 		base, _, _ := strings.Cut(path.Base(link), "#")
 		if !strings.Contains(link, "#sha256=") && strings.HasPrefix(strings.ToLower(base), prefix) && fits(base) {
 			named = link
