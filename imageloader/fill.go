@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
 	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/internal/order"
 	"github.com/torchstream/torchstream/tensor"
 )
 
@@ -122,17 +122,17 @@ func (c *consumer) Deliver(d epoch.Delivery) error {
 }
 
 // startOf returns the start position of an epoch, and its order.
-func (l *Loader) startOf(number int) (epoch.Start, order.Kind) {
+func (l *Loader) startOf(number int) (order.Start, order.Kind) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.resume != nil && l.resume.Epoch == number {
 		return *l.resume, l.order
 	}
-	return epoch.Start{Epoch: number}, l.order
+	return order.Start{Epoch: number}, l.order
 }
 
 // runOf returns the data that all states of an epoch share.
-func (l *Loader) runOf(at epoch.Start, kind order.Kind, known *index.Index) *run {
+func (l *Loader) runOf(at order.Start, kind order.Kind, known *index.Index) *run {
 	return &run{epoch: at.Epoch, order: kind, rank: l.o.Rank, world: l.o.World, done: at.Done, before: at.Before,
 		classes: l.classesDigest(), options: l.fingerprint(kind),
 		identify: func() archiveIdentity { return l.identity(known) }}

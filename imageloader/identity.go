@@ -12,7 +12,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 // Identity identifies everything that determines the batches of a loader's epochs. Loaders whose

@@ -10,11 +10,10 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/count"
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
-	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 // queueBytes is the maximum number of compressed bytes between reading and decoding. The shuffle
@@ -77,7 +76,7 @@ func (x *indexStore) close() error {
 type loaderState struct {
 	mu      sync.Mutex
 	order   order.Kind   // order of epochs from now on: opened, or the order of a restored state
-	resume  *epoch.Start // nil: every epoch is whole
+	resume  *order.Start // nil: every epoch is whole
 	digest  string       // digest of the index, computed at its first use
 	closed  chan struct{}
 	running sync.WaitGroup // calls that Close waits for

@@ -5,13 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
-	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 // Restore continues an interrupted epoch. From now on, Epoch and Fill start that epoch right after
@@ -53,7 +51,7 @@ func (l *Loader) Restore(ctx context.Context, states ...State) error {
 }
 
 // restore returns the start position of a restored epoch, and the order of its run.
-func (l *Loader) restore(ctx context.Context, states []State) (*epoch.Start, order.Kind, error) {
+func (l *Loader) restore(ctx context.Context, states []State) (*order.Start, order.Kind, error) {
 	x := l.index.Load()
 	if x == nil {
 		var err error
@@ -61,99 +59,36 @@ func (l *Loader) restore(ctx context.Context, states []State) (*epoch.Start, ord
 			return nil, "", err
 		}
 	}
-	total := l.positions(x)
-	byRank := map[int]State{}
-	for _, s := range states {
-		if err := l.fits(s, states[0], total); err != nil {
+	marks := make([]order.Mark, len(states))
+	for i, s := range states {
+		if s.run == nil {
+			return nil, "", errors.New("it is the zero State")
+		}
+		if err := l.accepts(s.run); err != nil {
 			return nil, "", err
 		}
-		if other, twice := byRank[s.run.rank]; twice && other.turns != s.turns {
-			return nil, "", fmt.Errorf("there are two different states of rank %d", s.run.rank)
+		size, err := strconv.Atoi(s.run.options[batchSize])
+		if err != nil || size < 1 || size > maxBatchSize {
+			return nil, "", fmt.Errorf("it is damaged: its Options.%s is %q", batchSize, s.run.options[batchSize])
 		}
-		byRank[s.run.rank] = s
+		marks[i] = s.mark()
+		marks[i].Share.Batch, marks[i].Share.DropLast, marks[i].Share.PadLast = size, l.o.DropLast, l.o.PadLast
 	}
-	r := states[0].run
-	if !l.possible(r.order) {
+	start, err := order.Resume(marks, l.o.share(), l.positions(x), l.o.BadSamples == Skip)
+	if err != nil {
+		return nil, "", err
+	}
+	kind := marks[0].Kind
+	if !l.possible(kind) {
 		return nil, "", fmt.Errorf(
-			"it is damaged: its epochs are in the order %q, which these options do not have", r.order)
+			"it is damaged: its epochs are in the order %q, which these options do not have", kind)
 	}
-	if (r.order == order.Permuted || r.order == order.Drawn) && !x.Random() {
+	if (kind == order.Permuted || kind == order.Drawn) && !x.Random() {
 		return nil, "", errors.New(
 			"its epochs are in an order that needs random access, which this archive does not have (any more): " +
 				"make an index with torchstream index, repack it as .tar, or raise Options.ShuffleBytes")
 	}
-	if own, given := byRank[l.o.Rank]; given && r.world == l.o.World {
-		return &epoch.Start{Epoch: r.epoch, Done: r.done, Turn: own.turns, Batches: own.batches,
-			Before: r.before}, r.order, nil
-	}
-	if len(byRank) < r.world && l.o.BadSamples == Skip {
-		return nil, "", fmt.Errorf("there are the states of %d of %d ranks: "+
-			"to go on as rank %d of %d under the policy skip it takes those of all ranks, after the same batch",
-			len(byRank), r.world, l.o.Rank, l.o.World)
-	}
-	done, err := l.takenBy(byRank, states[0], total)
-	if err != nil {
-		return nil, "", err
-	}
-	return &epoch.Start{Epoch: r.epoch, Done: done, Before: states[0].Batches()}, r.order, nil
-}
-
-// fits returns an error if a state does not fit this loader, or if it was made after another number
-// of batches than first.
-func (l *Loader) fits(s, first State, total int) error {
-	if s.run == nil {
-		return errors.New("it is the zero State")
-	}
-	if err := l.accepts(s.run); err != nil {
-		return err
-	}
-	r, f := s.run, first.run
-	if r.epoch != f.epoch || r.world != f.world || r.before != f.before || s.batches != first.batches ||
-		r.order != f.order || r.done.Next != f.done.Next || !slices.Equal(r.done.Ahead, f.done.Ahead) {
-		return fmt.Errorf("the states were not made at the same time: "+
-			"epoch %d after %d batches, rank %d of %d, and epoch %d after %d batches, rank %d of %d",
-			first.Epoch(), first.Batches(), f.rank, f.world, s.Epoch(), s.Batches(), r.rank, r.world)
-	}
-	d, err := l.dealOf(r, r.rank, total)
-	if err != nil {
-		return err
-	}
-	n := len(r.done.Ahead)
-	if r.done.Len() > total || n > 0 && r.done.Ahead[n-1] >= total || s.turns > d.MaxTurns() ||
-		s.batches > d.Batches() {
-		return fmt.Errorf("it is damaged: epochs have %d samples, and it lies behind them", total)
-	}
-	return nil
-}
-
-// dealOf returns the deal of one of the run's ranks.
-func (l *Loader) dealOf(r *run, rank, total int) (order.Deal, error) {
-	share := l.o.share()
-	share.Rank, share.World = rank, r.world
-	size, err := strconv.Atoi(r.options[batchSize])
-	if err != nil || size < 1 || size > maxBatchSize {
-		return order.Deal{}, fmt.Errorf("it is damaged: its Options.%s is %q", batchSize, r.options[batchSize])
-	}
-	share.Batch = size
-	return order.NewDeal(share, total, r.done), nil
-}
-
-// takenBy returns the positions that all ranks of a run have taken. It assumes that a rank without
-// a state has taken as many turns as the first state's rank, which is true for every policy except
-// Skip.
-func (l *Loader) takenBy(byRank map[int]State, first State, total int) (order.Positions, error) {
-	turns := make([]int, first.run.world)
-	for rank := range turns {
-		turns[rank] = first.turns
-		if s, given := byRank[rank]; given {
-			turns[rank] = s.turns
-		}
-	}
-	d, err := l.dealOf(first.run, first.run.rank, total)
-	if err != nil {
-		return order.Positions{}, err
-	}
-	return d.Take(turns)
+	return &start, kind, nil
 }
 
 // possible reports whether epochs with the loader's options can be in the given order, with or

@@ -20,8 +20,8 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 // TestSourcesGiveTheSameEpoch: the same members give the same epoch from an archive of any kind,

@@ -2,13 +2,13 @@ package imageloader
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
-	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 // State is a position in an epoch, right after a batch. Each batch has its State (Info.State,
@@ -66,7 +66,6 @@ func (s State) Batches() int {
 const (
 	stateVersion  = 1
 	maxStateBytes = 64 << 20
-	maxCount      = 1 << 48 // maximum of every count in a state: the sum of two does not overflow
 )
 
 // wireState is a State as JSON.
@@ -138,30 +137,20 @@ func (s *State) UnmarshalJSON(data []byte) error {
 
 // check returns an error for values that no state has.
 func (w *wireState) check() error {
-	for _, c := range []struct {
-		name  string
-		value int
-	}{{"epoch", w.Epoch}, {"next", w.Next}, {"before", w.Before}, {"batches", w.Batches},
-		{"turns", w.Turns}, {"samples", w.Archive.Samples}, {"bytes", int(w.Archive.Bytes)}} {
-		if c.value < 0 || c.value > maxCount {
-			return fmt.Errorf("%q is %d", c.name, c.value)
-		}
-	}
-	if w.World < 1 || w.World > 1<<24 || w.Rank < 0 || w.Rank >= w.World {
-		return fmt.Errorf("rank %d of %d", w.Rank, w.World)
-	}
-	if !slices.Contains([]order.Kind{order.Archive, order.Permuted, order.Buffered, order.Drawn}, w.Order) {
-		return fmt.Errorf("order %q", w.Order)
-	}
-	if len(w.Ahead) > order.MaxAhead {
-		return fmt.Errorf("%d positions in %q", len(w.Ahead), "ahead")
-	}
-	last := w.Next
-	for _, p := range w.Ahead {
-		if p <= last || p > maxCount {
-			return fmt.Errorf("%q is not ascending from %d", "ahead", w.Next)
-		}
-		last = p
-	}
-	return nil
+	mark := w.mark()
+	return cmp.Or(mark.Check(), order.CheckCount("samples", w.Archive.Samples),
+		order.CheckCount("bytes", int(w.Archive.Bytes)))
+}
+
+// mark returns the place of the state.
+func (w *wireState) mark() order.Mark {
+	return order.Mark{Epoch: w.Epoch, Kind: w.Order, Share: order.Share{Rank: w.Rank, World: w.World},
+		Done: order.Positions{Next: w.Next, Ahead: w.Ahead}, Before: w.Before, Batches: w.Batches, Turns: w.Turns}
+}
+
+// mark returns the place of the state. Its Share has only the rank and the number of ranks.
+func (s State) mark() order.Mark {
+	r := s.run
+	return order.Mark{Epoch: r.epoch, Kind: r.order, Share: order.Share{Rank: r.rank, World: r.world},
+		Done: r.done, Before: r.before, Batches: s.batches, Turns: s.turns}
 }

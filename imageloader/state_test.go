@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/order"
 	"github.com/torchstream/torchstream/tensor"
 )
 

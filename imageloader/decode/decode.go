@@ -28,9 +28,9 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/internal/order"
 	"github.com/torchstream/torchstream/internal/origin"
 )
 

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 func TestShortSide(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 // golden holds torchvision's results (cshim/test/image/make_augment.py).

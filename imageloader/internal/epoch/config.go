@@ -4,9 +4,9 @@ import (
 	"log/slog"
 
 	"github.com/torchstream/torchstream/imageloader/internal/count"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/order"
 	"github.com/torchstream/torchstream/tensor"
 )
 

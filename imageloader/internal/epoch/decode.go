@@ -13,10 +13,10 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/mask"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 // Decoder decodes items into rows, or plans them for the consumer's device. It is not safe for
@@ -317,7 +317,7 @@ func (p *pass) work() {
 		c.Times.Decode.Add(int64(now.Sub(began)))
 		c.Decoded.Bytes.Add(int64(len(j.Data) + len(j.mask.data)))
 		idle = now
-		p.asm.resolve(j.position, state, err)
+		p.asm.Resolve(j.position, state, err)
 		p.recycle(&j)
 	}
 }

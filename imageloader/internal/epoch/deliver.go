@@ -7,6 +7,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
+	"github.com/torchstream/torchstream/internal/assembly"
 )
 
 // deliver delivers the batches and returns the reason why the pass ended.
@@ -17,24 +18,24 @@ func (p *pass) deliver() error {
 		mixer: mixer{mixer: p.config.Batch.Transform.NewMixer(), labels: p.config.Labels,
 			seed: p.config.Order.Seed, epoch: p.start.Epoch}}
 	for {
-		r, err := p.asm.next()
-		if errors.Is(err, archive.ErrStopped) {
+		r, err := p.asm.Next()
+		if errors.Is(err, assembly.ErrStopped) || errors.Is(err, archive.ErrStopped) {
 			return p.cause()
 		}
-		for _, e := range r.bad {
-			p.env.Counters.Met(e, policy.BadSamples, p.env.Log)
+		for _, e := range r.Bad {
+			p.env.Counters.Met(e.(*sample.Error), policy.BadSamples, p.env.Log)
 		}
-		for _, e := range r.warned {
-			p.env.Counters.Tolerated(e, policy.Damaged, p.env.Log)
+		for _, e := range r.Warned {
+			p.env.Counters.Tolerated(e.(*sample.Error), policy.Damaged, p.env.Log)
 		}
-		if n := len(r.bad); n > 0 {
+		if n := len(r.Bad); n > 0 {
 			d.bad += n
-			d.lastBad = r.bad[n-1]
+			d.lastBad = r.Bad[n-1]
 		}
-		if r.partial {
+		if r.Partial {
 			continue
 		}
-		n := len(r.samples)
+		n := len(r.Samples)
 		if n == size || n > 0 && !p.config.Batch.Share.DropLast {
 			if err := d.hand(&r, err == nil || n == size); err != nil {
 				return err
@@ -57,26 +58,32 @@ type delivering struct {
 	batches int      // batches of the epoch, including batches before this pass
 	samples int      // samples of this pass
 	bad     int      // bad samples of this pass
-	lastBad *sample.Error
+	lastBad error
 }
 
 // hand delivers a batch. whole is false if an error cut the batch short. The position of such a
 // batch is the position of the last whole batch.
 func (d *delivering) hand(r *ready, whole bool) error {
-	p, n := d.p, len(r.samples)
+	p, n := d.p, len(r.Samples)
 	if p.ctx.Err() != nil {
 		return p.cause()
 	}
-	if turns := p.start.Turn + r.judged; whole && int64(turns) <= p.flow.stray.Load() {
+	if turns := p.start.Turn + r.Judged; whole && int64(turns) <= p.flow.stray.Load() {
 		d.place.Batches++
 		d.place.Turns = turns
 	}
 	if err := p.decodeLost(r); err != nil {
 		return err
 	}
-	d.mixer.run(r.slot.images, r.slot.labels, r.samples)
-	delivery := Delivery{Samples: r.samples, Batches: d.place.Batches, Turns: d.place.Turns}
-	if s := r.slot.staging; s != nil {
+	memory := r.Slot.Memory
+	if p.config.Labels.Kind == Index {
+		for row := range r.Samples {
+			putLabel(memory.labels[8*row:], r.Samples[row].Label)
+		}
+	}
+	d.mixer.run(memory.images, memory.labels, r.Samples)
+	delivery := Delivery{Samples: r.Samples, Batches: d.place.Batches, Turns: d.place.Turns}
+	if s := memory.staging; s != nil {
 		delivery.Redos = s.Publish(n)
 	}
 	if err := p.to.Deliver(delivery); err != nil {
@@ -97,8 +104,8 @@ func (d *delivering) end(last *ready) error {
 		return fmt.Errorf("%w in epoch %d of %s: "+format,
 			append([]any{index.ErrNoSamples, p.start.Epoch, file}, args...)...)
 	}
-	switch n := len(last.samples); {
-	case d.samples < p.asm.quota.wanted:
+	switch n := len(last.Samples); {
+	case d.samples < p.asm.Wanted():
 		return none("%d samples are bad, so that rank %d of %d can't fill its batches; see torchstream "+
 			"inspect", d.bad, share.Rank, share.World)
 	case d.batches > 0:

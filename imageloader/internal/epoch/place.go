@@ -74,16 +74,18 @@ func (p *pass) lend() {
 		select {
 		case <-p.ctx.Done():
 			return
-		case <-p.asm.rows.ask:
+		case <-p.asm.Asked():
 		}
 		slot, err := p.to.Lend(p.ctx)
+		var memory *rows
 		if err == nil {
-			err = p.asm.add(slot)
+			memory, err = newRows(p.config, slot)
 		}
 		if err != nil {
 			p.stop(err) // no effect if the pass has ended already
 			return
 		}
+		p.asm.Add(memory)
 	}
 }
 
@@ -99,7 +101,7 @@ func (p *pass) place() {
 			return
 		}
 		if !more {
-			p.asm.end(p.flow.readErr)
+			p.asm.End(p.flow.readErr)
 			return
 		}
 		j, ok := p.rowFor(&it, true)
@@ -114,17 +116,17 @@ func (p *pass) place() {
 	}
 }
 
-// rowFor assigns a row to an item. ok is the result of assembly.place.
+// rowFor assigns a row to an item. ok is the result of assembly.Assembly.Place.
 func (p *pass) rowFor(it *Item, wait bool) (j job, ok bool) {
-	waited := p.asm.waited
-	position, slot, number, ok := p.asm.place(it.Sample, wait)
-	p.env.Counters.Times.WaitSlot.Add(int64(p.asm.waited - waited)) // only one goroutine places samples
+	waited := p.asm.Waited()
+	position, slot, number, ok := p.asm.Place(it.Sample, wait)
+	p.env.Counters.Times.WaitSlot.Add(int64(p.asm.Waited() - waited)) // only one goroutine places samples
 	if !ok {
 		return job{}, false
 	}
 	return job{Item: *it, position: position, row: Row{
-		Pixels: slot.image(number, p.asm.imageBytes()), Label: slot.label(number, p.asm.workerLabelBytes()),
-		Staging: slot.staging.Of(number), Number: number,
+		Pixels: slot.Memory.image(number), Label: slot.Memory.label(number),
+		Staging: slot.Memory.staging.Of(number), Number: number,
 	}}, true
 }
 

@@ -206,6 +206,6 @@ func (q *fetchPlanner) resolve() {
 	c.Bytes.Add(q.bytes)
 	c.Cropped.Add(q.cropped)
 	c.By(count.ByPlan, n)
-	q.p.asm.resolveGood(q.good)
+	q.p.asm.ResolveGood(q.good)
 	q.good, q.bytes, q.cropped = q.good[:0], 0, 0
 }

@@ -6,8 +6,8 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 // maxGroup is the maximum number of samples that list sends at once.
@@ -73,7 +73,7 @@ func (p *pass) list() {
 		}
 	}
 	if len(group) == 0 || hand() {
-		p.asm.end(nil)
+		p.asm.End(nil)
 	}
 }
 
@@ -128,7 +128,7 @@ func (p *pass) fetchJob(j *job, r *index.Reader) bool {
 			j.bad = p.badContent(j, err)
 		}
 		if err != nil && j.bad == nil {
-			p.asm.resolve(j.position, Fatal, err)
+			p.asm.Resolve(j.position, Fatal, err)
 			return true
 		}
 	}

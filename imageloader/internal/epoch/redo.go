@@ -38,12 +38,12 @@ func DecodeAgain(c *Config, e *Env, known *index.Index, r *index.Reader, s sampl
 
 // decodeLost decodes those rows of a complete batch whose plans were lost.
 func (p *pass) decodeLost(r *ready) error {
-	if r.slot.staging == nil {
+	if r.Slot.Memory.staging == nil {
 		return nil
 	}
 	var reader *index.Reader
-	for row := range r.samples {
-		placed := &r.slot.staging.Rows[row]
+	for row := range r.Samples {
+		placed := &r.Slot.Memory.staging.Rows[row]
 		if !placed.Lost {
 			continue
 		}
@@ -51,8 +51,8 @@ func (p *pass) decodeLost(r *ready) error {
 			reader = index.NewReader(p.source.Known, p.archive)
 			defer reader.Close()
 		}
-		dst := r.slot.image(row, p.asm.imageBytes())
-		if err := DecodeAgain(p.config, p.env, p.source.Known, reader, r.samples[row], placed.Redo, dst); err != nil {
+		dst := r.Slot.Memory.image(row)
+		if err := DecodeAgain(p.config, p.env, p.source.Known, reader, r.Samples[row], placed.Redo, dst); err != nil {
 			return err
 		}
 	}

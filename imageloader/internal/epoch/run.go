@@ -11,9 +11,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/count"
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 // Source is the archive that an epoch reads.
@@ -40,16 +40,6 @@ type Plans struct {
 	Points       *devplan.EntryPoints // nil if entry points are not used
 	Searches     *devplan.Searches    // nil if the consumer searches nothing
 	MaxCopyBytes int64                // see devplan.Settings
-}
-
-// Start is the position at which an epoch starts. If all fields except Epoch are zero, it is the
-// start of the epoch.
-type Start struct {
-	Epoch   int
-	Done    order.Positions // positions taken before the deal
-	Turn    int             // turn of the deal
-	Batches int             // batches of the deal that are already delivered
-	Before  int             // batches of the epoch that were delivered before the deal
 }
 
 // Consumer receives the batches of an epoch.
@@ -81,7 +71,7 @@ type pass struct {
 	config *Config
 	env    *Env
 	source Source
-	start  Start
+	start  order.Start
 	to     Consumer
 	ctx    context.Context
 	stop   context.CancelCauseFunc
@@ -89,7 +79,7 @@ type pass struct {
 	archive *archive.Archive
 	deal    order.Deal
 	flow    flow
-	asm     *assembly
+	asm     *batches
 	queue   queue
 }
 
@@ -143,7 +133,7 @@ type flow struct {
 // Run runs an epoch from a position to its end. It returns nil if it has delivered every batch, and
 // otherwise the reason for the end. If ctx ends or the consumer fails, that reason is the cause.
 // Run stops its goroutines and waits for them before it returns.
-func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Consumer) error {
+func Run(ctx context.Context, source Source, at order.Start, c *Config, e *Env, to Consumer) error {
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	p := &pass{config: c, env: e, source: source, start: at, to: to, ctx: inner, stop: stop}
@@ -167,10 +157,11 @@ func Run(ctx context.Context, source Source, at Start, c *Config, e *Env, to Con
 
 // run starts the goroutines of the pass and delivers its batches.
 func (p *pass) run() error {
-	p.asm = newAssembly(p.config)
-	if p.config.Policy.BadSamples == sample.Skip && p.deal.Fixed {
-		p.asm.quota.wanted = p.wanted()
+	wanted := 0
+	if p.skips() && p.deal.Fixed {
+		wanted = p.deal.Remaining(&p.start)
 	}
+	p.asm = newAssembly(p.config, wanted)
 	workers, c := p.config.Threads.Workers, p.env.Counters
 	p.flow.jobs = make(chan job, workers)
 	defer c.StartEpoch()()
@@ -180,7 +171,7 @@ func (p *pass) run() error {
 	defer p.stop(nil)
 	all.Go(func() { // wakes the goroutines that do not wait in a channel, however the pass ends
 		<-p.ctx.Done()
-		p.asm.stop()
+		p.asm.Stop()
 		p.queue.budget.Stop()
 	})
 	all.Go(p.lend)
@@ -196,6 +187,13 @@ func (p *pass) run() error {
 	}
 	return p.deliver()
 }
+
+// skips reports whether bad samples are left out.
+func (p *pass) skips() bool { return p.config.Policy.BadSamples == sample.Skip }
+
+// end returns the turn at which the reading goroutine stops. If bad samples are left out and the number of
+// batches is fixed, assembly ends the pass earlier, when it has enough samples.
+func (p *pass) end() int { return p.deal.End(&p.start, p.skips()) }
 
 // random reports whether samples are read in any order.
 func (p *pass) random() bool { return p.source.Known != nil && p.source.Known.Random() }
@@ -216,21 +214,4 @@ func (p *pass) startFetching(all *sync.WaitGroup) {
 		fetching.Wait()
 		close(f.jobs)
 	})
-}
-
-// wanted returns the number of samples still to deliver, if that number is fixed.
-func (p *pass) wanted() int {
-	return max(0, p.deal.Turns-p.start.Batches*p.config.Batch.Size())
-}
-
-// end returns the turn at which the reading goroutine stops. Under Skip with a fixed number of
-// batches, assembly ends the pass earlier, when it has enough samples.
-func (p *pass) end() int {
-	switch {
-	case p.deal.Fixed && p.wanted() == 0:
-		return p.start.Turn
-	case p.asm.quota.wanted > 0:
-		return p.deal.MaxTurns()
-	}
-	return p.deal.Turns
 }

@@ -6,8 +6,8 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
-	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
+	"github.com/torchstream/torchstream/internal/order"
 )
 
 // repeated is added to Draw.Again for a sample that is repeated to fill up the epoch.

@@ -1,18 +1,60 @@
-package epoch
+// Package assembly makes batches, in the order of an epoch, from samples that several goroutines
+// write to rows of lent memory in any order. It knows neither the samples nor the memory.
+package assembly
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
-
-	"github.com/torchstream/torchstream/imageloader/internal/archive"
-	"github.com/torchstream/torchstream/imageloader/internal/devplan"
-	"github.com/torchstream/torchstream/imageloader/internal/sample"
-	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// assembly makes batches, in sequence order, from samples that are decoded in any order. The
+// Policy decides what happens to bad samples.
+type Policy int
+
+// The policies.
+const (
+	Fail       Policy = iota // a bad sample ends the epoch
+	Skip                     // it is left out
+	Substitute               // another sample of its batch replaces it
+)
+
+func (p Policy) String() string {
+	switch p {
+	case Fail:
+		return "fail"
+	case Skip:
+		return "skip"
+	case Substitute:
+		return "substitute"
+	}
+	return "BadSamplePolicy(" + strconv.Itoa(int(p)) + ")"
+}
+
+// Config describes the batches.
+type Config struct {
+	Size     int // samples in a batch
+	DropLast bool
+	Policy   Policy
+	Name     string // of the package, the start of error texts
+	// Fatal returns the error that ends an epoch under the policy Fail, for the bad sample's error.
+	Fatal func(bad error) error
+}
+
+// Memory is the lent memory of a batch.
+type Memory[M any] interface {
+	// Exchange copies row fromRow of the memory from to a row. If both is set, it swaps the two.
+	Exchange(row int, from M, fromRow int, both bool)
+	// Substitute copies the row of a good sample to the row of a bad one.
+	Substitute(row, good int)
+}
+
+// ErrStopped is returned by Next after Stop.
+var ErrStopped = errors.New("the assembly was stopped")
+
+// Assembly makes batches, in sequence order, from samples that are decoded in any order. The
 // samples of an epoch have positions 0, 1, 2, ... in its sequence. The contents of a batch depend
 // on the sequence and on which samples are bad, never on timing:
 //
@@ -25,21 +67,20 @@ import (
 // When a batch is complete, rows in the wrong places are exchanged. A bad sample therefore costs a
 // few copies of rows, about one for each sample that is being decoded at that moment. An epoch
 // without bad samples needs no copies, and a ring of one slot is enough.
-type assembly struct {
-	config *Config
+type Assembly[S any, M Memory[M]] struct {
+	config Config
 	quota  quota
 
 	mu       sync.Mutex
-	progress sync.Cond // next waits for the sample at awaited, for a sample that is not good, for a row of closing, or for the end
+	progress sync.Cond // Next waits for the sample at awaited, for a sample that is not good, for a row of closing, or for the end
 	space    sync.Cond // place waits for a hole, for a slot, or for the decision whether more samples are wanted
 	stopped  bool      // no more samples are placed
 
-	sequence sequence
-	rows     rows
+	sequence sequence[S, M]
+	rows     rows[S, M]
 	awaited  int // the position that next waits for; it may not be placed yet
 
-	scratch []byte        // only next uses it
-	waited  time.Duration // time that place waited for slots
+	waited time.Duration // time that place waited for slots
 }
 
 // quota bounds the samples of an epoch. Under Skip a later sample replaces a bad one.
@@ -57,30 +98,30 @@ func (q *quota) reached(placed int) bool { return q.bounded() && placed-q.lost >
 
 // sequence holds the samples from place to delivery. Positions before base have been delivered,
 // except those of members.
-type sequence struct {
-	flights []flight // samples from position base on
+type sequence[S, M any] struct {
+	flights []flight[S, M] // samples from position base on
 	base    int
-	cursor  int      // the next position that judge looks at
-	members []int    // positions of the next batch's samples found so far
-	kept    []flight // flights of the members before base
-	pending int      // placed samples whose Outcome is not known yet
+	cursor  int            // the next position that judge looks at
+	members []int          // positions of the next batch's samples found so far
+	kept    []flight[S, M] // flights of the members before base
+	pending int            // placed samples whose Outcome is not known yet
 
 	ended   bool // the last flight is the end of the sequence
 	failure error
 }
 
 // end is the position of the next sample to place.
-func (q *sequence) end() int { return q.base + len(q.flights) }
+func (q *sequence[S, M]) end() int { return q.base + len(q.flights) }
 
 // add places a sample in a row, and returns its position.
-func (q *sequence) add(f flight) int {
+func (q *sequence[S, M]) add(f flight[S, M]) int {
 	q.pending++
 	q.flights = append(q.flights, f)
 	return q.end() - 1
 }
 
 // resolve records the Outcome of the sample at a position.
-func (q *sequence) resolve(position int, state Outcome, err error) *flight {
+func (q *sequence[S, M]) resolve(position int, state Outcome, err error) *flight[S, M] {
 	f := &q.flights[position-q.base]
 	f.state, f.err = state, err
 	q.pending--
@@ -88,7 +129,7 @@ func (q *sequence) resolve(position int, state Outcome, err error) *flight {
 }
 
 // flight returns the flight at a position that is not delivered yet.
-func (q *sequence) flight(position int) *flight {
+func (q *sequence[S, M]) flight(position int) *flight[S, M] {
 	if position >= q.base {
 		return &q.flights[position-q.base]
 	}
@@ -97,7 +138,7 @@ func (q *sequence) flight(position int) *flight {
 }
 
 // forget drops the flights before the cursor, except the members' flights.
-func (q *sequence) forget() {
+func (q *sequence[S, M]) forget() {
 	for _, p := range q.members[len(q.kept):] {
 		q.kept = append(q.kept, q.flights[p-q.base])
 	}
@@ -107,17 +148,17 @@ func (q *sequence) forget() {
 
 // rows are the rows of the lent slots. Each slot gives its rows to samples once, in order. Under
 // Skip, the rows of bad samples become holes, which other samples fill.
-type rows struct {
-	slots   []*slot // lent slots that are not delivered yet, in order
+type rows[S, M any] struct {
+	slots   []*Slot[M] // lent slots that are not delivered yet, in order
 	lent    int
 	ask     chan struct{}
-	asked   bool   // a slot has been requested
-	holes   []hole // rows of bad samples, to be filled by other samples; only under Skip
-	closing *slot  // the oldest slot, while next waits for its rows
+	asked   bool      // a slot has been requested
+	holes   []hole[M] // rows of bad samples, to be filled by other samples; only under Skip
+	closing *Slot[M]  // the oldest slot, while next waits for its rows
 }
 
 // request asks for another slot, unless a request is pending.
-func (r *rows) request() {
+func (r *rows[S, M]) request() {
 	if !r.asked {
 		r.asked = true
 		r.ask <- struct{}{} // never blocks: there is at most one request
@@ -125,7 +166,7 @@ func (r *rows) request() {
 }
 
 // add adds a slot that was requested.
-func (r *rows) add(s *slot) {
+func (r *rows[S, M]) add(s *Slot[M]) {
 	s.seq = r.lent
 	r.lent++
 	r.slots = append(r.slots, s)
@@ -133,7 +174,7 @@ func (r *rows) add(s *slot) {
 }
 
 // free returns a row for the next sample, or nil if no row is free.
-func (r *rows) free() (*slot, int) {
+func (r *rows[S, M]) free() (*Slot[M], int) {
 	if len(r.holes) > 0 { // choose the hole that is delivered first
 		first := 0
 		for i, h := range r.holes {
@@ -155,21 +196,21 @@ func (r *rows) free() (*slot, int) {
 }
 
 // close makes s, the oldest slot, the closing one. Its holes are no longer filled.
-func (r *rows) close(s *slot) {
+func (r *rows[S, M]) close(s *Slot[M]) {
 	r.closing = s
-	r.holes = slices.DeleteFunc(r.holes, func(h hole) bool { return h.slot == s })
+	r.holes = slices.DeleteFunc(r.holes, func(h hole[M]) bool { return h.slot == s })
 }
 
 // deliver removes the closing slot.
-func (r *rows) deliver() {
+func (r *rows[S, M]) deliver() {
 	r.slots = append(r.slots[:0], r.slots[1:]...)
 	r.closing = nil
 }
 
 // flight is a sample on its way from place to delivery.
-type flight struct {
-	sample sample.Sample
-	slot   *slot
+type flight[S, M any] struct {
+	sample S
+	slot   *Slot[M]
 	row    int
 	state  Outcome
 	err    error // the tolerated damage, for a good sample
@@ -182,89 +223,63 @@ type Outcome uint8
 const (
 	Pending Outcome = iota
 	Good
-	Bad   // the error is a *sample.Error
-	Fatal // the archive cannot be read, or no image can be decoded
+	Bad
+	Fatal // no sample can be made
 )
 
-// slot is the lent memory for one batch.
-type slot struct {
-	seq    int
-	images []byte
-	labels []byte // or masks
-	owner  []int  // position of each row's sample, or noOwner
-	fresh  int    // number of rows that have been assigned at least once
+// Slot is the place of one batch.
+type Slot[M any] struct {
+	Memory M
 
-	staging *devplan.Staging // nil without plans
+	seq   int
+	owner []int // the position of each row's sample, or noOwner
+	fresh int   // number of rows that have been assigned at least once
 }
 
 const noOwner = -1 // the owner of a row without a sample
 
 // hole is a row whose sample was bad.
-type hole struct {
-	slot *slot
+type hole[M any] struct {
+	slot *Slot[M]
 	row  int
 }
 
-// ready is a complete batch.
-type ready struct {
-	slot    *slot
-	samples []sample.Sample
-	bad     []*sample.Error // bad samples since the last call of next, in order
-	warned  []*sample.Error // damage of good samples since the last call of next, in order
-	judged  int             // number of positions up to the batch's end
-	partial bool            // the batch is not complete yet: bad is the only result
+// Ready is a complete batch.
+type Ready[S, M any] struct {
+	Slot    *Slot[M]
+	Samples []S     // one for each row
+	Bad     []error // of the bad samples since the last call of Next, in order
+	Warned  []error // of the good samples since the last call of Next, in order
+	Judged  int     // number of positions up to the batch's end
+	Partial bool    // only bad samples; the batch is not complete yet
 }
 
 // maxBad is the maximum number of bad samples that next collects before it returns them without a
 // batch. Under Skip, any number of bad samples may precede a batch.
 const maxBad = 1024
 
-func newAssembly(c *Config) *assembly {
-	a := &assembly{config: c, rows: rows{ask: make(chan struct{}, 1)}}
+// New returns an assembly. If wanted is not 0, the assembly delivers so many samples, and a sample
+// that is placed later replaces a skipped one.
+func New[S any, M Memory[M]](c Config, wanted int) *Assembly[S, M] {
+	a := &Assembly[S, M]{config: c, quota: quota{wanted: wanted}, rows: rows[S, M]{ask: make(chan struct{}, 1)}}
 	a.progress.L = &a.mu
 	a.space.L = &a.mu
 	return a
 }
 
-func (a *assembly) size() int                      { return a.config.Batch.Size() }
-func (a *assembly) imageBytes() int                { return a.config.Batch.imageBytes() }
-func (a *assembly) policy() sample.BadSamplePolicy { return a.config.Policy.BadSamples }
+// Wanted returns the number of samples to deliver. 0 means all.
+func (a *Assembly[S, M]) Wanted() int { return a.quota.wanted }
 
-// image returns the memory of a row.
-func (s *slot) image(row, bytes int) []byte {
-	return s.images[row*bytes : (row+1)*bytes : (row+1)*bytes]
-}
+// Asked receives a value when Place needs another slot. The receiver then calls Add.
+func (a *Assembly[S, M]) Asked() <-chan struct{} { return a.rows.ask }
 
-// label returns the memory of a row's label of the given size.
-func (s *slot) label(row, bytes int) []byte {
-	return s.labels[row*bytes : (row+1)*bytes : (row+1)*bytes]
-}
+// Waited returns the time that Place has waited for slots. Only the goroutine that calls Place may
+// call it.
+func (a *Assembly[S, M]) Waited() time.Duration { return a.waited }
 
-// workerLabelBytes is the size of a label that the sample's worker writes. It is 0 if labels are
-// written only when the batch is complete.
-func (a *assembly) workerLabelBytes() int {
-	if a.config.Labels.byWorkers() {
-		return a.config.Labels.Bytes()
-	}
-	return 0
-}
-
-// add adds the memory that the consumer has lent for a requested slot.
-func (a *assembly) add(lent decodeplan.Slot) error {
-	size := a.size()
-	images, labels, what := size*a.imageBytes(), size*a.config.Labels.Bytes(), "labels"
-	if a.config.Labels.byWorkers() {
-		what = "masks or targets"
-	}
-	if len(lent.Images) < images || len(lent.Labels) < labels {
-		return fmt.Errorf("imageloader: the lent slot has %d and %d bytes, a batch needs %d for images and %d for %s",
-			len(lent.Images), len(lent.Labels), images, labels, what)
-	}
-	staging, err := devplan.NewStaging(lent.Plans, size)
-	if err != nil {
-		return err
-	}
-	s := &slot{images: lent.Images[:images], labels: lent.Labels[:labels], owner: make([]int, size), staging: staging}
+// Add adds the lent memory of a batch.
+func (a *Assembly[S, M]) Add(memory M) {
+	s := &Slot[M]{Memory: memory, owner: make([]int, a.config.Size)}
 	for i := range s.owner {
 		s.owner[i] = noOwner
 	}
@@ -272,13 +287,12 @@ func (a *assembly) add(lent decodeplan.Slot) error {
 	a.rows.add(s)
 	a.space.Broadcast()
 	a.mu.Unlock()
-	return nil
 }
 
-// place assigns a row to the next sample of the sequence, and waits until a row is free. If wait is
-// false, it returns ok = false instead of waiting. ok is also false after stop, and when no more
+// Place assigns a row to the next sample of the sequence, and waits until a row is free. If wait is
+// false, it returns ok = false instead of waiting. ok is also false after Stop, and when no more
 // samples are wanted.
-func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, row int, ok bool) {
+func (a *Assembly[S, M]) Place(s S, wait bool) (position int, at *Slot[M], row int, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var since time.Time
@@ -297,7 +311,7 @@ func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, ro
 		if a.stopped {
 			return 0, nil, 0, false
 		}
-		if len(a.sequence.flights) >= len(a.rows.slots)*a.size()+2*maxBad { // one flight for each row, and the bad samples
+		if len(a.sequence.flights) >= len(a.rows.slots)*a.config.Size+2*maxBad { // one flight for each row, and the bad samples
 			if !wait {
 				return 0, nil, 0, false
 			}
@@ -319,20 +333,21 @@ func (a *assembly) place(s sample.Sample, wait bool) (position int, at *slot, ro
 	if !since.IsZero() {
 		a.waited += time.Since(since)
 	}
-	position = a.sequence.add(flight{sample: s, slot: at, row: row})
+	position = a.sequence.add(flight[S, M]{sample: s, slot: at, row: row})
 	at.owner[row] = position
 	return position, at, row, true
 }
 
-// resolve records the Outcome of the sample at a position.
-func (a *assembly) resolve(position int, state Outcome, err error) {
+// Resolve records the Outcome of the sample at a position. The error of a bad or fatal sample is
+// the reason. The error of a good one, if any, is a warning.
+func (a *Assembly[S, M]) Resolve(position int, state Outcome, err error) {
 	a.mu.Lock()
 	a.note(position, state, err)
 	a.mu.Unlock()
 }
 
-// resolveGood records that the samples at some positions are good.
-func (a *assembly) resolveGood(positions []int) {
+// ResolveGood records that the samples at some positions are good.
+func (a *Assembly[S, M]) ResolveGood(positions []int) {
 	a.mu.Lock()
 	for _, position := range positions {
 		a.note(position, Good, nil)
@@ -340,10 +355,10 @@ func (a *assembly) resolveGood(positions []int) {
 	a.mu.Unlock()
 }
 
-// note is resolve for a caller that holds mu.
-func (a *assembly) note(position int, state Outcome, err error) {
+// note is Resolve for a caller that holds mu.
+func (a *Assembly[S, M]) note(position int, state Outcome, err error) {
 	f := a.sequence.resolve(position, state, err)
-	skip := state == Bad && a.policy() == sample.Skip
+	skip := state == Bad && a.config.Policy == Skip
 	if a.quota.bounded() {
 		if skip {
 			a.quota.lost++
@@ -356,23 +371,23 @@ func (a *assembly) note(position int, state Outcome, err error) {
 	if skip {
 		f.slot.owner[f.row] = noOwner
 		if f.slot != a.rows.closing {
-			a.rows.holes = append(a.rows.holes, hole{f.slot, f.row})
+			a.rows.holes = append(a.rows.holes, hole[M]{f.slot, f.row})
 			a.space.Signal()
 		}
 	}
 }
 
-// end marks the end of the sequence after the placed samples. If that is too early, failure is the
+// End marks the end of the sequence after the placed samples. If that is too early, failure is the
 // reason.
-func (a *assembly) end(failure error) {
+func (a *Assembly[S, M]) End(failure error) {
 	a.mu.Lock()
 	a.sequence.ended, a.sequence.failure = true, failure
 	a.progress.Signal()
 	a.mu.Unlock()
 }
 
-// stop wakes all waiting goroutines.
-func (a *assembly) stop() {
+// Stop wakes all waiting goroutines.
+func (a *Assembly[S, M]) Stop() {
 	a.mu.Lock()
 	a.stopped = true
 	a.progress.Signal()
@@ -381,20 +396,20 @@ func (a *assembly) stop() {
 }
 
 // forget drops the flights of delivered and bad samples.
-func (a *assembly) forget() {
+func (a *Assembly[S, M]) forget() {
 	a.sequence.forget()
 	a.space.Signal()
 }
 
-// next waits for the next batch. After maxBad bad samples without a batch, it returns only these
-// bad samples (r.partial). At the end of the sequence, r.samples is shorter than a batch or empty,
-// and err may be the reason for the end. The caller must then not call next again. The caller owns
-// the memory of the returned slot. After stop, next returns archive.ErrStopped.
-func (a *assembly) next() (r ready, err error) {
+// Next waits for the next batch. After maxBad bad samples without a batch, it returns only these
+// bad samples (r.Partial). At the end of the sequence, r.Samples is shorter than a batch or empty,
+// and err may be the reason for the end. The caller must then not call Next again. The caller owns
+// the memory of the returned slot. After Stop, Next returns ErrStopped.
+func (a *Assembly[S, M]) Next() (r Ready[S, M], err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ok, err := a.judge(&r)
-	if r.partial {
+	if r.Partial {
 		a.forget()
 		return r, nil
 	}
@@ -404,21 +419,18 @@ func (a *assembly) next() (r ready, err error) {
 	}
 	s := a.rows.slots[0]
 	if !a.settle(s) {
-		return r, archive.ErrStopped
+		return r, ErrStopped
 	}
-	r.slot, r.judged = s, a.sequence.cursor
-	r.samples = make([]sample.Sample, len(members))
+	r.Slot, r.Judged = s, a.sequence.cursor
+	r.Samples = make([]S, len(members))
 	for row, p := range members {
-		r.samples[row] = a.sequence.flight(p).sample
+		r.Samples[row] = a.sequence.flight(p).sample
 	}
-	if a.policy() == sample.Substitute && (len(members) == a.size() || !a.config.Batch.Share.DropLast) {
-		if e := a.substitute(s, r.samples); e != nil {
-			r.samples = nil
+	if a.config.Policy == Substitute && (len(members) == a.config.Size || !a.config.DropLast) {
+		if e := a.substitute(s, r.Samples); e != nil {
+			r.Samples = nil
 			return r, e
 		}
-	}
-	for row := 0; a.config.Labels.Kind == Index && row < len(r.samples); row++ {
-		putLabel(s.labels[8*row:], r.samples[row].Label)
 	}
 	a.rows.deliver()
 	a.sequence.members, a.sequence.kept = members[:0], a.sequence.kept[:0]
@@ -428,11 +440,11 @@ func (a *assembly) next() (r ready, err error) {
 
 // judge waits for the samples of the next batch, in order, and adds them to members. If the
 // sequence ends before the batch is full, err is the reason. ok is false after stop.
-func (a *assembly) judge(r *ready) (ok bool, err error) {
-	q, size, policy := &a.sequence, a.size(), a.policy()
+func (a *Assembly[S, M]) judge(r *Ready[S, M]) (ok bool, err error) {
+	q, size, policy := &a.sequence, a.config.Size, a.config.Policy
 	for len(q.members) < size {
 		if a.stopped {
-			return false, archive.ErrStopped
+			return false, ErrStopped
 		}
 		if q.cursor == q.end() {
 			if q.ended {
@@ -446,23 +458,22 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 			a.await()
 			continue
 		case Bad:
-			e := f.err.(*sample.Error)
-			r.bad = append(r.bad, e)
-			if policy == sample.Fail {
-				return true, sample.Fatal{Bad: e}
+			r.Bad = append(r.Bad, f.err)
+			if policy == Fail {
+				return true, a.config.Fatal(f.err)
 			}
-			if policy == sample.Substitute {
+			if policy == Substitute {
 				q.members = append(q.members, q.cursor)
-			} else if len(r.bad) == maxBad {
-				r.partial = true
+			} else if len(r.Bad) == maxBad {
+				r.Partial = true
 				q.cursor++
 				return true, nil
 			}
 		case Fatal:
 			return true, f.err
 		case Good:
-			if e, ok := f.err.(*sample.Error); ok {
-				r.warned = append(r.warned, e)
+			if f.err != nil {
+				r.Warned = append(r.Warned, f.err)
 			}
 			q.members = append(q.members, q.cursor)
 		}
@@ -474,9 +485,9 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 // await waits while samples of the next batch are pending or not yet placed. Waking up for each
 // sample would cost more than the rest of the assembly. So await wakes up only for the last of
 // these samples, for a sample that is not good, or for the end.
-func (a *assembly) await() {
+func (a *Assembly[S, M]) await() {
 	q := &a.sequence
-	last, end := q.cursor+a.size()-len(q.members)-1, q.end()
+	last, end := q.cursor+a.config.Size-len(q.members)-1, q.end()
 	if q.ended || last < end {
 		for last = min(last, end-1); q.flights[last-q.base].state != Pending; {
 			last--
@@ -488,12 +499,12 @@ func (a *assembly) await() {
 
 // settle moves the members of the next batch to their rows of s, the oldest slot. Before that, it
 // waits until no worker writes to s. It returns false after stop.
-func (a *assembly) settle(s *slot) bool {
+func (a *Assembly[S, M]) settle(s *Slot[M]) bool {
 	a.rows.close(s)
 	if !a.quiet(s) {
 		return false
 	}
-	if a.policy() == sample.Skip {
+	if a.config.Policy == Skip {
 		a.arrange(s)
 	}
 	return true
@@ -501,7 +512,7 @@ func (a *assembly) settle(s *slot) bool {
 
 // quiet waits until no worker writes to a slot. Workers may also be decoding samples of later
 // batches into its rows.
-func (a *assembly) quiet(s *slot) bool {
+func (a *Assembly[S, M]) quiet(s *Slot[M]) bool {
 	for row := 0; row < len(s.owner); {
 		if p := s.owner[row]; p != noOwner && a.sequence.flight(p).state == Pending {
 			if a.stopped {
@@ -517,8 +528,7 @@ func (a *assembly) quiet(s *slot) bool {
 
 // arrange moves every member to its row of s. If the row holds a sample of another batch, the two
 // samples change places.
-func (a *assembly) arrange(s *slot) {
-	image, label := a.imageBytes(), a.workerLabelBytes()
+func (a *Assembly[S, M]) arrange(s *Slot[M]) {
 	for row, p := range a.sequence.members {
 		f := a.sequence.flight(p)
 		if f.slot == s && f.row == row {
@@ -526,45 +536,30 @@ func (a *assembly) arrange(s *slot) {
 		}
 		from, fromRow := f.slot, f.row
 		other := s.owner[row]
-		a.exchange(s.image(row, image), from.image(fromRow, image), other != noOwner)
-		a.exchange(s.label(row, label), from.label(fromRow, label), other != noOwner)
-		devplan.Exchange(s.staging, row, from.staging, fromRow, other != noOwner)
+		s.Memory.Exchange(row, from.Memory, fromRow, other != noOwner)
 		s.owner[row], f.slot, f.row = p, s, row
 		from.owner[fromRow] = other
 		if other != noOwner {
 			o := a.sequence.flight(other)
 			o.slot, o.row = from, fromRow
 		} else if from != s {
-			a.rows.holes = append(a.rows.holes, hole{from, fromRow})
+			a.rows.holes = append(a.rows.holes, hole[M]{from, fromRow})
 			a.space.Signal()
 		}
 	}
 }
 
-// exchange copies from into to. If both is set it swaps the two.
-func (a *assembly) exchange(to, from []byte, both bool) {
-	if both {
-		a.scratch = append(a.scratch[:0], to...)
-	}
-	copy(to, from)
-	if both {
-		copy(from, a.scratch)
-	}
-}
-
 // substitute fills the rows of bad samples with copies of good ones.
-func (a *assembly) substitute(s *slot, samples []sample.Sample) error {
-	image, label := a.imageBytes(), a.workerLabelBytes()
-	at := func(row int) *flight { return a.sequence.flight(a.sequence.members[row]) }
+func (a *Assembly[S, M]) substitute(s *Slot[M], samples []S) error {
+	at := func(row int) *flight[S, M] { return a.sequence.flight(a.sequence.members[row]) }
 	isBad := func(row int) bool { return at(row).state == Bad }
 	first := 0
 	for first < len(samples) && isBad(first) {
 		first++
 	}
 	if first == len(samples) {
-		return fmt.Errorf("imageloader: all %d samples of a batch are bad, so none can be substituted; "+
-			"the last one: %w",
-			len(samples), at(first-1).err)
+		return fmt.Errorf("%s: all %d samples of a batch are bad, so none can be substituted; "+
+			"the last one: %w", a.config.Name, len(samples), at(first-1).err)
 	}
 	from := first
 	for row := range samples {
@@ -572,22 +567,8 @@ func (a *assembly) substitute(s *slot, samples []sample.Sample) error {
 			from = row
 			continue
 		}
-		copy(s.image(row, image), s.image(from, image))
-		copy(s.label(row, label), s.label(from, label))
-		if s.staging != nil {
-			s.staging.Take(row, s.staging, from)
-			s.staging.Rows[row].Redo.Substitute = true
-		}
+		s.Memory.Substitute(row, from)
 		samples[row] = samples[from]
 	}
 	return nil
-}
-
-// putLabel writes label as an int64.
-func putLabel(p []byte, label int) {
-	v := uint64(label)
-	_ = p[7]
-	for i := range 8 { // little endian, the byte order of x86-64
-		p[i] = byte(v >> (8 * i))
-	}
 }
