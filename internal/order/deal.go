@@ -5,7 +5,7 @@ import (
 	"sort"
 )
 
-// Share tells which part of an epoch a process gets.
+// Share says which part of an epoch a process gets.
 type Share struct {
 	Rank, World int  // this process has rank Rank, from 0, of World processes
 	Batch       int  // samples per batch
@@ -13,15 +13,15 @@ type Share struct {
 	PadLast     bool // fill the last batch with the epoch's first samples if it is short
 }
 
-// Deal assigns the positions of an epoch to ranks, like cards. It numbers the positions that are
-// not in Done 0, 1, 2, ... Turn t of a rank is number Rank + t*World. After the last position, the
-// numbers start over at the first position, as padding.
+// Deal assigns the positions of an epoch to ranks, as cards are dealt to players. It numbers the
+// positions that are not in Done 0, 1, 2, ... Turn t of a rank is number Rank + t*World. After the
+// last position, the numbers start over at the first position, as padding.
 //
 // All ranks take the same number of turns. A rank that skips a bad sample takes one more turn, so
 // that it gets as many batches as the others. A Deal is immutable.
 type Deal struct {
 	Share
-	Done  Positions // taken before the deal
+	Done  Positions // positions taken before the deal
 	Left  int       // number of positions that are not in Done, or Unknown
 	Turns int       // number of turns that this rank takes if there are no bad samples, or Unknown
 	Fixed bool      // the rank delivers Turns samples, even if some are bad
@@ -49,7 +49,7 @@ func NewDeal(s Share, total int, done Positions) Deal {
 	return d
 }
 
-// Batches returns the number of batches in the turns.
+// Batches returns the number of batches that Turns samples make.
 func (d *Deal) Batches() int {
 	n := d.Turns / d.Batch
 	if d.Turns%d.Batch != 0 && !d.DropLast {
@@ -59,7 +59,7 @@ func (d *Deal) Batches() int {
 }
 
 // MaxTurns returns the maximum number of turns of a rank, including turns with bad samples. A rank
-// that needs more turns has found as many bad samples as there are samples.
+// that would need more turns has met as many bad samples as there are samples.
 func (d *Deal) MaxTurns() int {
 	if d.Fixed && d.Left < Unknown {
 		return d.Turns + d.Left
@@ -67,7 +67,7 @@ func (d *Deal) MaxTurns() int {
 	return d.Turns
 }
 
-// At returns the position of a turn, and how often that position was dealt before.
+// At returns the position of a turn, and the number of times that the position was dealt before.
 func (d *Deal) At(turn int) (position, before int) {
 	number := d.Rank + turn*d.World
 	return d.Done.Without(number % d.Left), number / d.Left
@@ -94,8 +94,8 @@ func (d *Deal) Turn(position, before int) (turn int, mine bool) {
 // run.
 const MaxAhead = 1 << 20
 
-// Take returns Done plus the positions that all ranks have taken since. turns has the number of
-// turns of each rank.
+// Take returns Done plus the positions that all ranks have taken since the deal. turns[r] is the
+// number of turns of rank r.
 func (d *Deal) Take(turns []int) (Positions, error) {
 	first := d.Left // the smallest number that no rank has taken
 	for rank, t := range turns {

@@ -5,7 +5,7 @@ import (
 	"sort"
 )
 
-// Unknown is a number of positions that is not known before the end of the archive.
+// Unknown stands for a number of positions that is known only at the end of the archive.
 const Unknown = math.MaxInt
 
 // Positions is a set of positions of an epoch. The zero value is empty.
@@ -17,7 +17,7 @@ type Positions struct {
 // Len returns the size of the set.
 func (s *Positions) Len() int { return s.Next + len(s.Ahead) }
 
-// Without returns the j-th position, from 0, of those not in the set.
+// Without returns the j-th position, from 0, that is not in the set.
 func (s *Positions) Without(j int) int {
 	k := sort.Search(len(s.Ahead), func(k int) bool { return s.Ahead[k]-s.Next-k > j })
 	return s.Next + j + k

@@ -8,8 +8,8 @@ type Purpose uint64
 // The purposes. Their values determine every epoch's batches, so they must never change.
 const (
 	OfEpoch   Purpose = 1 // the order of the samples in an epoch; the index is 0
-	OfSample  Purpose = 2 // the sample of a weighted draw; the index is the draw's position
-	OfDraw    Purpose = 3 // the mixing of a batch; the index is its first sample's
+	OfSample  Purpose = 2 // the crop, the flip and the operations of one sample; the index is the sample's
+	OfDraw    Purpose = 3 // the sample of a weighted draw; the index is the draw's position
 	OfMixture Purpose = 4 // the mixing of a batch; the index is the first sample's
 )
 

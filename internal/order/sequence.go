@@ -31,18 +31,18 @@ type Sequence struct {
 	Kind     Kind
 	Seed     uint64
 	Epoch    int
-	Rounds   int                     // how often the epoch goes through the samples, at least 1
+	Rounds   int                     // number of rounds over the samples in an epoch, at least 1
 	PerRound int                     // number of positions in a round
 	Weights  *Weights                // for Drawn
 	Shuffled func(epoch int) []int32 // for Permuted and Buffered: returns the order of one round
 
-	round int // the round that order is of, if order is not nil
+	round int // the round for which order holds, if order is not nil
 	order []int32
 }
 
-// At returns the sample at a position, and the arguments of SeedRepeat for its random choices: an
-// epoch, and a number that distinguishes repeated draws of one sample. Round j of epoch e has the
-// same choices as epoch e*Rounds + j.
+// At returns the sample at a position. It also returns two arguments of SeedRepeat for the sample's
+// random choices: an epoch, and a number that distinguishes repeated draws of one sample. Round j
+// of epoch e has the same choices as epoch e*Rounds + j.
 func (s *Sequence) At(position int) (index, epoch int, repeat uint64) {
 	round, i := position/s.PerRound, position%s.PerRound
 	epoch = s.Epoch*s.Rounds + round

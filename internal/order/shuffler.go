@@ -7,8 +7,8 @@ import "math/rand/v2"
 // and the sizes. A stream that fits into the buffer is shuffled uniformly. A Shuffler belongs to
 // one goroutine.
 type Shuffler[T any] struct {
-	// Ramp makes one element leave for every two that are added while the buffer fills. A stream
-	// that is much larger than the buffer then yields its first element at once, but its first
+	// Ramp makes one element leave for every two that are added, as long as the buffer fills. If a
+	// stream is much larger than the buffer, its first element then leaves at once, but its first
 	// elements are mixed with fewer others.
 	Ramp bool
 

@@ -10,8 +10,8 @@ import (
 
 // Build reads a newly opened archive to its end, builds its index and writes the index file, if
 // possible. It fails if there are no samples. If another process is already building the index,
-// Build waits for it and loads the result. It waits until that process stops or the archive's
-// context is done.
+// Build waits for it and loads the result. The wait also ends when that process stops, or when the
+// archive's context is done.
 func Build(a *archive.Archive, c Config) (*Index, error) {
 	m, x, err := makeOrWait(a, &c, true)
 	if x != nil || err != nil {
@@ -31,7 +31,7 @@ func Build(a *archive.Archive, c Config) (*Index, error) {
 	return x, nil
 }
 
-// build implements Build without regard to other processes, and without holdAfter.
+// build implements Build, except that it ignores other processes and does not call holdAfter.
 func build(a *archive.Archive, c Config) (*Index, error) {
 	b, err := scan(a, c)
 	if err != nil {
@@ -53,9 +53,9 @@ func build(a *archive.Archive, c Config) (*Index, error) {
 	return x, nil
 }
 
-// holdAfter keeps the samples in memory if they turn out to fit without the archive's other
-// members. A loader that loads the index file would keep them too, and both loaders must have the
-// same order of epochs.
+// holdAfter keeps the samples in memory if they fit. Only now is it known which members are
+// samples. A loader that loads the index file would keep the same samples in memory, and both
+// loaders must use the same order of epochs.
 func holdAfter(a *archive.Archive, x *Index, c *Config) error {
 	again, err := a.Reopen()
 	if err != nil {
@@ -105,14 +105,14 @@ type Report struct {
 	Classes     int
 	Checkpoints int // of gzip files
 	// Random reports whether samples can be read in any order. Work is the average number of bytes
-	// to read or inflate for each byte of a sample that is read in any order, or 0 if the archive
-	// can only be read in its own order.
+	// to read or inflate for each byte of a sample, if samples are read in any order. Work is 0 if
+	// the archive can only be read in its own order.
 	Random bool
 	Work   float64
 }
 
-// Make reads a newly opened archive to its end and writes its index file, even if there is one
-// already. It waits for no other process, but processes that need the index wait for Make.
+// Make reads a newly opened archive to its end and writes its index file, even if an index file
+// exists. It waits for no other process, but processes that need the index wait for Make.
 func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 	m, _, err := makeOrWait(a, &c, false)
 	if err != nil {

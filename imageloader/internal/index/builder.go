@@ -18,10 +18,10 @@ type Builder struct {
 	config  Config
 	dirs    *directories
 	web     *webGroup // nil: directories are classes
-	samples int       // if directories are classes: the number of samples among the members
+	samples int       // number of samples among the members, if directories are classes
 
 	nonSamples
-	unlisted unlisted // the orphans with a list
+	unlisted unlisted // images that the list does not name
 	lacking  webLacks
 
 	records records
@@ -43,7 +43,7 @@ type nonSamples struct {
 
 // records collects the large sections of an index file.
 type records struct {
-	discard bool // collects nothing: only labels and counts are wanted
+	discard bool // collect nothing: only labels and counts are wanted
 	count   int  // members
 	newest  newestMember
 	marked  int // number of checkpoints
@@ -51,7 +51,8 @@ type records struct {
 	members, names, headers, marks, windows spool
 }
 
-// newestMember is the last member of the records, still incomplete and not in the spools.
+// newestMember is the newest member of the records. It is still incomplete, so the spools do not
+// have it.
 type newestMember struct {
 	record
 	path []byte
@@ -80,8 +81,8 @@ func NewBuilder(path string, c Config) (*Builder, error) {
 // Labels describes the classes and labels of an archive that has been read to its end.
 type Labels struct {
 	Classes []string
-	// OfDirectory has the label of each directory by number. It is -1 for a directory that is not a
-	// class, so its members are not samples.
+	// OfDirectory has the label of each directory, by number. The label is -1 for a directory that
+	// is not a class: its members are not samples.
 	OfDirectory []int32
 	Ignored     int // number of members that are not samples
 	Orphans     int // number of ignored members that are images without a class
@@ -104,7 +105,8 @@ func (b *Builder) Labels() Labels {
 	return l
 }
 
-// Directory returns the name of a directory, or with WebDataset of a label, by its number.
+// Directory returns the name of the directory with a number. With WebDataset it returns the text of
+// a label.
 func (b *Builder) Directory(number int) string { return b.dirs.names[number] }
 
 // Samples returns the number of samples collected so far, if directories are classes.
@@ -113,8 +115,8 @@ func (b *Builder) Samples() int { return b.samples }
 // Orphans returns the number of images without a class so far.
 func (b *Builder) Orphans() int { return b.orphans }
 
-// spoolTo makes the Builder put its spools into files from create. If create is nil, they stay in
-// memory.
+// spoolTo makes the Builder's spools write to files that create makes. If create is nil, they stay
+// in memory.
 func (b *Builder) spoolTo(create func() (*os.File, error)) {
 	for _, s := range b.records.spools() {
 		s.create = create
@@ -131,7 +133,8 @@ func (b *Builder) Close() {
 
 // add records a member that may be a sample: it looks like an image and, if directories are
 // classes, is in a directory that may be a class. magic is the member's first bytes. add returns
-// the member's number and, with given classes, its label. The number is -1 for all other members.
+// the member's number and, with given classes, its label. For any other member it returns the
+// number -1.
 func (b *Builder) add(m *archive.Member, magic []byte) (number, label int, err error) {
 	class, image := classOf(m.Name), claims(m, magic)
 	if class == "" {
@@ -170,7 +173,7 @@ func (b *Builder) ignore(m *archive.Member, image bool) (number, label int, err 
 	return -1, 0, b.dirs.noteLeftOut(m)
 }
 
-// record makes a member the latest member.
+// record makes a member the newest member.
 func (b *Builder) record(m *archive.Member, dir int32, flags uint8) (number int, err error) {
 	number, ok := b.records.add(m, dir, flags)
 	if !ok {
@@ -179,7 +182,7 @@ func (b *Builder) record(m *archive.Member, dir int32, flags uint8) (number int,
 	return number, nil
 }
 
-// drop removes the latest member.
+// drop removes the newest member.
 func (b *Builder) drop() {
 	b.records.drop()
 	b.held.truncate(b.records.count)
@@ -190,7 +193,8 @@ func (r *records) spools() []*spool {
 	return []*spool{&r.members, &r.names, &r.headers, &r.marks, &r.windows}
 }
 
-// add makes a member the newest member. ok is false if the names would be too long for an index.
+// add makes a member the newest member. ok is false if the names of all members would be too long
+// for an index.
 func (r *records) add(m *archive.Member, dir int32, flags uint8) (number int, ok bool) {
 	r.flush()
 	if r.names.size()+int64(len(m.Name)) > math.MaxUint32 {
@@ -211,13 +215,14 @@ func (r *records) add(m *archive.Member, dir int32, flags uint8) (number int, ok
 	return r.count - 1, true
 }
 
-// drop removes the latest member.
+// drop removes the newest member.
 func (r *records) drop() {
 	r.count--
 	r.newest.path = r.newest.path[:0]
 }
 
-// sum sets the checksum of the latest member. flag is its kind: recordSummed or recordBlock.
+// sum sets the checksum of the newest member. flag is the kind of the checksum: recordSummed or
+// recordBlock.
 func (n *newestMember) sum(crc uint32, flag uint8) {
 	n.crc = crc
 	n.flags |= flag
@@ -232,7 +237,7 @@ func (r *records) mark(shard int, c archive.Checkpoint) {
 	r.marked++
 }
 
-// flush adds the latest member to members.
+// flush adds the newest member to members.
 func (r *records) flush() {
 	if r.discard || r.members.size() == int64(r.count)*memberBytes {
 		return

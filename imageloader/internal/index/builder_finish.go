@@ -33,8 +33,8 @@ func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 	return b.index(a, formats, b.records.sections())
 }
 
-// writeFile writes the index file of an archive that has been walked to its end into the first
-// place that is writable, and opens it. It returns nil if no place is.
+// writeFile writes the index file of an archive that has been walked to its end, and opens the
+// file. It writes to the first place that is writable. It returns nil if no place is writable.
 func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 	paths, log := indexPaths(&b.config, a), b.config.Logger
 	if b.records.count == 0 || len(paths) == 0 {
@@ -82,8 +82,8 @@ func (b *Builder) labelError(a *archive.Archive) error {
 	return err
 }
 
-// survey returns the number of samples and the work (see Index.Work) of an Index of the collected
-// members.
+// survey returns the number of samples and the work (see Index.Work) of the Index that the
+// collected members would make.
 func (b *Builder) survey(a *archive.Archive) (samples int, work float64, err error) {
 	sections := b.records.sections()
 	_, label, odd := b.dirs.labels()
@@ -117,8 +117,8 @@ func (b *Builder) survey(a *archive.Archive) (samples int, work float64, err err
 	return samples, w.work(), err
 }
 
-// surveyLoaded implements survey for pairs and for lists, where directories do not tell which
-// members are samples. So it loads the members.
+// surveyLoaded implements survey for pairs and for lists. For these, directories do not show which
+// members are samples, so it loads the members.
 func (b *Builder) surveyLoaded(a *archive.Archive) (samples int, work float64, err error) {
 	x := &Index{}
 	for _, s := range a.Shards() {

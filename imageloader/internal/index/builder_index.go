@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// index makes the Index from the sections that this run or an earlier run has collected by reading
+// index makes the Index from the sections. This run or an earlier run has collected them by reading
 // the archive to its end. formats are the formats of the shards.
 //
 // The sections are untrusted, so every number in them is checked before use. An error is
@@ -110,14 +110,14 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 		}
 		x.noteNumber(i, cap(x.samples))
 		m.label, m.name = l, uint32(len(kept))
-		kept = append(kept, name...) // in place: never longer than the names read so far
+		kept = append(kept, name...) // in place: kept is never longer than the names read so far
 		x.samples = append(x.samples, *m)
 		w.sample(m)
 	}
-	if wrong != nil { // reported only now, when the section's checksum is known to be right
+	if wrong != nil { // reported only now, because the checksum of the section is now verified
 		return wrong
 	}
-	if odd >= 0 { // a label without a member
+	if odd >= 0 { // no member has the label that is an error
 		return errIndexDamaged
 	}
 	x.left = b.leftOut()
@@ -126,9 +126,9 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	return nil
 }
 
-// wrongLabel returns an error if the member has a label that is no number, or a class that was not
-// given. l is the sample's label. odd is the directory of the first WebDataset label that is an
-// error, or -1.
+// wrongLabel returns an error if the member's label is not a number although it should be, or if
+// its class was not given. l is the sample's label. odd is the directory of the first WebDataset
+// label that is an error, or -1.
 func (b *Builder) wrongLabel(m *record, name []byte, l int32, odd int) error {
 	dir := b.dirs.names[m.label]
 	if int(m.label) == odd {

@@ -6,25 +6,26 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Found is a sample, or an image without a WebDataset label, that a walk has reached.
+// Found is a member that a walk has reached: a sample, or an image without a WebDataset label.
 type Found struct {
 	archive.Member
 	Index    int // number among the samples
 	Label    int // only with given classes
 	Dir      int // number of its directory: see Labels
-	Position int // its ordinal among all members and directories of the archive, from 1
-	Group    int // the ordinal of its WebDataset group, from 1
-	// Damage is the reason why the content can't be read, although the archive can, or nil.
+	Position int // its number among all members and directories of the archive, from 1
+	Group    int // number of its WebDataset group, from 1
+	// Damage is the reason why this member's content can't be read, although the archive can be
+	// read. It may be nil.
 	Damage *archive.MemberError
 }
 
-// Visitor receives the samples of a walk, in order. Their labels are known at once only if classes
-// are given, and otherwise at the end of the archive. With WebDataset, WalkLabels visits the image
-// of a group at the end of the group. It also visits images without a label, and the images of a
-// group that are not its sample. These have Dir -1.
+// Visitor receives the samples of a walk, in order. If classes are given, the labels are known at
+// once. Otherwise they are known only at the end of the archive. With WebDataset, WalkLabels visits
+// the image of a group at the end of the group. It also visits images without a label, and the
+// images of a group that are not its sample. The Dir of such images is -1.
 type Visitor interface {
-	// Buffer returns memory for the sample's content, of its size, or nil if the content is not
-	// needed.
+	// Buffer returns memory for the sample's content, as large as the content. It returns nil if
+	// the visitor does not need the content.
 	Buffer(f *Found) ([]byte, error)
 	// Visit is called after the sample's content has been read into the buffer. If f has Damage,
 	// data is undefined.
@@ -50,8 +51,8 @@ func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 	return nil
 }
 
-// WalkLabels reads the archive to its end and calls v for the samples, but collects no records. At
-// the end the Builder only has the Labels.
+// WalkLabels reads the archive to its end and calls v for the samples, but collects no records.
+// Afterwards the Builder has only the Labels.
 func (b *Builder) WalkLabels(a *archive.Archive, v Visitor) error {
 	b.records.discard = true
 	w := walk{b: b, a: a, visitor: v}
@@ -71,11 +72,11 @@ type walk struct {
 	visitor Visitor // may be nil
 	record  bool    // collect records for an index
 	found   Found
-	// waiting is the image of a WebDataset group whose label is not known yet. waitingData is its
-	// content.
+	// waiting is the image of a WebDataset group whose label is not known yet, and waitingData is
+	// its content.
 	waiting     Found
 	waitingData []byte
-	samples     int    // in the groups that have ended, or in the list
+	samples     int    // samples in the groups that have ended, or in the list
 	listed      []bool // rows of the list whose member was found
 }
 
@@ -170,8 +171,8 @@ func (w *walk) endGroup(label int32) error {
 	return w.visitor.Visit(&f, data)
 }
 
-// visit reads as much of the latest member as necessary, completes its record, and passes it to the
-// visitor.
+// visit reads as much of the newest member as necessary, completes the member's record, and passes
+// the member to the visitor.
 func (w *walk) visit() error {
 	b, a, f := w.b, w.a, &w.found
 	sample, regular := f.Index >= 0, f.Kind == archive.Regular
@@ -195,8 +196,8 @@ func (w *walk) visit() error {
 	return err
 }
 
-// content returns the latest member's content, or nil if neither the visitor nor the index needs
-// it.
+// content returns the newest member's content. It returns nil if neither the visitor nor the index
+// needs the content.
 func (w *walk) content() ([]byte, error) {
 	b, a, f := w.b, w.a, &w.found
 	sample := f.Index >= 0
@@ -222,9 +223,9 @@ func (w *walk) content() ([]byte, error) {
 	return data, err
 }
 
-// magicOf returns the first bytes of the archive's current member, if it may be a sample because of
-// them. In a zip they are nil if the name decides, because each read there costs time, or if they
-// are damaged.
+// magicOf returns the first bytes of the archive's current member, if they may decide whether the
+// member is a sample. In a zip, each such read costs time, so the result is nil if the name
+// decides. It is also nil if the bytes are damaged.
 func magicOf(a *archive.Archive, m *archive.Member) ([]byte, error) {
 	zipped := a.InZip()
 	if zipped && claimsByName(m.Name) {
@@ -237,8 +238,8 @@ func magicOf(a *archive.Archive, m *archive.Member) ([]byte, error) {
 	return magic, err
 }
 
-// summarise completes the record of the latest member from its content. If data is nil, it reads as
-// much as necessary.
+// summarise completes the record of the newest member from its content. If data is nil, it reads as
+// much of the content as necessary.
 func (w *walk) summarise(data []byte) error {
 	b, a, f := w.b, w.a, &w.found
 	image := b.records.newest.flags&recordImage != 0

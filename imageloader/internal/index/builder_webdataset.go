@@ -15,18 +15,18 @@ type webGroup struct {
 	members digests // the group's members: keys with extensions
 
 	label   webLabel
-	noField bool // the group has a .json without a label
+	noField bool // the group has a .json that contains no label
 	image   int  // number of the image's member; -1: none yet
-	rank    int  // of the image: see webRank
-	keyed   bool // its key is in keys
+	rank    int  // rank of the image: see webRank
+	keyed   bool // the group's key is in keys
 }
 
-// webLacks counts the members of WebDataset groups that lack the other half of a sample.
+// webLacks counts the members of WebDataset groups that do not become part of a sample.
 type webLacks struct {
 	seconds   int    // ignored images that share a group with a sample
-	second    string // member name of the first of them
+	second    string // member name of the first such image
 	lone      int    // labels without an image
-	firstLone string // member name of the first of them
+	firstLone string // member name of the first such label
 }
 
 // noteSecond counts an image that shares a group with a sample.
@@ -54,9 +54,9 @@ func (g *webGroup) next() {
 	g.members.clear()
 }
 
-// Groups numbers the WebDataset groups of an archive, whose members must be passed in order. A
-// group is a run of consecutive members of one shard whose paths are equal up to the first dot in
-// the base name.
+// Groups numbers the WebDataset groups of an archive. A group is a run of consecutive members of
+// one shard whose paths are equal up to the first dot in the file name. The members must be passed
+// in order.
 type Groups struct {
 	shard int
 	key   string
@@ -91,8 +91,8 @@ func webName(name string) (key, extension string, grouped bool) {
 	return name[:slash+dot], strings.ToLower(name[slash+dot+1:]), true
 }
 
-// webRank ranks an image within its group. The image with the highest rank is the sample: "0.jpg"
-// before "0.depth", and "0.depth" before "0.depth.png".
+// webRank ranks an image within its group. The image with the highest rank is the sample. "0.jpg"
+// ranks above "0.depth", and "0.depth" ranks above "0.depth.png".
 func webRank(m *archive.Member, extension string) int {
 	switch {
 	case strings.Contains(extension, "."):
@@ -103,8 +103,8 @@ func webRank(m *archive.Member, extension string) int {
 	return 2
 }
 
-// digests is a set of strings. It keeps only 64 bits of each: among 10 million strings, two have
-// the same bits with a probability of 1 in 400,000.
+// digests is a set of strings. It keeps only 64 bits of each string. The probability that two of 10
+// million strings have the same bits is 1 in 400,000.
 type digests struct {
 	seed maphash.Seed
 	seen map[uint64]struct{}
@@ -186,7 +186,7 @@ func (w *walk) addToGroup(m *archive.Member, magic []byte) (number int, err erro
 	return -1, nil
 }
 
-// keyAgain returns the error for a member whose key an earlier group has.
+// keyAgain returns the error for a member that has the same key as an earlier group.
 func (b *Builder) keyAgain(name, key string) error {
 	if b.config.OneShard {
 		return fmt.Errorf("%q: the key %q has come before, in this shard or another: in one shard the "+
@@ -212,7 +212,7 @@ func (w *walk) addImage(m *archive.Member, extension string) (number int, err er
 		if rank <= g.rank {
 			return -1, nil
 		}
-		b.drop() // the previous image is still the latest member
+		b.drop() // the previous image is still the newest member
 		if b.onGroup != nil {
 			if err := b.onGroup(-1); err != nil {
 				return -1, err
@@ -270,7 +270,7 @@ func (b *Builder) whyNoLabel() (reason int) {
 		return orphanNoFieldOfList
 	case g.noField:
 		return orphanNoField
-	case g.rank == 0: // a dot in the name may be meant as part of the key
+	case g.rank == 0: // the user may have meant a dot in the name as part of the key
 		return orphanDotted
 	}
 	return orphanNoLabel
@@ -288,7 +288,7 @@ func (b *Builder) closeGroup() error {
 	if g.label.text == "" {
 		b.addOrphan(string(b.records.newest.path), b.whyNoLabel())
 		b.ignored++
-		b.drop() // it is still the latest member
+		b.drop() // the image is still the newest member
 		if b.onGroup != nil {
 			return b.onGroup(-1)
 		}

@@ -7,7 +7,7 @@ import (
 )
 
 // clues has the name of the first member of each suspicious kind. If an archive has no samples, the
-// error can then name the likely reason.
+// error names the likely reason.
 type clues struct {
 	archive string // an archive in the archive, for example a class of ImageNet or a part of a data set
 	label   string // a WebDataset label
@@ -32,7 +32,7 @@ func (c *clues) note(name string) {
 	}
 }
 
-// explain adds to the error for an archive without samples the likely reason, and the next step.
+// explain adds the likely reason and the next step to the error for an archive without samples.
 func (c *clues) explain(err error) error {
 	switch {
 	case c.windows != "":

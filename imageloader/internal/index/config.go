@@ -12,48 +12,49 @@ import (
 
 // Config sets what an index contains and where its file is.
 type Config struct {
-	// Classes are the directory names (with WebDataset the labels) that have the labels 0, 1, ...
-	// If Classes is empty, every directory with an image is a class.
+	// Classes lists the directory names whose labels are 0, 1, ... (with WebDataset, the texts of
+	// the labels). If Classes is empty, every directory with an image is a class.
 	Classes []string
 	// WebDataset reads labels from the other members of an image's group, not from directories.
 	WebDataset bool
-	// OneShard makes it an error if a WebDataset key occurs in several shards, because the shards
-	// are to be merged into one.
+	// OneShard is for shards that are to be merged into one. A WebDataset key that occurs in
+	// several shards is then an error.
 	OneShard bool
 	// MultiLabel gives each WebDataset image a list of labels: see [Index.Labels].
 	MultiLabel bool
-	// Pairs, if not nil, makes pairs of an image and a mask the samples: see [Index.Mask]. They
-	// have no classes. Pairs excludes Classes and WebDataset.
+	// Pairs, if not nil, selects pairs of an image and a mask as the samples: see [Index.Mask].
+	// Pairs have no classes. Pairs excludes Classes and WebDataset.
 	Pairs *Pairs
 
-	// List, if not nil, has the samples and their labels. List excludes WebDataset and Pairs.
+	// List, if not nil, names the samples and their labels. List excludes WebDataset and Pairs.
 	List *List
 
-	// Part selects some of the samples. The index file has all of them. Part excludes Pairs.
+	// Part selects some of the samples. The index file still describes all of them. Part excludes
+	// Pairs.
 	Part Part
 
 	MaxSampleBytes int64 // larger samples are never read
-	MaxPixels      int64 // images over this limit are marked in the index; 0: none
-	// HoldBytes is the maximum number of bytes of samples that the index of a compressed archive
-	// keeps in memory. If the samples are larger in total, all of them are read from the archive
+	MaxPixels      int64 // images with more pixels are marked in the index; 0: no limit
+	// HoldBytes limits the bytes of samples that the index of a compressed archive keeps in memory.
+	// If all samples together are larger, none is kept, and the samples are read from the archive
 	// each time.
 	HoldBytes int64
 
-	// File is the path of the index file. "" selects the archive's folder, or else the user's cache
-	// folder.
+	// File is the path of the index file. "" selects the archive's folder or, if that is not
+	// writable, the user's cache folder.
 	File string
 	// NoFile disables reading and writing of an index file.
 	NoFile bool
-	// RefuseOtherLabels makes Load fail if it finds an index with labels of the other kind (of
-	// WebDataset or of directories). Otherwise Load ignores such an index.
+	// RefuseOtherLabels makes Load fail if it finds an index with labels from another source,
+	// WebDataset or directories. Otherwise Load ignores such an index.
 	RefuseOtherLabels bool
 
 	Codec    Codec
 	Logger   *slog.Logger
 	Progress func(archive.Progress) // called regularly during a walk; may be nil
 
-	// stall starts a timer that runs out if the process that builds the index shows no progress for
-	// too long; nil: makingStall.
+	// stall starts a timer. It runs out if the process that builds the index makes no progress for
+	// too long. nil: makingStall.
 	stall func() <-chan time.Time
 }
 
@@ -67,8 +68,8 @@ type Codec interface {
 // ErrNoSamples means that an archive or an epoch has no samples.
 var ErrNoSamples = errors.New("imageloader: no samples")
 
-// noLabels returns the ErrNoSamples for an archive with WebDataset labels. orphans is the number of
-// images without a label, and named has the first of them.
+// noLabels returns the error, an ErrNoSamples, for an archive with WebDataset labels. orphans is
+// the number of images without a label, and named lists the first of these images.
 func noLabels(path string, members, orphans int, named []Orphan) error {
 	detail := "it has no files"
 	switch {
@@ -82,8 +83,8 @@ func noLabels(path string, members, orphans int, named []Orphan) error {
 	return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, detail)
 }
 
-// NoSamples returns the ErrNoSamples for an archive. orphans is the number of images without a
-// class.
+// NoSamples returns the error, an ErrNoSamples, for an archive. orphans is the number of images
+// without a class.
 func NoSamples(path string, members, orphans int) error {
 	detail := "it has no files"
 	switch {
@@ -106,8 +107,8 @@ func many(n int, one, several string) string {
 	return fmt.Sprintf("%d %s", n, several)
 }
 
-// noSamples returns the ErrNoSamples for an index without samples. members is the number of members
-// of its archive that are known.
+// noSamples returns the error, an ErrNoSamples, for an index without samples. members is the number
+// of the archive's members that are known.
 func (x *Index) noSamples(path string, members int, c *Config) error {
 	if c.Pairs != nil {
 		return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, x.unpaired)

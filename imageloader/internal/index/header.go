@@ -8,16 +8,16 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// tarHeaderBytes is the number of bytes of a plain tar's member that are read first to find the
-// image's header. They are nearly always enough. If not, archive.PeekBytes are read. In compressed
-// shards archive.PeekBytes are read at once, because everything is inflated anyway.
+// tarHeaderBytes is the number of bytes of a member in a plain tar that are read first to find the
+// image's header. They are nearly always enough. Otherwise archive.PeekBytes are read. In
+// compressed shards archive.PeekBytes are read at once, because everything is inflated anyway.
 const tarHeaderBytes = 4 << 10
 
 const headerBytes = 12
 
 // Formats of images in an index.
 const (
-	headerUnknown  = 0    // the bytes that were searched do not have the header, or none were searched
+	headerUnknown  = 0    // the searched bytes do not contain the header, or none were searched
 	headerForeign  = 0xfd // the member starts like an image of a format that is not decoded
 	headerNoImage  = 0xfe // the member does not start like an image
 	headerUnusable = 0xff // the whole member was searched, and has no usable header
@@ -42,8 +42,8 @@ var headerFormats = []struct {
 // not depend on it, because the decoder reads the header in the image again.
 type header [headerBytes]byte
 
-// headerOf looks for an image's header in the first bytes of a member. whole reports that first has
-// all of its bytes.
+// headerOf looks for an image's header in first, the first bytes of a member. whole says that first
+// has all bytes of the member.
 func headerOf(c Codec, first []byte, whole bool) (h header, found bool) {
 	info, err := c.Header(first)
 	if err != nil {
@@ -109,7 +109,7 @@ func peekHeader(a *archive.Archive, c Codec, m *archive.Member) (header, error) 
 	}
 }
 
-// HeaderState tells whether an index has a sample's header.
+// HeaderState says whether an index has a sample's header.
 type HeaderState int
 
 // The states of headers.
@@ -121,7 +121,7 @@ const (
 	HeaderKnown
 )
 
-// Header describes a sample's image, as far as the index knows it.
+// Header describes a sample's image, as far as the index has recorded it.
 type Header struct {
 	State  HeaderState
 	Format string         // "JPEG", "PNG", ..., of a known header

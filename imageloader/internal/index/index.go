@@ -13,9 +13,9 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Index records where an archive's samples are. For each sample it takes 32 bytes and the name, in
-// two allocations for all samples together, and 8 bytes more once entry points are used. It is safe
-// for concurrent use.
+// Index records the positions of an archive's samples. For each sample it takes 32 bytes and the
+// name, and 8 bytes more once entry points are used. All samples together take two allocations. It
+// is safe for concurrent use.
 type Index struct {
 	indexedArchive
 	recordTable
@@ -23,7 +23,7 @@ type Index struct {
 	readCost
 
 	classes []string // sorted, unless given
-	// With Config.MultiLabel, lists has the labels of each list, and the label of a record is the
+	// With Config.MultiLabel, lists[k] has the labels of list k, and the label of a record is the
 	// number of its list.
 	lists    [][]int32
 	left     []LeftOut
@@ -47,18 +47,18 @@ type indexedArchive struct {
 type recordTable struct {
 	samples []record // with Config.Pairs: images and masks, in the archive's order
 	names   string
-	// places has the number of the record of each sample, and then of each sample's mask. Without
-	// Config.Pairs it is nil: sample i is record i.
+	// places holds, for each sample, the number of its record, and after these the number of the
+	// record of each sample's mask. Without Config.Pairs it is nil: sample i is record i.
 	places []int32
-	// numbers has the number of each sample among the sidecar's members. nil: the numbers are the
-	// same.
+	// numbers holds, for each sample, its number among the sidecar's members. It is nil if the
+	// numbers are the same.
 	numbers []int32
-	// oversize has the headers, from the sidecar, of samples over Config.MaxPixels. These samples
+	// oversize holds the headers of samples over Config.MaxPixels, from the sidecar. These samples
 	// need not be read.
 	oversize map[int32]header
 }
 
-// windows are the windows of marks, in the sidecar or in a spool.
+// windows holds the windows of marks, in the sidecar or in a spool.
 type windows struct {
 	io.ReaderAt
 	spool spool
@@ -73,7 +73,7 @@ func (w *windows) take(s *spool) {
 // readCost is the cost of reading samples in any order.
 type readCost struct {
 	// work is the average number of bytes to inflate for each byte of a sample, with the existing
-	// checkpoints. 0: the archive can only be read in its own order.
+	// checkpoints. It is 0 if the archive can only be read in its own order.
 	work float64
 	// reach is the average number of bytes to inflate for a sample.
 	reach float64
@@ -113,7 +113,7 @@ func (x *Index) Classes() []string { return x.classes }
 // Ignored returns the number of members that are not samples.
 func (x *Index) Ignored() int { return x.ignored }
 
-// Orphans returns how many of the ignored members are images without a class.
+// Orphans returns the number of ignored members that are images without a class.
 func (x *Index) Orphans() int { return x.orphans }
 
 // LeftOut returns the folders and links that are not classes, but may have been meant as classes.
@@ -155,7 +155,7 @@ func (t *recordTable) recordName(i int) string {
 	return t.names[t.samples[i].name:end]
 }
 
-// Oversize returns sample i's header from the index file if the image has more than
+// Oversize returns the header of sample i from the index file, if the image has more than
 // Config.MaxPixels pixels.
 func (x *Index) Oversize(i int) (info imagecapi.Info, found bool) {
 	h, found := x.oversize[int32(x.at(i))]
@@ -166,7 +166,7 @@ func (x *Index) Oversize(i int) (info imagecapi.Info, found bool) {
 }
 
 // Changed returns an error if an open archive differs from the archive that was indexed. The error
-// says how.
+// names the difference.
 func (x *Index) Changed(a *archive.Archive) error { return a.Changed(x.info) }
 
 // HasFile reports whether there is an index file, so that entry points can be kept.
@@ -176,8 +176,8 @@ func (x *Index) HasFile() bool { return x.side != nil }
 // are read in any order. It returns 0 if the archive can only be read in its own order.
 func (x *Index) Work() float64 { return x.work }
 
-// maxWork is the maximum work for random access. Above it, reading the archive in its own order is
-// faster.
+// maxWork is the maximum work for random access. With more work, reading the archive in its own
+// order is faster.
 const maxWork = 6
 
 // Random reports whether Readers can read the samples in any order. The answer never changes during
@@ -192,9 +192,9 @@ var ErrStale = errors.New("the bytes differ from the checksum in the index: " +
 	"the archive is damaged, or has changed since it was indexed " +
 	"(`torchstream index` makes a new one, with -webdataset, -masks or -list for loaders with that option)")
 
-// ReadForward fills p with the content of sample i. The length of p must be the sample's size. It
-// moves a forward, so i must increase from call to call: see [archive.Archive.ReadForward]. The
-// sample must be a regular file, and Config.Pairs must be nil.
+// ReadForward fills p with the content of sample i. The length of p must be the sample's size.
+// ReadForward moves a forward, so i must increase from call to call: see
+// [archive.Archive.ReadForward]. The sample must be a regular file, and Config.Pairs must be nil.
 func (x *Index) ReadForward(a *archive.Archive, i int, p []byte) error {
 	return x.readForward(a, x.at(i), p)
 }
@@ -216,8 +216,9 @@ func (x *Index) readForward(a *archive.Archive, i int, p []byte) error {
 	return nil
 }
 
-// Headers yields each sample's header from the index file, in order. If an error ends the iteration
-// early, it is in the last pair. There must be an index file, and Config.Pairs must be nil.
+// Headers yields the header of each sample from the index file, in order. If an error ends the
+// iteration early, the last pair holds the error. There must be an index file, and Config.Pairs
+// must be nil.
 func (x *Index) Headers() iter.Seq2[Header, error] {
 	return func(yield func(Header, error) bool) {
 		s, err := x.side.section(sectionHeaders, headerBytes)
@@ -245,8 +246,8 @@ func (x *Index) Headers() iter.Seq2[Header, error] {
 }
 
 // EntryPoints returns the blob that was passed to KeepEntryPoints for sample i, in this run or an
-// earlier run. It reuses the memory of buffer if the blob fits, and allocates otherwise. The blob
-// is empty if there is none.
+// earlier run. It stores the blob in buffer if it fits, and otherwise in new memory. The result is
+// empty if there is no blob.
 func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	if x.side == nil {
 		return nil
@@ -254,9 +255,10 @@ func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	return x.side.blob(x.number(x.at(i)), buffer)
 }
 
-// KeepEntryPoints keeps a copy of a blob of entry points for sample i, unless it already has one
-// from this run. The copy replaces a blob from an earlier run. Close writes it to the index file.
-// KeepEntryPoints returns false if it can keep nothing: there is no index file, or no room.
+// KeepEntryPoints keeps a copy of a blob of entry points for sample i, unless this run has already
+// kept one for it. The copy replaces a blob of an earlier run. Close writes it to the index file.
+// KeepEntryPoints returns false if it can't keep the blob, because there is no index file or no
+// room.
 func (x *Index) KeepEntryPoints(i int, blob []byte) bool {
 	return x.side != nil && x.side.keep(x.number(x.at(i)), blob)
 }
@@ -282,6 +284,6 @@ func (x *Index) Close() error {
 }
 
 // InMemory returns the content of sample i if it is in memory, and nil otherwise. The content is
-// read-only. The memory is freed by Close, or when the Index is garbage collected, so the caller
-// must keep the Index alive while it uses the content.
+// read-only. Close frees the memory, and so does the garbage collection of the Index. The caller
+// must therefore keep the Index alive while it uses the content.
 func (x *Index) InMemory(i int) []byte { return x.memory.of(x.at(i), x.Size(i)) }

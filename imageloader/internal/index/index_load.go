@@ -49,8 +49,8 @@ func (x *Index) eachMark() func() (shard int, output int64, ok bool) {
 	}
 }
 
-// noteNumber records that the next sample is member i. It starts a list of numbers only if they
-// differ from the numbers of the samples.
+// noteNumber records that the next sample is member i. It makes the list of numbers only once a
+// sample's number differs from its member's.
 func (t *recordTable) noteNumber(i, members int) {
 	k := len(t.samples)
 	if t.numbers == nil && i != k {

@@ -8,22 +8,21 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
-// maxLazyWork is the maximum work, as maxWork, for samples that are read from the archive only once
-// and then from memory.
+// maxLazyWork is the maximum work (see maxWork) for samples that are read from the archive only
+// once, and later from memory.
 const maxLazyWork = 64
 
-// contents has contents of samples in memory outside of Go's heap, because the garbage collector
+// contents holds contents of samples in memory outside of Go's heap, because the garbage collector
 // would let the heap grow to twice the archive's size. The zero value is empty.
 type contents struct {
 	arena *arena.Arena // the memory of held and lazy; nil: both are empty
 	// held has all contents, if the Builder of this index has read them.
 	held [][]byte
-	// lazy has the contents that have been read so far, for an index from a file. Each pointer is
-	// to as many bytes as the record's size.
+	// lazy has the contents that have been read so far, for an index from a file. lazy[i] points to
+	// as many bytes as the size in record i.
 	lazy []atomic.Pointer[byte]
 	// A pointer in lazy points to claimed while a reader copies the content into the arena.
-	// Otherwise a second reader could allocate arena memory for the same sample, which would be
-	// wasted.
+	// Otherwise a second reader could allocate arena memory for the same sample and waste it.
 	claimed byte
 	// limit is the maximum size of a content in lazy. Larger samples are never read.
 	limit int64
@@ -45,16 +44,16 @@ func (c *contents) of(i int, size int64) []byte {
 	return nil
 }
 
-// keep puts a copy of sample i's content into lazy, unless it is empty, already there, or being
-// copied by another reader.
+// keep puts a copy of sample i's content into lazy. It does nothing if the content is empty, if
+// lazy already has it, or if another reader is copying it.
 func (c *contents) keep(i int, data []byte) {
 	if len(data) > 0 && c.lazy[i].CompareAndSwap(nil, &c.claimed) {
 		c.lazy[i].Store(unsafe.SliceData(c.arena.Clone(data)))
 	}
 }
 
-// fits reports whether the archive is compressed and its samples take at most limit bytes. It does
-// not count samples larger than maxSize, because they are never read.
+// fits reports whether the archive is compressed and its samples take at most limit bytes. Samples
+// larger than maxSize do not count, because they are never read.
 func (x *Index) fits(limit, maxSize int64) bool {
 	total, streamed := int64(0), false
 	for i := range x.samples {
@@ -102,7 +101,7 @@ func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
 
 // heldContents are the contents of members that a Builder has read and keeps in memory.
 type heldContents struct {
-	keeping  bool // contents are kept
+	keeping  bool // whether contents are kept
 	limit    int64
 	bytes    int64
 	contents [][]byte     // by member
@@ -121,8 +120,8 @@ func (h *heldContents) room(size int64) []byte {
 // wants reports whether a content of this size can still be kept in memory.
 func (h *heldContents) wants(size int64) bool { return h.keeping && h.bytes+size <= h.limit }
 
-// hold keeps the content of the last of count members. The first content without room drops all
-// contents.
+// hold keeps the content of the newest of count members. If a content does not fit, hold drops all
+// contents and keeps no more.
 func (h *heldContents) hold(count int, data []byte, size int64) {
 	if !h.wants(size) {
 		h.keeping, h.contents = false, nil
@@ -134,16 +133,16 @@ func (h *heldContents) hold(count int, data []byte, size int64) {
 	h.bytes += size
 }
 
-// truncate drops the contents of members from count on.
+// truncate drops the contents of all members except the first count.
 func (h *heldContents) truncate(count int) { h.contents = h.contents[:min(len(h.contents), count)] }
 
-// give returns the contents, whose memory x then frees.
+// give returns the contents and passes their memory to x, which then frees it.
 func (h *heldContents) give(x *Index) [][]byte {
 	x.memory.arena, h.given = h.arena, true
 	return h.contents
 }
 
-// free frees the contents, unless an Index does.
+// free frees the contents, unless an Index owns them.
 func (h *heldContents) free() {
 	if !h.given {
 		h.arena.Free()

@@ -37,8 +37,8 @@ func (e *UnknownClassError) Error() string {
 		e.File, e.Name, e.Class, known, normalform.Hint([]string{e.Class}, e.Known))
 }
 
-// LabelError is the error for an image whose WebDataset label is a number that no class can have,
-// while all labels of the archive are numbers.
+// LabelError reports an image whose WebDataset label is a number that no class can have. It occurs
+// only if all labels of the archive are numbers.
 type LabelError struct {
 	File  string
 	Name  string // the image's member
@@ -53,8 +53,9 @@ func (e *LabelError) Error() string {
 }
 
 // directories numbers the directories of members or, with WebDataset, the labels of images. It
-// decides which directories are classes: the given ones, or else every directory with a member that
-// looks like an image. Without given classes this is known only at the end.
+// decides which directories are classes. With given classes, these are the classes. Otherwise every
+// directory with a member that looks like an image is a class, which is known only at the end of
+// the archive.
 type directories struct {
 	file    string           // the archive, for error messages
 	given   map[string]int32 // labels by name; nil: no classes are given
@@ -107,8 +108,9 @@ func (d *directories) unknown(name, class string) *UnknownClassError {
 	return &UnknownClassError{File: d.file, Name: name, Class: class, Known: d.classes}
 }
 
-// labels returns the classes, and the label of each directory by number: -1 if the directory is not
-// a class. odd is the number of the first WebDataset label that is an error, or -1.
+// labels returns the classes, and the label of each directory by number. The label is -1 if the
+// directory is not a class. odd is the number of the first WebDataset label that is an error, or
+// -1.
 func (d *directories) labels() (classes []string, label []int32, odd int) {
 	label = make([]int32, len(d.names))
 	if d.lists {
@@ -169,9 +171,9 @@ func labelsIn(text string) []string {
 	return strings.Split(text[1:], "\n")
 }
 
-// eachList returns the classes of lists of labels, and the labels of each list by its number. It
-// skips labels that are not given classes. odd is the number of the first list with a label that is
-// an error, or -1.
+// eachList returns the classes that occur in lists of labels, and the labels of each list by its
+// number. It skips labels that are not among given classes. odd is the number of the first list
+// with a label that is an error, or -1.
 func (d *directories) eachList() (classes []string, lists [][]int32, odd int) {
 	single := &directories{file: d.file, given: d.given, classes: d.classes, web: true, numbers: map[string]int32{}}
 	numbers := make([][]int32, len(d.names))
@@ -202,7 +204,7 @@ func (d *directories) eachList() (classes []string, lists [][]int32, odd int) {
 	return classes, numbers, odd
 }
 
-// unknownIn returns the first label in a list that is not one of the given classes.
+// unknownIn returns the first label of a list that is not among the given classes.
 func (d *directories) unknownIn(text string) (label string, found bool) {
 	if !d.lists || d.given == nil {
 		return "", false
@@ -215,8 +217,8 @@ func (d *directories) unknownIn(text string) (label string, found bool) {
 	return "", false
 }
 
-// isName reports whether a WebDataset label is a name, which is anything but a decimal number. A
-// number is not a name, even if no class can have it.
+// isName reports whether a WebDataset label is a name. Every label is a name except a decimal
+// number. A number is not a name even if no class can have it.
 func isName(label string) bool {
 	if strings.Trim(label, "0123456789+-.eE") != "" {
 		return true
@@ -225,9 +227,9 @@ func isName(label string) bool {
 	return errors.Is(err, strconv.ErrSyntax)
 }
 
-// numbered uses the numbers themselves as the labels of directories whose names are all numbers,
-// with or without leading zeros. The classes are "0" to the highest number. odd is the number of
-// the first directory whose name is not such a number, or -1.
+// numbered uses the names of directories as labels, if all names are numbers, with or without
+// leading zeros. The classes are then "0" to the highest number. odd is the number of the first
+// directory whose name is not such a number, or -1.
 func (d *directories) numbered(label []int32) (classes []string, odd int) {
 	highest := -1
 	for i, name := range d.names {
@@ -245,9 +247,9 @@ func (d *directories) numbered(label []int32) (classes []string, odd int) {
 	return classes, -1
 }
 
-// classOf returns the name of a member's directory, or "" if it has none. If a directory in the
-// member's path is hidden (see isHidden), classOf returns the hidden directory's name. name must be
-// clean.
+// classOf returns the name of a member's directory, or "" if it has none. If the member's path
+// contains a hidden directory (see isHidden), classOf returns the name of the hidden directory.
+// name must be clean.
 func classOf(name string) string {
 	slash := strings.LastIndexByte(name, '/')
 	if slash <= 0 {
@@ -283,8 +285,8 @@ func hiddenIn(path string) string {
 }
 
 // isHidden reports whether a directory's name starts with a dot, like .ipynb_checkpoints and
-// .Trash-1000. Programs keep their own files in such directories. A hidden directory is a class
-// only if it is one of the given classes.
+// .Trash-1000. Programs keep their internal files in such directories. A hidden directory is a
+// class only if it is one of the given classes.
 func isHidden(directory string) bool { return strings.HasPrefix(directory, ".") }
 
 // claims reports whether a member looks like an image, by its first bytes or its name.

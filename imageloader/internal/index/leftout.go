@@ -9,21 +9,22 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// LeftOut is a kind of folder or link that is not a class, although it may be meant as one.
+// LeftOut counts one kind of folder or link that is not a class, although the user may have meant
+// it as one.
 type LeftOut struct {
 	What  string
 	Count int
 	First []string // the first names, at most 10
 }
 
-// What is left out if directories are the classes.
+// The kinds of directories that are left out if directories are the classes.
 const (
 	noImages   = "folders without an image (no file has the name or the first bytes of one)"
 	hiddenOnes = "hidden folders"
 )
 
-// memberKinds describes the members that are left out: links whose names are not an image's, and
-// archives.
+// memberKinds describes the members that are left out: archives, and links whose names are not
+// image names.
 var memberKinds = map[archive.Kind]string{
 	archive.Symlink:    "symbolic links in a tar (tar --dereference packs what they lead to)",
 	archive.HardLink:   "hard links in a tar (tar --hard-dereference packs what they lead to)",
@@ -33,8 +34,8 @@ var memberKinds = map[archive.Kind]string{
 }
 
 const (
-	maxLeftOut = 10      // number of names of each kind
-	maxAbove   = 1 << 16 // number of directories that contain directories
+	maxLeftOut = 10      // names kept of each kind
+	maxAbove   = 1 << 16 // directories counted that contain directories
 )
 
 // add counts a name.
@@ -44,8 +45,8 @@ func (l *LeftOut) add(name string) {
 	}
 }
 
-// notePrefix starts the names under which directories keeps links and archives. The kind comes
-// after the prefix, and then the name. No directory has such a name.
+// notePrefix starts the names under which directories stores links and archives. After the prefix
+// come the kind and the member's name. No directory has such a name.
 const notePrefix = "/"
 
 // nested is the kind of an archive in an archive. It is not one of archive.Kind's values.
@@ -71,8 +72,8 @@ func isArchive(name string) bool {
 		func(suffix string) bool { return strings.HasSuffix(name, suffix) })
 }
 
-// leftOut returns the directories that are left out. A directory that contains nothing but
-// directories of images does not count.
+// leftOut returns the directories that are left out. It does not count a directory that contains
+// only directories of images.
 func (d *directories) leftOut() (list []LeftOut) {
 	byWhat := map[string]*LeftOut{}
 	for i, name := range d.names {

@@ -34,7 +34,7 @@ type listLabel struct {
 	line       int32
 }
 
-// ListError is an error in a line of Options.List.
+// ListError reports an error in a line of Options.List.
 type ListError struct {
 	File string // the list
 	Line int    // from 1
@@ -159,11 +159,11 @@ func (l *List) add(record []string, columns [2]int, line int, labels map[string]
 	return nil
 }
 
-// at returns the list's file and a line number, for errors that have no file.
+// at returns the list's file and a line number, for errors that do not name the file.
 func (l *List) at(line int32) string { return fmt.Sprintf("%s:%d", l.file, line) }
 
-// classes returns the classes, and the class of each label in the list. Classes are numbered by the
-// rules for WebDataset labels.
+// classes returns the classes, and the number of the class of each label in the list. The rules for
+// WebDataset labels number the classes.
 func (l *List) classes(c *Config) (classes []string, label []int32, err error) {
 	d, err := newDirectories(l.file, &Config{Classes: c.Classes, WebDataset: true})
 	if err != nil {
@@ -188,7 +188,7 @@ func (l *List) classes(c *Config) (classes []string, label []int32, err error) {
 	return classes, label, nil
 }
 
-// listDirectory is the only directory in the index file of a list, because a list does not use
+// listDirectory is the only directory in the index file that all lists share. A list does not use
 // directories.
 const listDirectory = "*"
 
@@ -207,7 +207,7 @@ func (b *Builder) addListed(m *archive.Member, magic []byte) (number int, err er
 	return b.record(m, dir, flags)
 }
 
-// loadListed reads the members, and makes those in the list the samples of x.
+// loadListed reads the members, and makes the members that the list names the samples of x.
 func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	list := b.config.List
 	classes, label, err := list.classes(&b.config)
@@ -244,7 +244,7 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 		seen[row] = true
 		x.noteNumber(i, int(sections[sectionMembers].count))
 		m.label, m.name = label[list.rows[row].label], uint32(len(kept))
-		kept = append(kept, name...) // in place: never longer than the names read so far
+		kept = append(kept, name...) // in place: kept is never longer than the names read so far
 		x.samples = append(x.samples, *m)
 		w.sample(m)
 	}
@@ -260,11 +260,11 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	return nil
 }
 
-// unlisted has images that a list does not name.
+// unlisted records images that a list does not name.
 type unlisted struct {
-	first string // the name of the first image, or ""
+	first string // name of the first such image, or ""
 	twin  string // the first image whose name equals a path in the list after Unicode normalisation
-	path  string // that path
+	path  string // the path in the list that equals twin
 	forms map[string]string
 }
 
@@ -282,7 +282,7 @@ func (u *unlisted) note(list *List, name string) {
 	}
 }
 
-// hint explains why a path in the list may have no member. It is added to the error.
+// hint explains why a path in the list may have no member. The caller adds it to the error.
 func (u *unlisted) hint() string {
 	switch {
 	case u.twin != "":

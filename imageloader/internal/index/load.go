@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Load looks for the index file of a newly opened archive. It returns nil without an error if there
-// is none that it can use.
+// Load looks for the index file of a newly opened archive. It returns nil without an error if it
+// finds no index that it can use.
 func Load(a *archive.Archive, c Config) (*Index, error) {
 	l := loading{a: a, c: &c}
 	return l.search()
@@ -23,8 +23,8 @@ type loading struct {
 	a           *archive.Archive
 	c           *Config
 	elsewhere   []otherPlace // places searched so far, without a usable index
-	otherLabels error        // error for an index with labels of the other kind, for search to return
-	again       bool         // an unusable index has been logged before
+	otherLabels error        // error for an index with labels from another source, which search returns
+	again       bool         // an unusable index has already been logged
 }
 
 // search tries each place in turn.
@@ -86,8 +86,8 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 	return x, nil
 }
 
-// wrongLabel reports whether an error is about a label, a class or an empty part. A new index would
-// have the same error.
+// wrongLabel reports whether an error is about a label, a class or an empty part. Building a new
+// index would give the same error.
 func wrongLabel(err error) bool {
 	var unknown *UnknownClassError
 	var label *LabelError
@@ -97,8 +97,8 @@ func wrongLabel(err error) bool {
 		errors.As(err, &pair) || errors.As(err, &list)
 }
 
-// refuse records and logs why the index at path is not used. If it returns an error, Load fails
-// with it.
+// refuse records and logs why the index at path is not used. If refuse returns an error, Load fails
+// with this error.
 func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 	var reason errIndex
 	if wrongLabel(err) {

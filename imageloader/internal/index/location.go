@@ -12,9 +12,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// indexPaths returns the possible paths of an archive's index, the preferred path for writing
-// first. Load tries them from last to first: an index in the user's own folder exists only because
-// no file could be written next to the archive, so that is the one with the entry points.
+// indexPaths returns the possible paths of an archive's index. The first path is the preferred one
+// for writing. Load tries the paths from last to first. An index in the user's cache folder exists
+// only because no file could be written next to the archive, so that index has the entry points.
 func indexPaths(c *Config, a *archive.Archive) []string {
 	shards := a.Shards()
 	needsNone := func(s archive.Shard) bool { return s.Info.IsDir() || s.Format == archive.Zip }
@@ -24,7 +24,7 @@ func indexPaths(c *Config, a *archive.Archive) []string {
 	if c.File != "" {
 		return []string{c.File}
 	}
-	for _, s := range shards { // memory and other sources that are not files have no place for an index
+	for _, s := range shards { // memory and other sources that are not files have no folder for an index
 		if !s.Info.Mode().IsRegular() || s.Info.ModTime().IsZero() && !archive.IsURL(s.Path) {
 			return nil
 		}
@@ -34,7 +34,7 @@ func indexPaths(c *Config, a *archive.Archive) []string {
 	name := first
 	if !archive.IsURL(first) {
 		if _, err := os.Lstat(first); err != nil {
-			return nil // it is not open under this name
+			return nil // the path names another file than the open one
 		}
 		beside := first + sidecarSuffix
 		if len(shards) > 1 {
@@ -52,7 +52,8 @@ func indexPaths(c *Config, a *archive.Archive) []string {
 	return paths
 }
 
-// cacheFolder returns the folder of indexes in the user's cache folder, or "" without one.
+// cacheFolder returns the folder for indexes in the user's cache folder, or "" if the user has
+// none.
 func cacheFolder() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -61,8 +62,8 @@ func cacheFolder() string {
 	return filepath.Join(dir, "torchstream", "index")
 }
 
-// makeCacheFolder creates the folder for an index in the user's cache folder. It creates no other
-// folder: if another one is missing, writing the file fails.
+// makeCacheFolder creates the folder for an index if it is in the user's cache folder. It creates
+// no other folder: if another folder is missing, writing the file fails.
 func makeCacheFolder(path string) {
 	if dir := filepath.Dir(path); dir == cacheFolder() {
 		_ = os.MkdirAll(dir, 0o755)
@@ -96,8 +97,8 @@ func spoolBeside(paths []string) func() (*os.File, error) {
 	}
 }
 
-// namelessFile creates a file in the folder of path. The file has no name, and disappears when it
-// is closed.
+// namelessFile creates a file in the folder of path and removes its name at once. The file
+// disappears when it is closed.
 func namelessFile(path string) (*os.File, error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {

@@ -18,28 +18,28 @@ const (
 	// makingSuffix ends the name of the lock file of a process that builds an index. The name looks
 	// like a temporary file of an index, so that patterns of shards skip it and sweep removes it.
 	makingSuffix = ".making.tmp"
-	makingMagic  = "torchstream makes an index: " // starts the file
+	makingMagic  = "torchstream makes an index: " // start of the file
 	makingBytes  = 128                            // size of the text in the file
 	makingFailed = "there is no index"            // the text of a process that ends without an index
 
-	makingTick  = 100 * time.Millisecond // how often a waiting process checks
-	makingBeat  = time.Second            // how often the process that builds the index writes into the file
+	makingTick  = 100 * time.Millisecond // interval at which a waiting process checks
+	makingBeat  = time.Second            // interval at which the process that builds the index writes into the file
 	makingStall = 30 * time.Second       // time without a write, after which another process takes over
-	makingLog   = 10 * time.Second       // how often a waiting process logs
+	makingLog   = 10 * time.Second       // interval at which a waiting process logs
 
 	// makingTurns and makingTurn limit the wait for a turn to remove a name. A turn takes
-	// microseconds, but another program may hold the folder's lock for long.
+	// microseconds, but another program may hold the folder's lock for a long time.
 	makingTurns = 100
 	makingTurn  = 10 * time.Millisecond
 
-	// makingRounds limits how often a process locks a file that has lost its name. Normally that
-	// happens once or twice, because another process has just removed the file. It would happen
-	// endlessly on a file system that changes a file's inode number at each call.
+	// makingRounds limits how often a process locks a file that has then lost its name. Normally
+	// that happens once or twice, because another process has just removed the file. On a file
+	// system that changes a file's inode number at each call, it would happen every time.
 	makingRounds = 100
 )
 
-// making is the right to build the index of an archive. One process has it at a time, and others
-// that open the archive wait for the index.
+// making is the right to build the index of an archive. Only one process has it at a time. Other
+// processes that open the archive wait for the index.
 //
 // The right is a lock on a file next to the index. The system releases the lock when the process
 // ends, even if it crashes. While the process runs, it keeps writing into the file, so that others
@@ -56,11 +56,11 @@ type making struct {
 }
 
 // makeOrWait waits for the right to build an index of the archive. It returns the right, or the
-// index if another process has built it in the meantime.
+// index if another process has built it in the meantime. The caller calls end on the right.
 //
-// Both are nil if no file can be locked, or if another process has found that the index can't be
-// built or written. Each process then reads the archive by itself. If wait is false, makeOrWait
-// returns nil instead of waiting. The caller calls end.
+// Both results are nil if no file can be locked, or if another process has found that the index
+// can't be built or written. Each process then reads the archive by itself. If wait is false,
+// makeOrWait returns nil instead of waiting.
 func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, error) {
 	for range makingRounds {
 		m := openMaking(a, c)
@@ -78,7 +78,7 @@ func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, erro
 			}
 		}
 		named, failed := m.named(), false
-		if !named { // removed by the process that had it, or by one that takes over
+		if !named { // the process that held the lock has removed the name, or a process that takes over
 			failed = strings.Contains(m.said(), makingFailed)
 			_ = m.file.Close() // only read
 		}
@@ -104,8 +104,8 @@ func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, erro
 	return nil, nil, nil
 }
 
-// openMaking opens the lock file next to the first index path where that works. It returns nil if
-// there is none.
+// openMaking opens the lock file next to the first index path that allows it. It returns nil if no
+// path does.
 func openMaking(a *archive.Archive, c *Config) *making {
 	for _, path := range indexPaths(c, a) {
 		makeCacheFolder(path)
@@ -124,8 +124,8 @@ func openMaking(a *archive.Archive, c *Config) *making {
 	return nil
 }
 
-// await waits until the lock is free, or the file has lost its name. If the lock's holder does not
-// write for too long, await removes the name itself.
+// await waits until the lock is free, or until the file has lost its name. If the lock's holder
+// writes nothing for too long, await removes the name itself.
 func (m *making) await() error {
 	log := m.config.Logger.With("archive", m.archive.Path(), "lock", m.path)
 	began, logged := time.Now(), time.Now()
@@ -139,7 +139,7 @@ func (m *making) await() error {
 			return archive.ErrStopped
 		case <-stall:
 			log.Warn("the process that makes the index says nothing any more: another one takes over", "process", said)
-			m.removeName() // if it stays, the file still counts as locked
+			m.removeName() // if the name stays, the file still counts as locked
 			return nil
 		case <-tick.C:
 		}
@@ -156,7 +156,7 @@ func (m *making) await() error {
 	}
 }
 
-// stallAfter starts a timer for the next write by the process that builds the index.
+// stallAfter starts a timer for the next write of the process that builds the index.
 func (c *Config) stallAfter() <-chan time.Time {
 	if c.stall != nil {
 		return c.stall()
@@ -166,10 +166,10 @@ func (c *Config) stallAfter() <-chan time.Time {
 
 func (m *making) context() context.Context { return m.archive.Context() }
 
-// removeName removes the file's name, if the name still belongs to this file. Processes that remove
-// names take turns, with a lock on the folder, so that none removes the file of a process that has
-// just taken over. If the folder can't be locked, two processes may build the index at the same
-// time, as they would without the lock.
+// removeName removes the file's name, if the name still belongs to this file. Processes lock the
+// folder before they remove a name. Otherwise a process could remove the file of another process
+// that has just taken over. If the folder can't be locked, two processes may build the index at the
+// same time, as they would without a lock file.
 func (m *making) removeName() {
 	if folder, err := os.Open(filepath.Dir(m.path)); err == nil {
 		defer folder.Close() // unlocks it
@@ -198,7 +198,7 @@ func (m *making) named() bool {
 // said returns the text in the file.
 func (m *making) said() string {
 	text := make([]byte, makingBytes)
-	n, _ := m.file.ReadAt(text, 0) // at the end of the file, or without a text
+	n, _ := m.file.ReadAt(text, 0) // fails at the end of the file, or if the file has no text
 	return strings.TrimSpace(string(text[:n]))
 }
 
@@ -245,9 +245,9 @@ func (m *making) progress(c Config) Config {
 	return c
 }
 
-// end releases the right. If there is no index, although the process was not told to stop, the
-// waiting processes read the archive by themselves, because waiting for each other would take
-// longer. m may be nil.
+// end releases the right. indexed says whether there is an index. If there is none, although nobody
+// told this process to stop, the waiting processes read the archive by themselves, because waiting
+// for each other would take longer. m may be nil.
 func (m *making) end(indexed bool) {
 	if m == nil {
 		return
@@ -257,12 +257,12 @@ func (m *making) end(indexed bool) {
 	if !indexed && m.context().Err() == nil {
 		m.say(makingFailed)
 	}
-	m.removeName()     // if it stays, the next process locks it
+	m.removeName()     // if the name stays, the next process locks the file
 	_ = m.file.Close() // no data to lose
 }
 
-// busy reports whether another process has locked the file. If not, it locks the file until the
-// file is closed. On a file system without locks, the file stays unlocked.
+// busy reports whether another process has locked the file. If no other process has, busy locks the
+// file until the file is closed. On a file system without locks, the file stays unlocked.
 func busy(f *os.File) bool {
 	locked, err := tryLock(f)
 	return err == nil && !locked

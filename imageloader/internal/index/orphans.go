@@ -9,14 +9,14 @@ import (
 
 // Orphan is an image without a label. It is not a sample.
 type Orphan struct {
-	Name   string // of the member
+	Name   string // name of the member
 	Reason string
 }
 
 // MaxOrphans is the maximum number of images without a label whose names are kept.
 const MaxOrphans = 10
 
-// Reasons of orphans: indexes of orphanReasons, and numbers in an index file.
+// Reasons of orphans. They are positions in orphanReasons, and numbers in an index file.
 const (
 	orphanNoLabel = iota
 	orphanNoField
@@ -41,7 +41,7 @@ func (b *Builder) addOrphan(name string, reason int) {
 	}
 }
 
-// warnOfOrphans logs how many images have no label, and names the first ones.
+// warnOfOrphans logs the number of images without a label, and names the first of them.
 func warnOfOrphans(log *slog.Logger, archive string, count int, named []Orphan) {
 	if count == 0 {
 		return

@@ -9,16 +9,15 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Pairs distinguishes images and their masks from other members by name. An image and a mask are a
-// pair if the "*" of their patterns stands for the same text. They may be in different shards, if
+// Pairs tells images and their masks from other members by their names. An image and a mask are a
+// pair if the "*" of their patterns stands for the same text. They may be in different shards if
 // neither has a partner in its own shard. A name that matches both patterns is a mask.
 type Pairs struct{ Image, Mask Pattern }
 
-// pairsDirectory is the only directory in the index file of pairs, because pairs do not use
-// directories.
+// pairsDirectory is the only directory in the index file for pairs. Pairs do not use directories.
 const pairsDirectory = "*"
 
-// PairError is an image with two masks, or a mask with two images.
+// PairError reports an image with two masks, or a mask with two images.
 type PairError struct {
 	File        string
 	Name, Other string // the two members
@@ -45,7 +44,7 @@ func (b *Builder) addPair(m *archive.Member, magic []byte) (number int, err erro
 	return b.record(m, dir, recordImage)
 }
 
-// loadPairs reads the members, and makes the images that have a mask, and their masks, the records
+// loadPairs reads the members. It makes the images that have a mask, and these masks, the records
 // of x.
 func (b *Builder) loadPairs(x *Index, sections map[uint32]section) error {
 	members, err := newMemberReader(x.shards, len(b.dirs.names), sections)
@@ -101,13 +100,13 @@ func (b *Builder) loadPairs(x *Index, sections map[uint32]section) error {
 type pairing struct {
 	x      *Index
 	pairs  Pairs
-	images []int32 // the record of each pair's image
-	masks  []int32 // the record of each pair's mask
-	single []int32 // records without a partner
+	images []int32 // number of the record of each pair's image
+	masks  []int32 // number of the record of each pair's mask
+	single []int32 // numbers of the records without a partner
 }
 
-// group has the records with one text: the first image and mask, and the second image and mask, if
-// any; -1: none.
+// group has the records whose "*" stands for the same text: the first image and mask, and the
+// second image and mask, if any. -1 stands for none.
 type group struct{ image, mask, image2, mask2 int32 }
 
 // pair finds the pairs. It first looks within each shard, because several shards may use the same
@@ -132,7 +131,7 @@ func (p *pairing) pair(file string) error {
 	if err := p.match(file, left); err != nil {
 		return err
 	}
-	order := make([]int, len(p.images)) // sorts the pairs by the images' order in the archive
+	order := make([]int, len(p.images)) // to sort the pairs by the images' order in the archive
 	for i := range order {
 		order[i] = i
 	}
@@ -190,7 +189,8 @@ func (p *pairing) match(file string, list []int32) error {
 	return nil
 }
 
-// unpaired logs which records have no partner. It returns the reason if an archive has no pairs.
+// unpaired logs the records without a partner. If the archive has no pairs at all, it returns the
+// reason.
 func (p *pairing) unpaired(b *Builder, first string) string {
 	var images, masks []string
 	for _, k := range p.single {

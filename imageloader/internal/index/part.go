@@ -13,11 +13,12 @@ type Part struct {
 	// Folder, if not empty, selects the samples in this directory and below it, such as "train".
 	Folder string
 	// HeldOut, from 0 to below 1, is the share of each class's samples that is held out. A hash of
-	// Seed and the sample's name decides, so that images added later leave the others where they
-	// are. A class with two samples or more always has one that is held out and one that is not.
-	// This moves a sample only in classes that are so small that the hash gives one part none.
+	// Seed and the sample's name decides whether a sample is held out, so adding images later does
+	// not move other samples. If a class has at least two samples, at least one of them is held out
+	// and at least one is not. In a class so small that the hash puts all samples on one side, one
+	// sample is moved to the other side.
 	HeldOut float64
-	// Test selects the samples that are held out, not the others.
+	// Test selects the samples that are held out, instead of the samples that are not.
 	Test bool
 	Seed uint64
 }
@@ -33,7 +34,7 @@ func (p Part) Check() error {
 	return nil
 }
 
-// hash returns a number from 0 to below 1 for a name.
+// hash maps a name to a number from 0 to below 1.
 func (p Part) hash(name string) float64 {
 	sum := sha256.Sum256(append(binary.LittleEndian.AppendUint64(nil, p.Seed), name...))
 	return float64(binary.LittleEndian.Uint64(sum[:])>>11) / (1 << 53)
@@ -80,7 +81,7 @@ func (x *Index) keepPart(p Part, archive string) error {
 	return nil
 }
 
-// heldOut returns for each sample whether it is held out. Labels that are lists are no classes.
+// heldOut reports for each sample whether it is held out. Lists of labels do not count as classes.
 func (x *Index) heldOut(p Part) []bool {
 	if p.HeldOut == 0 {
 		return nil

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Pattern describes names of members: it is a name in which one "*" stands for any text, including
+// Pattern describes names of members. It is a name in which one "*" stands for any text, including
 // slashes. A ".*" at the end stands for any extension. The zero Pattern matches nothing.
 type Pattern struct {
 	text           string
@@ -30,7 +30,7 @@ func ParsePattern(text string) (Pattern, error) {
 
 func (p Pattern) String() string { return p.text }
 
-// key returns the text for which the "*" of the pattern stands in a name. ok is false if the name
+// key returns the part of a name for which the "*" of the pattern stands. ok is false if the name
 // does not match.
 func (p Pattern) key(name string) (key string, ok bool) {
 	if p.text == "" {

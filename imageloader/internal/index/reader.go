@@ -10,12 +10,12 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// segmentBytes is the number of bytes of a stream to inflate at once for samples that stay in
-// memory. Samples between two marks are then inflated once, and not again for each of them.
+// segmentBytes is the number of bytes of a stream that are inflated at once for samples that stay
+// in memory. The samples between two marks are then inflated once, and not once for each sample.
 const segmentBytes = 1 << 20
 
-// maxLead is more than the bytes of a member's headers: archive/tar accepts extended headers of up
-// to a megabyte.
+// maxLead exceeds the size of any member's headers, because archive/tar accepts extended headers of
+// up to a megabyte.
 const maxLead = 1<<20 + archive.HeaderBytes
 
 // Reader reads the contents of an index's samples in any order. It belongs to one goroutine. Any
@@ -26,7 +26,7 @@ type Reader struct {
 	segment []byte // several samples, or a sample's header and content in a tar
 	content []byte // the result of Content, with room for headers before it
 
-	inflated   Inflated // of the sample that was inflated last
+	inflated   Inflated // describes the sample that was inflated last
 	inflatedOf int      // the number of that sample
 }
 
@@ -44,12 +44,12 @@ func (r *Reader) FileTime() time.Duration { return r.archive.FileTime() }
 func (r *Reader) Close() { r.archive.Close() }
 
 // Read fills p with the content of sample i. The length of p must be the sample's size, and the
-// sample must be a regular file. Errors are *archive.Error, or archive.ErrStopped. See
-// [archive.MemberDamage] for an error that concerns this sample alone.
+// sample must be a regular file. An error is an *archive.Error, or archive.ErrStopped.
+// [archive.MemberDamage] tells whether it concerns this sample alone.
 func (r *Reader) Read(i int, p []byte) error { return r.read(i, p, nil) }
 
 // Content returns the content of sample i. The slice is read-only and valid until the next call,
-// unless the Index has the content in memory. Requirements and errors are as in Read.
+// unless the Index has the content in memory. The requirements and errors are the same as for Read.
 func (r *Reader) Content(i int) ([]byte, error) {
 	if data := r.x.InMemory(i); data != nil {
 		return data, nil
@@ -63,8 +63,8 @@ func (r *Reader) Content(i int) ([]byte, error) {
 	return room[lead:], r.read(i, room[lead:], room)
 }
 
-// read implements Read. If room is not nil, p is its last part, and the headers before the content
-// go into its first part.
+// read implements Read. If room is not nil, p is its last part, and read stores the headers before
+// the content in its first part.
 func (r *Reader) read(i int, p, room []byte) error {
 	x, at := r.x, r.x.at(i)
 	m := &x.samples[at]
@@ -114,9 +114,8 @@ func (x *Index) Parts(i int) bool {
 	return s.format == archive.Tar && m.kind == archive.Regular && !archive.IsURL(s.path) && !x.memory.holds()
 }
 
-// ReadPart fills p with the bytes of sample i's content that start at offset from. They must all be
-// within the content, and Parts must have returned true. ReadPart does not verify the bytes. The
-// caller does.
+// ReadPart fills p with the bytes of sample i's content that start at offset from. All of them must
+// be within the content, and Parts must have returned true. The caller verifies the bytes.
 func (r *Reader) ReadPart(i int, p []byte, from int) error {
 	defer runtime.KeepAlive(r.x)
 	m := &r.x.samples[r.x.at(i)]
@@ -129,13 +128,13 @@ func (r *Reader) ReadPart(i int, p []byte, from int) error {
 // Inflated describes the compressed bytes of a sample in a gzip shard, as Read has found them.
 type Inflated struct {
 	Lead uint32 // CRC-32 of the Packed.Lead bytes before the content
-	// End is the offset in the shard after the content's compressed bytes. It is 0 if the sample
-	// spans several gzip members, in which case Packed can't be used.
+	// End is the offset in the shard right after the content's compressed bytes. It is 0 if the
+	// sample spans several gzip members. Packed can't be used for such a sample.
 	End int64
 }
 
-// Inflated returns the details of sample i if it is the sample that Read or Content last read from
-// a gzip shard. Otherwise End is 0.
+// Inflated describes sample i if it is the last sample that Read or Content has read from a gzip
+// shard. Otherwise its End is 0.
 func (r *Reader) Inflated(i int) Inflated {
 	if r.inflatedOf != i {
 		return Inflated{}
@@ -143,8 +142,8 @@ func (r *Reader) Inflated(i int) Inflated {
 	return r.inflated
 }
 
-// Packed describes the compressed bytes and the window for inflating a sample's headers and
-// content.
+// Packed describes the data for inflating a sample's headers and content: compressed bytes and a
+// window.
 type Packed struct {
 	Lead     int // bytes of headers before the content
 	Skip     int // bytes of output before the headers
@@ -202,9 +201,9 @@ func (r *Reader) readFrom(s *shard, m *record, name string, p, room []byte) erro
 	return r.readGzip(s, m, name, p)
 }
 
-// readGzip reads a record's content from a .tar.gz. The content must come directly after a header
-// with the record's name and size. The first lead nearly always includes all headers, and costs
-// nothing, because inflating starts before them anyway.
+// readGzip reads a record's content from a .tar.gz. The content must come right after a header with
+// the record's name and size. The first lead nearly always includes all headers. It costs nothing,
+// because inflating starts before the headers anyway.
 func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 	end := m.offset + m.size
 	for _, lead := range []int64{archive.Lead(name), archive.HeaderBytes, maxLead} {
@@ -224,22 +223,22 @@ func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 		if archive.Heads(r.segment[lead%archive.BlockBytes:], name, m.size) {
 			return nil
 		}
-		p, end = nil, m.offset // p has been filled: only headers are missing
+		p, end = nil, m.offset // p is filled; only headers are missing
 	}
 	return ErrStale
 }
 
-// readTar reads a record's content from a plain tar. The file may have been exchanged for another
-// of the same size and time (behind a URL: between runs), and the index may be forged. So the
-// header before the content must be the one that was indexed, and must have the record's name and
-// size. room is as in read. If it is not nil, one request reads headers and content.
+// readTar reads a record's content from a plain tar. Another file of the same size and time may
+// have replaced the tar (behind a URL, between runs), and the index may be forged. The header
+// before the content must therefore be the indexed one, and have the record's name and size. room
+// is as in read. If it is not nil, one request reads headers and content.
 func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error {
 	shard := int(m.shard)
 	lead := min(m.offset, archive.Lead(name))
 	if lead < archive.BlockBytes {
 		return ErrStale
 	}
-	var segment []byte // the headers, and the content if it is read with them
+	var segment []byte // the headers, and the content if the same request reads it
 	switch {
 	case room != nil:
 		segment = room[len(room)-len(p)-int(lead):]
@@ -285,9 +284,9 @@ func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error
 	return nil
 }
 
-// readSegment reads sample i into memory, together with its neighbours between two marks, if that
-// is worthwhile. If it fails, or for samples whose bytes differ from the index, it keeps nothing.
-// Read then reads the sample alone, and reports the error.
+// readSegment reads sample i into memory. If that is worthwhile, it also reads the neighbours of
+// the sample between two marks. It keeps nothing if it fails, and no sample whose bytes differ from
+// the index. Read then reads the sample alone, and reports the error.
 func (r *Reader) readSegment(i int) {
 	x := r.x
 	shard := x.samples[i].shard
@@ -318,13 +317,13 @@ func (r *Reader) readSegment(i int) {
 	}
 }
 
-// head returns the offset where a record's headers start, for nearly all records.
+// head returns the offset where the headers of a record start. It is right for nearly all records.
 func (x *Index) head(i int) int64 {
 	return max(0, x.samples[i].offset-archive.Lead(x.recordName(i)))
 }
 
-// neighbours returns the first and the last of the samples that are inflated together with sample
-// i, and the mark where inflating starts. These samples are between two marks, and take at most
+// neighbours returns the first and the last sample that are inflated together with sample i, and
+// the mark where inflating starts. These samples are between two marks, and take at most
 // segmentBytes.
 func (r *Reader) neighbours(s *shard, i int) (first, last int, mark *archive.Mark) {
 	x := r.x

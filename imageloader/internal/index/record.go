@@ -73,7 +73,8 @@ func decodeMark(b []byte) (shard uint32, m archive.Mark) {
 	}
 }
 
-// matches reports whether p has the record's checksum. It is true if the record has none.
+// matches reports whether p has the record's checksum. It returns true if the record has no
+// checksum.
 func (r *record) matches(p []byte) bool {
 	return r.flags&recordSummed == 0 || crc32.ChecksumIEEE(p) == r.crc
 }

@@ -38,7 +38,7 @@ type section struct {
 	at    io.ReaderAt
 	size  int64
 	count int
-	// crc is the CRC-32 of the bytes. checked reports whether reading verifies it.
+	// crc is the CRC-32 of the bytes. checked says that reading verifies it.
 	crc     uint32
 	checked bool
 }
@@ -73,8 +73,8 @@ type itemReader struct {
 	crc  uint32
 }
 
-// next returns the next item, which is valid until the next call. At the end it returns nil, with
-// an error if the section is damaged.
+// next returns the next item, which is valid until the next call. At the end it returns nil. If the
+// section is damaged, it also returns an error.
 func (r *itemReader) next() (item []byte, err error) {
 	if len(r.rest) == 0 {
 		left := r.s.size - r.at

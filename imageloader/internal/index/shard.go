@@ -12,7 +12,7 @@ type shard struct {
 	path   string
 	info   fs.FileInfo
 	format string
-	marks  []archive.Mark // of a gzip file; the first mark is the beginning
+	marks  []archive.Mark // marks of a gzip file; the first is the start of the file
 }
 
 // maxStreamBytes returns an upper bound of the size of the shard's tar stream.
@@ -32,8 +32,8 @@ func (s *shard) addMark(m archive.Mark) bool {
 	return true
 }
 
-// enter returns the last mark at or before output offset begin, and an upper bound of the file
-// offset where the compressed bytes before output offset end stop.
+// enter returns the last mark at or before output offset begin. until is an upper bound for the
+// file offset up to which the compressed bytes of the output before offset end extend.
 func (s *shard) enter(begin, end int64) (m *archive.Mark, until int64) {
 	until = s.info.Size()
 	if last := s.beyond(end - 1); last < len(s.marks) {

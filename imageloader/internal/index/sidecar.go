@@ -25,7 +25,7 @@ const (
 	maxSections    = 64
 )
 
-// errIndex is the reason why a sidecar is not used, but replaced.
+// errIndex is the reason why a sidecar is not used and will be replaced.
 type errIndex string
 
 func (e errIndex) Error() string { return string(e) }
@@ -43,7 +43,7 @@ const (
 	errIndexPairs       = errIndex("the index is one of Options.Masks, without labels")
 )
 
-// labelErrors has the reasons by the number that labelling returns.
+// labelErrors lists the reasons by the numbers that labelling returns.
 var labelErrors = []errIndex{errIndexDirectories, errIndexWebDataset, errIndexPairs, errIndexList, errIndexLists}
 
 // place describes a section of a sidecar.
@@ -67,18 +67,18 @@ type sidecar struct {
 	err  error // error of close
 }
 
-// blobEnds is the section of the blobs' ends. It is read when a blob is first used. It saves a
-// system call for each blob.
+// blobEnds is the section with the ends of the blobs. It is read when a blob is first used. Keeping
+// it in memory saves a system call for each blob.
 type blobEnds struct {
 	load  sync.Once
 	bytes []byte
 }
 
-// unsavedBlobs has the members' blobs that are not yet in the file, one after another.
+// unsavedBlobs has the members' blobs that the file does not have yet, one after another.
 type unsavedBlobs struct {
 	mu    sync.RWMutex
 	spool spool
-	kept  []uint64 // their places: 0, or place<<24 | size; nil: no blobs
+	kept  []uint64 // their positions: 0, or position<<24 | size; nil: no blobs
 	dirty bool
 }
 
@@ -90,7 +90,7 @@ func (u *unsavedBlobs) close() {
 	u.kept = nil
 }
 
-// takeDirty reports whether there are blobs that no save has seen.
+// takeDirty reports whether blobs were added since its last call.
 func (u *unsavedBlobs) takeDirty() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -104,7 +104,7 @@ type saving struct {
 	elsewhere []otherPlace             // places to try if the sidecar's own path can't be written
 	create    func() (*os.File, error) // creates unnamed files; nil: impossible
 	log       *slog.Logger
-	// wait starts a timer that limits the wait for another process that saves; nil: lockWait.
+	// wait starts a timer that limits the wait for another process that is saving; nil: lockWait.
 	wait func() <-chan time.Time
 }
 
@@ -123,7 +123,7 @@ func openSidecar(path string) (*sidecar, error) {
 	return newSidecar(path, f)
 }
 
-// newSidecar implements openSidecar for an open file, which it owns from then on.
+// newSidecar implements openSidecar for an open file. It takes ownership of the file.
 func newSidecar(path string, f *os.File) (_ *sidecar, err error) {
 	defer func() {
 		if err != nil {

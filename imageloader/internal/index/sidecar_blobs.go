@@ -15,8 +15,8 @@ const (
 	maxBlobMemory = 512 << 20 // maximum size of all blobs, if they have to stay in memory
 )
 
-// blob returns a member's blob, or an empty one if there is none. It reuses the memory of buffer if
-// the blob fits, and allocates otherwise.
+// blob returns a member's blob, or an empty slice if there is none. It stores the blob in buffer if
+// it fits, and otherwise in new memory.
 func (s *sidecar) blob(number int32, buffer []byte) []byte {
 	if b := s.blobs.blob(number, buffer); b != nil {
 		return b
@@ -32,8 +32,8 @@ func (s *sidecar) blob(number int32, buffer []byte) []byte {
 	return b
 }
 
-// placeOfBlob returns the offsets of a member's blob in the section of blobs. ok is false if there
-// is none.
+// placeOfBlob returns the start and the end of a member's blob in the section of blobs. ok is false
+// if the member has no blob.
 func (s *sidecar) placeOfBlob(number int32) (begin, end uint64, ok bool) {
 	s.ends.load.Do(func() {
 		p := s.places[sectionBlobEnds]
@@ -49,8 +49,8 @@ func (s *sidecar) placeOfBlob(number int32) (begin, end uint64, ok bool) {
 	return begin, end, ok && begin < end && end <= s.places[sectionBlobs].size && end-begin <= maxBlobBytes
 }
 
-// of returns where the blob of a member starts and ends. ok is false if the section does not have
-// the member.
+// of returns the start and the end of a member's blob. ok is false if the section does not have the
+// member.
 func (e *blobEnds) of(number int32) (begin, end uint64, ok bool) {
 	if int(number) >= len(e.bytes)/8 {
 		return 0, 0, false
@@ -62,14 +62,15 @@ func (e *blobEnds) of(number int32) (begin, end uint64, ok bool) {
 	return begin, le.Uint64(e.bytes[8*int(number):]), true
 }
 
-// keep copies a member's blob for save, unless it already has one. If no file can be created, it
-// keeps only as many blobs as fit in memory. It reports whether a blob of the member is kept.
+// keep copies a member's blob for save, unless it has already kept one for the member. If no file
+// can be created, it keeps only as many blobs as fit in memory. It reports whether a blob of the
+// member is kept.
 func (s *sidecar) keep(number int32, blob []byte) bool {
 	return s.blobs.keep(number, blob, s.places[sectionMembers].count, s.saving.create)
 }
 
-// blob returns the blob that keep was given for a member, written over buffer or into a larger
-// buffer, or nil if there is none.
+// blob returns the blob that keep has copied for a member, or nil if there is none. It stores the
+// blob in buffer, or in a larger buffer.
 func (u *unsavedBlobs) blob(number int32, buffer []byte) []byte {
 	u.mu.RLock()
 	defer u.mu.RUnlock()
@@ -84,8 +85,8 @@ func (u *unsavedBlobs) blob(number int32, buffer []byte) []byte {
 	return b
 }
 
-// keep copies a blob of one of so many members, unless there is one. create makes the file of the
-// blobs; see sidecar.keep.
+// keep copies the blob of a member, unless the member already has one. members is the number of all
+// members. create makes the file for the blobs: see sidecar.keep.
 func (u *unsavedBlobs) keep(number int32, blob []byte, members uint64, create func() (*os.File, error)) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -103,10 +104,10 @@ func (u *unsavedBlobs) keep(number int32, blob []byte, members uint64, create fu
 	return true
 }
 
-// save writes the index file again, with the kept blobs and checksums and with those that other
-// processes have saved in the meantime. If the folder is not writable, it writes to another place.
-// The open file stays valid. If save fails, it only logs the error, because the next run can
-// compute everything again.
+// save writes the index file again. The new file has the kept blobs and checksums, and also those
+// that other processes have saved in the meantime. If the folder is not writable, save writes to
+// another place. The open file stays valid. If save fails, it only logs the error, because the next
+// run can compute everything again.
 func (s *sidecar) save() {
 	dirty := s.blobs.takeDirty()
 	if s.sums != nil && s.sums.dirty.Swap(false) {
@@ -133,9 +134,9 @@ func (s *sidecar) save() {
 		"index", s.path, "error", err)
 }
 
-// saveElsewhere saves in another place. It adds the blobs of the other file, or of an index of the
-// same archive that another process has written there in the meantime. It reports whether it was
-// successful.
+// saveElsewhere saves in another place and reports whether it succeeded. It adds the blobs of the
+// other file. If another process has meanwhile written an index of the same archive there, it adds
+// the blobs of that index too.
 func (s *sidecar) saveElsewhere(p otherPlace, mode fs.FileMode, other *sidecar) bool {
 	if now, err := os.Stat(p.path); err == nil && (p.was == nil || !os.SameFile(now, p.was)) {
 		there, _, err := s.current(p.path)
@@ -151,14 +152,14 @@ func (s *sidecar) saveElsewhere(p otherPlace, mode fs.FileMode, other *sidecar) 
 		}
 		other = there
 	}
-	_ = os.MkdirAll(filepath.Dir(p.path), 0o755) // if it fails, so does saveTo
+	_ = os.MkdirAll(filepath.Dir(p.path), 0o755) // if this fails, saveTo fails too
 	return s.saveTo(p.path, mode, other) == nil
 }
 
-// merges returns the locked file at the sidecar's path, and the mode for the new file. save writes
-// the locked file's blobs and checksums together with this process's own. If it is not the file
-// that the sidecar has open, it must be an index of the same archive, because each rank on a host
-// builds and saves one.
+// merges returns the locked file at the sidecar's path, and the mode for the new file. save merges
+// the locked file's blobs and checksums with this process's. The locked file may differ from the
+// file that the sidecar has open, because each rank on a host builds and saves an index. It must
+// then be an index of the same archive.
 func (s *sidecar) merges() (other *sidecar, mode fs.FileMode, err error) {
 	mine, err := s.file.Stat()
 	if err != nil {
@@ -178,8 +179,8 @@ func (s *sidecar) merges() (other *sidecar, mode fs.FileMode, err error) {
 	return other, mine.Mode().Perm(), nil
 }
 
-// saveTo writes the index to path with the kept blobs. Blobs of other members come from the other
-// file, or else from the sidecar's own.
+// saveTo writes the index to path with the kept blobs. The blobs of the other members come from the
+// other file, or else from the sidecar's file.
 func (s *sidecar) saveTo(path string, mode fs.FileMode, other *sidecar) error {
 	var list []output
 	for _, kind := range append([]uint32{sectionShards, sectionDirs, sectionCounts, sectionOrphans}, largeSections...) {
@@ -194,14 +195,14 @@ func (s *sidecar) saveTo(path string, mode fs.FileMode, other *sidecar) error {
 	defer ends.close()
 	ends.create = s.saving.create
 	at := uint64(0)
-	// In a forged file, several members' blobs may be the same bytes, which would be written for
-	// each of them.
+	// In a forged file, the blobs of several members may be the same bytes, which would then be
+	// written once for each member.
 	limit := s.places[sectionBlobs].size + other.places[sectionBlobs].size + uint64(s.blobs.spool.size())
 	blobs := output{sectionBlobs, 0, func(w io.Writer) error {
 		var b []byte
 		var end [8]byte
 		for i := range n {
-			// The other file is newer: a wrong blob may have been replaced there.
+			// The other file is newer. Its process may have replaced a wrong blob.
 			kept := s.blobs.blob(i, b)
 			if len(kept) == 0 {
 				kept = other.blob(i, b)

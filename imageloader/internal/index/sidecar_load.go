@@ -67,9 +67,9 @@ func (s *sidecar) loadShards(a *archive.Archive) (formats []string, err error) {
 	return formats, nil
 }
 
-// shardName returns the name of a shard as an index has it: without the folder and, for a URL,
-// without possible secrets, because others may read the index file. So an index also fits a URL
-// with another signature.
+// shardName returns the name of a shard as an index has it. It omits the folder and possible
+// secrets of a URL, because others may read the index file. An index therefore also fits a URL with
+// another signature.
 func shardName(path string) string { return filepath.Base(archive.Shown(path)) }
 
 // nextShard splits off the first item of the section of shards. The item's format must be known.
@@ -85,7 +85,7 @@ func nextShard(data []byte) (item []byte, name string, rest []byte, ok bool) {
 	return item, string(rest[:n]), rest[n:], true
 }
 
-// checkShard checks that a shard is the one that an item describes.
+// checkShard checks that an item describes this shard.
 func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, name, format string) error {
 	le := binary.LittleEndian
 	now := &a.Shards()[shard]
@@ -95,8 +95,8 @@ func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, n
 	if int64(le.Uint64(item[8:])) == now.Info.ModTime().UnixNano() && !now.Info.ModTime().IsZero() {
 		return nil
 	}
-	// The times differ if the archive was copied, and some archives have none. In these cases the
-	// first and last bytes of the shards decide. They can't decide for a plain tar, whose samples
+	// The times differ if the archive was copied, and some archives have no time. Then the first
+	// and last bytes of the shard decide. They can't decide for a plain tar, because its samples
 	// have no checksums.
 	if format == archive.Tar {
 		return errIndexStale
@@ -129,13 +129,13 @@ func shardDigest(a *archive.Archive, r *archive.Reader, shard int) (uint32, erro
 	return sum, nil
 }
 
-// shardFormats are the formats of shards by their numbers in a sidecar.
+// shardFormats lists the formats of shards by their numbers in a sidecar.
 var shardFormats = []string{archive.Tar, archive.TarGzip, archive.TarZstd}
 
 func formatNumber(format string) uint32 { return uint32(slices.Index(shardFormats, format)) }
 
-// plausible reports whether an archive of this size can have sections of the claimed sizes. It is
-// called before allocating memory for them, because a sparse file can claim terabytes.
+// plausible reports whether an archive of this size can have sections of the claimed sizes. Call it
+// before allocating memory for the sections, because a sparse file can claim terabytes.
 func (s *sidecar) plausible(a *archive.Archive, formats []string) bool {
 	members := int64(0) // each member has a header
 	for i, shard := range a.Shards() {
@@ -177,7 +177,7 @@ func (s *sidecar) loadDirectories(d *directories) error {
 	return nil
 }
 
-// loadCounts reads the section of counts, which also tells where the labels are from.
+// loadCounts reads the section of counts, which also says where the labels come from.
 func (s *sidecar) loadCounts(b *Builder) error {
 	le := binary.LittleEndian
 	counts, _, err := s.read(sectionCounts, 8)
@@ -196,9 +196,9 @@ func (s *sidecar) loadCounts(b *Builder) error {
 	return nil
 }
 
-// labelling returns the number for the origin of the labels in a sidecar: 0 for directories, 1 for
-// WebDataset members, 2 for images and masks, which have no labels, 3 for a list, 4 for WebDataset
-// members with lists of labels.
+// labelling returns the number that stands for the source of the labels in a sidecar: 0 for
+// directories, 1 for WebDataset members, 2 for images and masks, which have no labels, 3 for a
+// list, 4 for WebDataset members with lists of labels.
 func labelling(c *Config) uint64 {
 	switch {
 	case c.MultiLabel:

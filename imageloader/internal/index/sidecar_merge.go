@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// lockWait limits the wait for each other process that saves into the same file, in case that
-// process has been stopped.
+// lockWait limits the wait for each other process that saves into the same file. Such a process may
+// have been stopped.
 const lockWait = 10 * time.Second
 
 // lockTick is the time between two tries to lock a file.
 const lockTick = 10 * time.Millisecond
 
-// current opens and locks the index file that is at path now, because the processes of a
-// distributed training close their indexes at the same time. Closing the file releases the lock. On
-// a file system without locks, the file stays unlocked.
+// current opens and locks the index file that is at path now. The processes of a distributed
+// training run close their indexes at the same time, so another process may have replaced the file.
+// Closing the file releases the lock. On a file system without locks, the file stays unlocked.
 func (s *sidecar) current(path string) (now *sidecar, info fs.FileInfo, err error) {
 	for {
 		if now, err = openToLock(path); err != nil {
@@ -33,12 +33,12 @@ func (s *sidecar) current(path string) (now *sidecar, info fs.FileInfo, err erro
 		if at, err := os.Stat(path); err == nil && os.SameFile(at, info) {
 			return now, info, nil
 		}
-		_ = now.file.Close() // another process has just replaced this file: the new one has to be locked
+		_ = now.file.Close() // another process has just replaced this file, so the new one has to be locked
 	}
 }
 
-// openToLock opens an index file for writing, because NFS allows exclusive locks only then. It
-// opens a file that is not writable for reading.
+// openToLock opens an index file for writing, because on NFS only a file that is open for writing
+// can be locked exclusively. If the file is not writable, openToLock opens it for reading.
 func openToLock(path string) (*sidecar, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -47,7 +47,7 @@ func openToLock(path string) (*sidecar, error) {
 	return newSidecar(path, f)
 }
 
-// errBusy means that another process has held a lock for too long.
+// errBusy means that another process has held the lock for too long.
 var errBusy = errors.New("another process is saving into the index")
 
 // lock locks an open file exclusively. Closing the file releases the lock.
@@ -98,7 +98,7 @@ func (s *sidecar) describesAs(other *sidecar) bool {
 	return true
 }
 
-// adopt adds the checksums of contents that only the other file has.
+// adopt adds the checksums that only the other file has.
 func (s *sums) adopt(other *sidecar) {
 	theirs, err := other.loadSums()
 	if err != nil {

@@ -8,9 +8,10 @@ import (
 // spoolBytes is the maximum number of bytes that a spool keeps in memory.
 const spoolBytes = 1 << 20
 
-// spool collects bytes. The last bytes are in memory, and the earlier ones in an unnamed file,
+// spool collects bytes. The newest bytes are in memory, and the older ones in an unnamed file,
 // which disappears even if the program crashes. If no file can be created or written, all bytes
-// stay in memory. A spool is for one goroutine at a time, but several may read while none writes.
+// stay in memory. Only one goroutine at a time may use a spool, but several may read while none
+// writes.
 type spool struct {
 	create func() (*os.File, error) // nil: memory only
 	file   *os.File

@@ -11,17 +11,18 @@ import (
 )
 
 // sums has checksums of the contents of a plain tar's members. Building the index reads only
-// headers, so a member's checksum is computed when it is first read as a sample, and saved when the
-// index is closed. Later processes compare it when they first read the sample, and so detect
-// contents that were exchanged under the same headers. sums is safe for concurrent use.
+// headers. A member's checksum is computed when the member is first read as a sample, and saved
+// when the index is closed. Later processes compare the checksum when they first read the sample.
+// They thereby detect contents that were exchanged while the headers stayed the same. sums is safe
+// for concurrent use.
 type sums struct {
-	known []atomic.Uint32 // by member: the CRC-32, but 1 instead of 0; 0: not known
-	seen  []atomic.Uint32 // one bit for each member: computed or compared in this process
+	known []atomic.Uint32 // by member: the CRC-32, with 1 instead of 0; 0 means unknown
+	seen  []atomic.Uint32 // one bit for each member: this process has computed or compared the checksum
 	dirty atomic.Bool     // some sums are not in the index file yet
 }
 
-// same compares a member's content with its checksum. If there is no checksum yet, it records the
-// content's. In each process, it does so only once for each member.
+// same compares a member's content with the member's checksum. If there is no checksum yet, it
+// records the checksum of the content. Each process does this only once for each member.
 func (s *sums) same(number int32, content []byte) bool {
 	word, bit := &s.seen[number/32], uint32(1)<<(number%32)
 	if word.Load()&bit != 0 {
@@ -52,7 +53,7 @@ func (s *sums) write(w io.Writer) error {
 	return nil
 }
 
-// attach makes s the index file of x, and reads the checksums of contents from it.
+// attach makes s the index file of x, and reads the checksums of contents from s.
 func (x *Index) attach(s *sidecar) error {
 	if slices.ContainsFunc(x.shards, func(s shard) bool { return s.format == archive.Tar }) {
 		var err error

@@ -22,15 +22,15 @@ const (
 
 // webLabel is the label of a WebDataset sample.
 type webLabel struct {
-	text   string // with Config.MultiLabel the text of a list: see listOf; "": none
+	text   string // with Config.MultiLabel the text of a list: see listOf; "" means no label
 	member string
-	cls    bool // the member is a .cls file, and not a .json file
+	cls    bool // the member is a .cls file; otherwise a .json file
 }
 
 // isWebLabel reports whether a member with this extension has the label of its group.
 func isWebLabel(extension string) bool { return extension == "cls" || extension == "json" }
 
-// checkWebLabel returns an error if a member can't be read as a label.
+// checkWebLabel returns an error if a label can't be read from the member.
 func checkWebLabel(m *archive.Member, extension string) error {
 	limit := int64(maxClsBytes)
 	if extension == "json" {
@@ -49,8 +49,8 @@ func checkWebLabel(m *archive.Member, extension string) error {
 	return nil
 }
 
-// agrees reports whether two labels of one sample are consistent. Numbers and names are always
-// consistent: a .cls may have the number of a class, and a .json its name.
+// agrees reports whether two labels of one sample are consistent. A number and a name are always
+// consistent: a .cls may contain the number of a class, and a .json its name.
 func (l *webLabel) agrees(other *webLabel, lists bool) bool {
 	var labels [2][]string
 	var names [2]int
@@ -83,8 +83,8 @@ func shownLabel(text string) string {
 }
 
 // readWebLabel reads a label, or the text of a list of labels (see listOf). It returns "" for a
-// .json without a label. The list in a .cls is its words, separated by white space or commas. In a
-// .json it is a string, a whole number, or an array of them.
+// .json without a label. In a .cls, the list is the words of the file, separated by white space or
+// commas. In a .json, it is a string, a whole number, or an array of strings and whole numbers.
 func readWebLabel(extension string, content []byte, lists bool) (string, error) {
 	if extension == "json" {
 		return readJSONLabel(content, lists)
@@ -208,8 +208,8 @@ func findLabel(text []byte, lists bool) (field string, at, end int, err error) {
 	return field, at, end, nil
 }
 
-// jsonLabel reads the value of a field. For errors, shown is the value's text in the file, and at
-// is its offset.
+// jsonLabel reads the value of a field. shown is the value's text in the file, and at its offset,
+// for errors.
 func jsonLabel(field string, value, shown []byte, at int, lists bool) (string, error) {
 	odd := func(what string) error {
 		return fmt.Errorf("%q %s: %q (byte %d)", field, what, shown[:min(len(shown), 40)], at)
@@ -254,8 +254,8 @@ func jsonText(value []byte) (text string, ok bool) {
 	return text, json.Unmarshal(value, &text) == nil
 }
 
-// logMixedLabels logs the first WebDataset label that is a name if other labels are numbers,
-// because then the numbers count as names, too.
+// logMixedLabels logs the first WebDataset label that is a name, if other labels are numbers. In
+// this case the numbers also count as names.
 func (x *Index) logMixedLabels(archive string, c *Config) {
 	if !c.WebDataset || len(c.Classes) > 0 {
 		return

@@ -12,9 +12,9 @@ type workMeter struct {
 	shard     int // shard of the next mark
 	output    int64
 	left      bool  // there is a next mark
-	from      int64 // output offset of the last mark before the sample
+	from      int64 // output offset of the last mark before the current sample
 	fromShard int
-	stream    bool // there is a sample without a mark before it
+	stream    bool // a sample has no mark before it
 
 	inflated, wanted float64 // bytes
 	samples          float64

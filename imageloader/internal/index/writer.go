@@ -37,9 +37,9 @@ type output struct {
 	write func(io.Writer) error
 }
 
-// writeSidecar writes an index file under another name and then renames it. So readers see the
-// whole file or none, even if the program or the machine crashes. It returns the written file,
-// still open, because another process may already have replaced the file at path.
+// writeSidecar writes an index file under a temporary name and then renames it. Readers therefore
+// see the complete file or none, even if the program or the machine crashes. writeSidecar returns
+// the written file, still open, because another process may already have replaced the file at path.
 func writeSidecar(path string, mode fs.FileMode, sections []output) (*os.File, error) {
 	f, err := safefile.Replace(path, indexFile, mode, func(f *os.File) error { return writeSections(f, sections) })
 	if err != nil {
@@ -82,8 +82,8 @@ func writeSections(f *os.File, sections []output) error {
 	return err
 }
 
-// leftAfter is the age of a temporary file after which sweep removes it, because its process must
-// have been killed.
+// leftAfter is the age from which sweep removes a temporary file. A process that leaves a file for
+// so long must have been killed.
 const leftAfter = 24 * time.Hour
 
 // sweep removes temporary files of this index that killed processes have left behind.

@@ -1,5 +1,5 @@
-// Package indextest edits index files as docs/index-format.md describes them, for tests of damaged
-// and forged indexes. Its numbers of the format come from that document, not from package index.
+// Package indextest edits index files for tests of damaged and forged indexes. Its numbers come
+// from docs/index-format.md, not from package index.
 package indextest
 
 import (
@@ -56,8 +56,8 @@ func Forge(t testing.TB, index []byte, kind uint32, change func([]byte)) []byte 
 	return index
 }
 
-// parts returns the header and the table of an index file, and then the sections inside of the
-// file, as far as the table can be read.
+// parts returns the header and the table of an index file, and then the sections that are inside of
+// the file. It stops where the table can't be read.
 func parts(index []byte) (list [][]byte) {
 	le := binary.LittleEndian
 	if len(index) < FileHeader {
@@ -93,7 +93,7 @@ func Reseal(index []byte) {
 }
 
 // Edit returns a changed copy of an index file. An edit has eight bytes: the part, the kind of
-// change, the place and the value.
+// change, the position and the value.
 func Edit(index, edits []byte) []byte {
 	const maxCopy = 64
 	index = bytes.Clone(index)

@@ -70,7 +70,7 @@ func (m *Decoder) Decode(data []byte, width, height int, g *imagecapi.Geometry, 
 	return nil
 }
 
-// sample fills classes with the nearest pixels of the mask.
+// sample fills classes with the mask's pixels that are nearest to the result's pixels.
 func (m *Decoder) sample(l levels, g *imagecapi.Geometry) {
 	m.classes, m.columns = m.classes[:0], m.columns[:0]
 	for x := range g.WindowWidth {
@@ -87,8 +87,9 @@ func (m *Decoder) sample(l levels, g *imagecapi.Geometry) {
 	}
 }
 
-// nearest returns the source of output pixel i if a side is resized from in to out pixels. It is
-// LibTorch's "nearest", which torchvision uses for masks, with the same float32 arithmetic.
+// nearest returns the source of output pixel i if a side is resized from in to out pixels. It
+// computes LibTorch's mode "nearest", which torchvision uses for masks, with the same float32
+// arithmetic.
 func nearest(i, in, out int) int {
 	switch {
 	case in == out:
@@ -138,8 +139,9 @@ const (
 // maxInflation is the maximum expansion of deflate: output bytes per input byte.
 const maxInflation = 1032
 
-// levels decodes a greyscale or palette PNG to its values. Before it allocates memory for pixels,
-// it compares their number with the image's, and with the size of the file.
+// levels decodes a greyscale or palette PNG to its values. Before it allocates memory for the
+// pixels, it compares their number with the number of the image's pixels and with the size of the
+// file.
 //
 // Go's decoder is memory-safe and rejects any damage.
 func (m *Decoder) levels(data []byte, width, height int) (l levels, err error) {

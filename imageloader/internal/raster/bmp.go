@@ -75,7 +75,7 @@ func ParseBMP(data []byte) (Image, error) {
 		if colours == 0 {
 			colours = 1 << b.bits
 		}
-		if b.offset == after { // the palette is there, with the pixels after it
+		if b.offset == after { // the palette is there, and the pixels follow it
 			b.offset = 0
 		}
 		for i := range colours {
@@ -219,7 +219,7 @@ func (b *bmp) bgr(to, from []byte) {
 	}
 }
 
-// fields scales fields of any width to 8 bits, and rounds down like Pillow.
+// fields scales colour fields of any number of bits to 8 bits. It rounds down like Pillow.
 func (b *bmp) fields(to, from []byte) {
 	var shift [3]int
 	var limit [3]uint64

@@ -13,7 +13,7 @@ import (
 type fax struct {
 	in       faxBits
 	kind     uint64 // tiffHuffman, tiffGroup3 or tiffGroup4
-	plane    bool   // rows of group 3 may be coded relative to the row before
+	plane    bool   // a row of group 3 may be coded relative to the row before it
 	width    int
 	tables   *faxTables
 	row      []byte
@@ -102,8 +102,8 @@ func (f *fax) oneDimensional() error {
 func (f *fax) twoDimensional() error {
 	column, black := -1, false
 	for i := 0; column < f.width; {
-		// b1 is the first change in the previous row that is to the right of column and to the
-		// other colour. b2 is the change after b1.
+		// b1 is the first change in the previous row to the right of column at which the row
+		// changes to the other colour. b2 is the change after b1.
 		for i > 0 && f.change(i-1) > column {
 			i--
 		}
@@ -153,7 +153,8 @@ func (f *fax) change(i int) int {
 	return f.width
 }
 
-// run returns the length of a run: any number of makeup codes, and the terminating code.
+// run reads the length of a run. The length consists of any number of makeup codes and a
+// terminating code.
 func (f *fax) run(black bool) (length int, err error) {
 	table := f.tables.white
 	if black {
@@ -198,10 +199,10 @@ func (f *fax) paint() {
 type faxBits struct {
 	data     []byte
 	reversed bool // the lowest bit of a byte is the first
-	at       int  // bits
+	at       int  // bits read so far
 }
 
-// spent reports whether more bits were read than there are.
+// spent reports whether more bits have been read than data has.
 func (b *faxBits) spent() bool { return b.at > 8*len(b.data) }
 
 // peek returns the next count bits, at most 13.
@@ -227,8 +228,8 @@ const (
 	faxExtension
 )
 
-// faxCodes maps each value of faxLongest bits to the code with which it starts: its meaning and its
-// length.
+// faxCodes maps each value of faxLongest bits to the code at the start of these bits: its meaning
+// and its length.
 type faxCodes [1 << faxLongest]struct{ value, bits int16 }
 
 const faxLongest = 13

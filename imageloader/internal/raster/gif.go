@@ -94,7 +94,7 @@ func (g *gif) Header() Header {
 	return Header{Width: g.width, Height: g.height, Components: 3, BitDepth: 8, Orientation: 1}
 }
 
-// Check accepts every image, because pixels may take almost no bits.
+// Check accepts every image, because the compressed pixels may take almost no bits.
 func (g *gif) Check() error { return nil }
 
 func (g *gif) Decode(rgb []byte, _ JPEG) error {
@@ -129,8 +129,8 @@ func (g *gif) Decode(rgb []byte, _ JPEG) error {
 	return nil
 }
 
-// gifBlocks reads data that is stored in blocks of up to 255 bytes. Each block comes after a byte
-// with its size.
+// gifBlocks reads data that is stored in blocks of up to 255 bytes. A byte with the block's size
+// precedes each block.
 type gifBlocks struct {
 	block bytes.Reader
 	left  []byte

@@ -1,9 +1,9 @@
 // Package raster decodes GIF, BMP and TIFF to rows of 8-bit RGB. Few training sets have these
 // formats. The decoders are written in memory-safe Go, so hostile bytes can only make them fail.
 //
-// The pixels are the same as those from Pillow's convert("RGB"): grey becomes three equal values,
-// alpha is dropped, and CMYK is converted without a colour profile. Values of more than 8 bits keep
-// only their high byte.
+// The pixels are the same as from Pillow's convert("RGB"): grey becomes three equal values, alpha
+// is dropped, and CMYK is converted without a colour profile. Only the high byte of a value of more
+// than 8 bits is kept.
 //
 // A decoder needs memory for a few rows, in addition to the caller's 3 bytes per pixel.
 package raster
@@ -29,7 +29,7 @@ type Header struct {
 // Image is an image whose header has been read. It refers to the bytes of the file.
 type Image interface {
 	Header() Header
-	// Check returns an error for a file that is too short for its pixels, so that a few bytes can't
+	// Check returns an error if the file is too short for its pixels. Otherwise a few bytes could
 	// claim the memory of a large image.
 	Check() error
 	// Decode fills rgb with packed rows of 3 bytes per pixel. The caller must call Check first.
@@ -49,7 +49,7 @@ func unsupported(format string, values ...any) error {
 	return UnsupportedError(fmt.Sprintf(format, values...))
 }
 
-// DamageError is damage at a known offset in the file.
+// DamageError reports damage at a known offset in the file.
 type DamageError struct {
 	Err    error
 	Offset int // bytes
@@ -74,12 +74,12 @@ func checkSides(width, height int) error {
 	return nil
 }
 
-// colourTable has a colour for each index. An index that is not in the palette is black, as in
+// colourTable has a colour for each index. Indexes that are not in the palette are black, as in
 // Pillow.
 type colourTable [256][3]byte
 
-// littleEndian reads numbers at any offset of a file. It keeps the error of the first read outside
-// of the file.
+// littleEndian reads numbers at any offset of a file. After a read outside of the file, it keeps
+// the error of the first such read.
 type littleEndian struct {
 	data []byte
 	err  error

@@ -49,10 +49,10 @@ const (
 const (
 	tiffMaxSamples = 16
 	tiffMaxEntries = 65535 // in a directory, even of a BigTIFF
-	// limit for the total size of all JPEGs, in file sizes, because strips without counts may
-	// overlap
+	// tiffMaxShared limits the total size of all JPEGs, as a multiple of the file's size. Strips
+	// without counts may overlap.
 	tiffMaxShared  = 64
-	tiffAssociated = 1 // an extra sample is alpha, by which the colours have been multiplied
+	tiffAssociated = 1 // an extra sample is alpha, and the colours have been multiplied by it
 )
 
 // tiff is the first image of a TIFF or BigTIFF.
@@ -64,13 +64,13 @@ type tiff struct {
 	photometric   uint64
 	samples       int  // per pixel
 	colours       int  // samples that are colours; the others are alpha or unknown
-	associated    bool // the sample after the colours is alpha, by which they have been multiplied
+	associated    bool // the sample after the colours is alpha, and the colours have been multiplied by it
 	depth         int  // bits per sample
 	compression   uint64
 	predictor     bool
-	separate      bool // each sample has its own blocks
+	separate      bool // each sample has separate blocks
 	reversed      bool // the lowest bit of a byte is the first
-	twoDimensions bool // rows of fax group 3 may be coded relative to the row before
+	twoDimensions bool // a row of fax group 3 may be coded relative to the row before it
 	jpegTables    []byte
 	orientation   int
 
@@ -82,7 +82,7 @@ type tiff struct {
 	known  int         // number of colours in table
 	table  colourTable // for a single colour, by its value or its high byte
 	scale  [256]byte   // for several colours of up to 8 bits each
-	values []byte      // of a row: the colours, and associated alpha, pixel after pixel
+	values []byte      // values of a row, pixel after pixel: the colours and associated alpha
 }
 
 // tiffValues are integers in the file.
@@ -228,7 +228,7 @@ func (t *tiff) readSamples() error {
 		return unsupported("TIFF: %d samples a pixel", samples)
 	}
 	t.samples, t.depth = int(samples), 1
-	depths := t.tag(tiffBitsPerSample, t.samples) // one value may be for all samples
+	depths := t.tag(tiffBitsPerSample, t.samples) // one value may hold for all samples
 	for i := range depths.count {
 		depth := depths.get(i)
 		if i > 0 && depth != depths.get(0) {
@@ -409,7 +409,7 @@ func (t *tiff) visible(i, j int) image.Rectangle {
 func (t *tiff) source(plane, i, j int) []byte {
 	k := (plane*t.down+j)*t.across + i
 	left := t.data[min(t.offsets.get(k), uint64(len(t.data))):]
-	if t.counts.count == 0 || t.counts.get(k) == 0 { // as written by some programs
+	if t.counts.count == 0 || t.counts.get(k) == 0 { // some programs write no counts, or zeros
 		return left
 	}
 	return left[:min(t.counts.get(k), uint64(len(left)))]
@@ -434,8 +434,8 @@ func (t *tiff) Check() error {
 				if len(packed) == 0 || (len(packed)+1)*ratio < need {
 					return errors.New("TIFF: too little image data")
 				}
-				// Each JPEG is read whole, so the time could grow with the square of the file's
-				// size.
+				// Decoding a block reads its whole JPEG. If blocks shared their bytes, the time
+				// could grow with the square of the file's size.
 				if jpegs += len(packed); t.compression == tiffJPEG && jpegs > tiffMaxShared*len(t.data) {
 					return unsupported("TIFF: JPEGs that share their bytes")
 				}
@@ -497,7 +497,7 @@ func (t *tiff) decodeBlock(rgb []byte, rows [][]byte, i, j int) error {
 	if !t.deflated() {
 		return nil
 	}
-	for _, reader := range readers { // the checksum comes after the rest of the block
+	for _, reader := range readers { // the checksum is after the rest of the block
 		left := int64(t.bytes(t.block.X)) * int64(t.block.Y)
 		if _, err := io.Copy(io.Discard, io.LimitReader(reader, left)); err != nil {
 			return err
@@ -579,9 +579,9 @@ func (t *tiff) convert(to []byte, rows [][]byte) error {
 	return nil
 }
 
-// extract writes sample number first of every pixel in a row to every step-th byte of to. Of 16-bit
-// samples it writes the high byte. Samples of less than 8 bits are written unchanged for a table,
-// and scaled otherwise.
+// extract writes one sample of every pixel in a row, sample number first, to every step-th byte of
+// to. For a 16-bit sample it writes the high byte. A sample of less than 8 bits is written
+// unchanged if a table maps it, and is scaled otherwise.
 func (t *tiff) extract(to []byte, step int, row []byte, first, samples, pixels int) {
 	high := 0 // position of the high byte in 16 bits
 	if t.order == binary.ByteOrder(binary.LittleEndian) {

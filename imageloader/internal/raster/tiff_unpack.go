@@ -32,8 +32,8 @@ var tiffCompressions = map[uint64]string{
 	34925: "LZMA", 50000: "Zstandard", 50001: "WebP", 50002: "JPEG XL", 52546: "JPEG XL",
 }
 
-// tiffMaxRatio is the maximum number of bytes that one compressed byte can become. The JPEG decoder
-// checks its sizes itself: a block of 8 x 8 samples takes at least a bit.
+// tiffMaxRatio is the maximum number of bytes to which one compressed byte can expand. The JPEG
+// decoder checks its sizes itself: a block of 8 x 8 samples takes at least a bit.
 var tiffMaxRatio = map[uint64]int{
 	0: 1, tiffUncompressed: 1, tiffLZW: 4096 * 8 / 9, tiffDeflate: 1032, tiffDeflateOld: 1032,
 	tiffPackBits: 64, tiffJPEG: 64 * 3 * 8,
@@ -131,11 +131,11 @@ func (r *reversedBits) ReadByte() (byte, error) {
 }
 
 // packBits unpacks PackBits (TIFF 6.0, section 9). A run is a length followed by literal bytes, or
-// a length and a byte to repeat.
+// a length followed by a byte to repeat.
 type packBits struct {
 	in     io.ByteReader
 	left   int  // bytes left in the run
-	repeat bool // repeat value, rather than read literals
+	repeat bool // the run repeats value; otherwise it has literals
 	value  byte
 }
 
@@ -243,7 +243,7 @@ func appendJPEG(file, data []byte, components int) (joined []byte, width, height
 			return file, 0, 0, checkTables(components)
 		case marker == jpegScan && (width == 0 || at+5 > len(data)):
 			return nil, 0, 0, errors.New("a JPEG without a frame")
-		case marker == jpegScan && int(data[at+4]) != components: // would take the memory of a progressive JPEG
+		case marker == jpegScan && int(data[at+4]) != components: // decoding it would take the memory of a progressive JPEG
 			return nil, 0, 0, unsupported("JPEG compression with a scan for each component")
 		case marker == jpegScan:
 			return append(file, data[at:]...), width, height, nil
@@ -266,7 +266,8 @@ func appendJPEG(file, data []byte, components int) (joined []byte, width, height
 	return file, 0, 0, checkTables(components)
 }
 
-// checkTables returns an error if scans were expected, because the JPEG has ended without one.
+// checkTables returns an error if a JPEG with scans was expected, because this JPEG has ended
+// without one.
 func checkTables(components int) error {
 	if components != 0 {
 		return io.ErrUnexpectedEOF

@@ -7,14 +7,14 @@ import (
 
 // Codecs makes decoders. [Library] makes the real ones. Tests of order and threads use others.
 type Codecs interface {
-	// Header reads an image's header as a decoder does. It is safe for concurrent use.
+	// Header reads the header of an image as a Decoder reads it. It is safe for concurrent use.
 	Header(data []byte) (imagecapi.Info, error)
 	NewDecoder(maxPixels int64) (Decoder, error)
 }
 
 // Decoder decodes compressed bytes to the pixels that a geometry selects. It is not safe for
-// concurrent use. Errors with the codes imagecapi.CodeDecode and imagecapi.CodeUnsupported report a
-// problem with the image, and all other errors a problem with the machine.
+// concurrent use. An error with the code imagecapi.CodeDecode or imagecapi.CodeUnsupported reports
+// a problem with the image. Any other error reports a problem with the machine.
 type Decoder interface {
 	Header(data []byte) (imagecapi.Info, error)
 	Decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error
@@ -28,8 +28,8 @@ type damageDecoder interface {
 	Tolerated() string
 }
 
-// NewDecoder returns a decoder. It sets the policy for damaged images, if the decoder supports
-// that.
+// NewDecoder returns a decoder. If the decoder supports policies for damaged images, NewDecoder
+// sets the policy p.
 func NewDecoder(c Codecs, maxPixels int64, p DamagePolicy) (Decoder, error) {
 	d, err := c.NewDecoder(maxPixels)
 	if err != nil {

@@ -53,7 +53,7 @@ func (r *Rules) Member(s *Sample, kind archive.Kind, size int64) *Error {
 	return nil
 }
 
-// Content returns the error for a sample if err is the damage of its content alone, and nil
+// Content returns the error for a sample if err reports damage of its content alone, and nil
 // otherwise. name is the damaged member: the sample's or its mask's.
 func (r *Rules) Content(s *Sample, name string, err error) *Error {
 	damage := archive.MemberDamage(err)
@@ -86,8 +86,8 @@ func (r *Rules) Tolerated(s *Sample, damage string) *Error {
 	return r.Bad(s, Damaged, errors.New(damage))
 }
 
-// Decoding classifies an error from decoding an image. If the error is not the image's fault, it is
-// fatal.
+// Decoding classifies an error from decoding an image. It returns bad if the image is the cause,
+// and fatal otherwise.
 func (r *Rules) Decoding(s *Sample, err error) (bad *Error, fatal error) {
 	switch {
 	case errors.Is(err, imagecapi.CodeDecode):
@@ -98,8 +98,8 @@ func (r *Rules) Decoding(s *Sample, err error) (bad *Error, fatal error) {
 	return nil, fmt.Errorf("imageloader: %s: decoding %q: %w", r.File, s.Name, err)
 }
 
-// plain removes the name of the C function from the text of an image library error. It says nothing
-// about the image, and the sample's reason already has the meaning of the error code.
+// plain removes the name of the C function from the text of an image library error. The name says
+// nothing about the image, and the sample's reason already expresses the error code.
 func plain(err error) error {
 	if library, ok := err.(*imagecapi.Error); ok {
 		return plainError{library}

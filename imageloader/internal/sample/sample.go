@@ -8,12 +8,12 @@ import (
 
 // Sample identifies a row of a batch. Package imageloader documents it.
 type Sample struct {
-	Name  string // of the archive's member
+	Name  string // the member's path in the archive
 	Index int    // number among the samples of the archive
 	Label int    // 0 with masks
 }
 
-// Reason is why a sample is bad.
+// Reason is the reason why a sample is bad.
 type Reason string
 
 // The reasons. Package imageloader documents them.
@@ -29,8 +29,8 @@ const (
 	MaskSize    Reason = "mask size"
 )
 
-// Error is a bad sample: a member of the archive, in the directory of a class, that can't be turned
-// into an image, or the mask of an image. Package imageloader documents it as SampleError.
+// Error reports a bad sample: a member in the directory of a class, or the mask of an image, that
+// can't be decoded. Package imageloader documents it as SampleError.
 type Error struct {
 	File   string // the archive
 	Name   string // the member, or the mask's member if the mask is bad

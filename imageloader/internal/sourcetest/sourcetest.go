@@ -105,7 +105,7 @@ type storeReader struct {
 	s     *Store
 	ctx   context.Context
 	left  string
-	fails int // fails after so many bytes; negative: never
+	fails int // number of bytes after which reading fails; negative: never
 	stops bool
 }
 
