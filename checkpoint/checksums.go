@@ -15,9 +15,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A rank's file stores CRC-32s of its tensors' bytes as its last tensor, and rank 0's file stores
-// one CRC-32 per rank file, over its header and last tensor. Every other safetensors file that this
-// package writes has its checksums in the metadata, where other readers of the format ignore them.
+// A rank's file stores the CRC-32s of its tensors' bytes in its last tensor. Rank 0's PyTorch file
+// stores one CRC-32 for each rank's file, over that file's header and last tensor. Every other
+// safetensors file that this package writes has its checksums in the metadata. Other readers of the
+// format ignore them there.
 
 const (
 	// checksumsName names the tensor: 4 bytes for each block, little-endian, in the file's order.
@@ -26,12 +27,12 @@ const (
 	// hexadecimal: first the header's checksum, computed with zeros instead of the digits, then the
 	// checksums of the tensors' blocks in file order.
 	checksumsKey = "torchstream.crc32"
-	// addedKey is the metadata key that names another key which Save added, or has the value
-	// "none". Every file with checksumsKey has it, so damage to one of the two names leaves the
-	// other.
+	// addedKey is a metadata key. Its value names another key that Save added, or is "none". Every
+	// file with checksumsKey also has addedKey. If damage changes the name of one of these keys,
+	// the other key is left.
 	addedKey    = "torchstream.added"
 	addedNone   = "none"
-	formatKey   = "format" // transformers before 5 read no file whose metadata lack it
+	formatKey   = "format" // transformers before 5 refuses a file whose metadata lacks this key
 	formatValue = "pt"
 	sumDigits   = 8
 )
@@ -91,7 +92,8 @@ func (f *File) readChecked(b []byte, e entry, offset int64, sums []byte) error {
 		func(p []byte, at int64) error { return f.readFull(p, f.data+e.begin+at) })
 }
 
-// withChecksums returns the metadata with room for the checksums of size bytes. seal fills them in.
+// withChecksums returns the metadata with room for the checksums of tensors of the given size in
+// bytes. seal fills in the checksums.
 func withChecksums(metadata map[string]string, size int64) (map[string]string, error) {
 	m := maps.Clone(metadata)
 	if m == nil {
@@ -112,7 +114,7 @@ func withChecksums(metadata map[string]string, size int64) (map[string]string, e
 
 // sumsAt returns the offset of the checksum digits in a header, or -1.
 func sumsAt(header []byte) int {
-	begin := []byte(`"` + checksumsKey + `":"`) // no string of JSON has such quotes in it
+	begin := []byte(`"` + checksumsKey + `":"`) // JSON escapes quotes within strings, so no string contains this text
 	if i := bytes.Index(header, begin); i >= 0 {
 		return i + len(begin)
 	}

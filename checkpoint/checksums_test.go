@@ -365,7 +365,7 @@ func TestPartsOfACheckpointAreChecked(t *testing.T) {
 			t.Fatal(err)
 		}
 		at := bytes.Index(file, data[:1000])
-		rewrite(t, path, func(b []byte) { b[at+2<<20+5] ^= 1 }) // of the third block
+		rewrite(t, path, func(b []byte) { b[at+2<<20+5] ^= 1 }) // in the third block
 		c := openCheckpoint(t, path)
 		stored, err := c.Tensor("w")
 		if err != nil {
@@ -392,7 +392,7 @@ func TestPartsOfACheckpointAreChecked(t *testing.T) {
 	}
 }
 
-// Damage to a tensor of an optimizer is an error by the tensor's path.
+// If a tensor of an optimizer is damaged, the error names the tensor's path.
 func TestDamagedTensorOfAValueIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	data := []byte("the momentum of a weight")
@@ -412,7 +412,8 @@ func TestDamagedTensorOfAValueIsNamed(t *testing.T) {
 	}
 }
 
-// If another program saves a file with copied metadata, the checksums belong to the original file.
+// If another program saves a file with copied metadata, reading reports an error: the checksums
+// belong to the original file.
 func TestCopiedChecksumsAreAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "net.safetensors")
 	smallCheckpoint(t, path)

@@ -23,8 +23,8 @@ type Division struct {
 // elements of the tensor in memory order, and may be empty.
 type Divided map[*torch.Tensor]Division
 
-// Parts returns the divided tensors of a value for [SavePyTorch], each once. A tensor's name is its
-// place in the value. Ranks whose values have the same keys get the same names.
+// Parts returns the divided tensors of a value for [SavePyTorch], without duplicates. A tensor's
+// name is its place in the value. Ranks whose values have the same keys get the same names.
 func (d Divided) Parts(value any) []torch.Named {
 	var parts []torch.Named
 	seen := map[*torch.Tensor]bool{}

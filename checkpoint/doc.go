@@ -23,8 +23,7 @@
 //     [File.Value], [File.Dict]. Reading executes no code from the file.
 //   - A sharded checkpoint is an index (.safetensors.index.json) and data files: [SaveSharded].
 //   - A checkpoint of ranks is a PyTorch file and one safetensors file per rank. A rank's file has
-//     the rank's parts of divided tensors: [RankWriter]. rankfiles.go makes the names
-//     of the files.
+//     the rank's parts of divided tensors: [RankWriter]. rankfiles.go makes the names of the files.
 //
 // # Guarantees
 //
@@ -32,8 +31,9 @@
 // file's size.
 //
 // A file appears under its name only when it is complete and on the disk. It replaces only a file
-// of the same kind. A process that is killed leaves the old file, and unfinished files that the
-// next save to the path removes.
+// of the same kind. If a process is killed while it saves, the old file remains. Unfinished files
+// may remain too; the next save to the path removes them.
 //
-// Files that this package writes have checksums, which reading verifies and other programs ignore.
+// Files that this package writes have checksums. Reading verifies them, and other programs ignore
+// them.
 package checkpoint

@@ -59,13 +59,13 @@ func (e *entry) check() error {
 // Reading a tensor is an error if package torch does not support its dtype.
 //
 // Open also opens files written by torch.save, with the same guarantee. It recognizes them by their
-// first bytes, not by name. It executes nothing: it reads only tensors and plain values, and
-// requesting another value returns an *[UnreadError]. The File's tensors come from the state_dict,
-// the first of these: the dict under the key "state_dict", "model_state_dict" or "model"; the
-// file's dict itself; the dict under "net", "network", "module", "model_state", "params" or
-// "weights"; or the only other dict with tensors. Averages, such as "state_dict_ema", are chosen
-// only if there is nothing else. [File.Dict] returns the tensors of another dict, and [File.Value]
-// the rest of the file.
+// first bytes, not by name. It executes nothing: it reads only tensors and plain values. Requesting
+// any other value returns an *[UnreadError]. The File's tensors are those of one dict, the
+// state_dict. Open takes the first of these that the file has: the dict under the key "state_dict",
+// "model_state_dict" or "model"; the file's dict itself; the dict under "net", "network", "module",
+// "model_state", "params" or "weights"; or the only other dict with tensors. Open takes averages,
+// such as "state_dict_ema", only if there is nothing else. [File.Dict] returns the tensors of
+// another dict, and [File.Value] the rest of the file.
 //
 // A path that ends in ".safetensors.index.json" or ".bin.index.json" is the index of a sharded
 // checkpoint. The index's safetensors or PyTorch files are in the same folder.

@@ -150,7 +150,7 @@ func TestDamagedCheckpoints(t *testing.T) {
 // TestMemoryOfHeadersIsBounded opens headers and indexes of many small parts, sound and damaged,
 // and compares what they allocate with their sizes.
 func TestMemoryOfHeadersIsBounded(t *testing.T) {
-	const perByte = 100 // of allocations in all, most of which are garbage at the end
+	const perByte = 100 // bytes of all allocations; most are garbage at the end
 	each := func(n int, entry func(i int) string) string {
 		var b strings.Builder
 		for i := range n {

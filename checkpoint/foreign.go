@@ -91,7 +91,7 @@ func firstLine(head []byte) string {
 	for len(head) > 0 {
 		r, n := utf8.DecodeRune(head)
 		switch {
-		case r == utf8.RuneError && len(head) < utf8.UTFMax: // perhaps cut
+		case r == utf8.RuneError && len(head) < utf8.UTFMax: // perhaps a character that is cut off
 			return string(line)
 		case r == '\n' || r == '\r':
 			if len(line) > 0 {

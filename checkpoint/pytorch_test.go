@@ -171,8 +171,8 @@ func TestValuesOfPyTorchFiles(t *testing.T) {
 	}
 }
 
-// A tuple of two references to a tuple of two references, 20 deep, is a small pickle of a tree with
-// 2^20 leaves. The string next to it raises ptfile's limit enough.
+// The pickle is small: a tuple of two references to a tuple of two references, 20 deep. As a tree
+// it has 2^20 leaves. The string next to it raises ptfile's limit enough.
 func TestValueSharesContainers(t *testing.T) {
 	pad := strings.Repeat(" ", 1<<18)
 	pickle := "\x80\x02X\x00\x00\x04\x00" + pad + ")q\x00" + strings.Repeat("h\x00\x86q\x00", 20) + "\x86."

@@ -19,7 +19,7 @@ import (
 // [][torch.Named], which becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor
 // that appears twice, for example under two names, is stored once. If the file replaces a
 // checkpoint of a [RankWriter], SavePyTorch then removes the ranks' files. Everything except the
-// tensors' elements takes at most 64 MiB, the limit of Open.
+// tensors' elements must fit into 64 MiB, the limit of Open.
 //
 //	err := checkpoint.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "epoch": epoch})
 func SavePyTorch(path string, value any) error {

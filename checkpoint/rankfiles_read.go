@@ -14,11 +14,11 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// rankFiles is the files of all ranks of a checkpoint.
+// rankFiles holds the files of all ranks of a checkpoint.
 type rankFiles struct {
 	dir, base, id string
 	files         []rankFile
-	seals         []int64 // CRC-32s of the files' checksums, which are not read if it is nil
+	seals         []int64 // CRC-32s of the files' headers and checksums; nil: the checksums are not read
 }
 
 // rankFile is one rank's file. It is opened on first use.

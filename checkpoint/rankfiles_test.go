@@ -32,8 +32,8 @@ type wholeTensor struct {
 	shape, strides []int64
 }
 
-// wholeTensors are of several dtypes, sizes and orders of memory; the ranks have no elements of
-// some.
+// wholeTensors have several dtypes, sizes and memory orders. For small ones, some ranks have no
+// elements.
 var wholeTensors = []wholeTensor{
 	{"plain", torch.Float32, []int64{5, 7}, []int64{7, 1}},
 	{"last", torch.Float64, []int64{2, 3, 2, 2}, []int64{12, 1, 6, 3}},
@@ -43,7 +43,7 @@ var wholeTensors = []wholeTensor{
 	{"none", torch.Int64, []int64{0, 3}, []int64{3, 1}},
 }
 
-// first returns the start of each rank's part of n elements, which are unequal.
+// first returns the start of each rank's part of n elements. The parts have unequal sizes.
 func first(n int64, ranks int) []int64 {
 	at := make([]int64, ranks+1)
 	for r := range at {
@@ -232,7 +232,7 @@ func TestAbandonAfterCommitKeepsTheCheckpoint(t *testing.T) {
 	if err := joined.Write(0, d.Parts(v)); err != nil {
 		t.Fatal(err)
 	}
-	joined.Abandon() // is for rank 0
+	joined.Abandon() // does nothing: only rank 0 abandons a checkpoint
 	if err := joined.Commit(v, d); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Errorf("Commit of a joined writer: got %v, want ErrInvalidArgument", err)
 	}
@@ -246,7 +246,7 @@ func TestAbandonAfterCommitKeepsTheCheckpoint(t *testing.T) {
 	requireDivided(t, path, 5)
 }
 
-// A reader accepts no checkpoint of so many ranks, so none may replace a good one.
+// Readers refuse a checkpoint of so many ranks. Therefore it must not replace a good one.
 func TestImpossibleNumberOfRanksIsAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	for _, ranks := range []int{-1, 0, 1<<16 + 1} {
@@ -262,7 +262,8 @@ func TestImpossibleNumberOfRanksIsAnError(t *testing.T) {
 	}
 }
 
-// A part in a different memory order from the file's is cut from the whole tensor.
+// If a part is requested in a memory order that differs from the file's, it is cut from the whole
+// tensor.
 func TestReadPartInAnotherOrder(t *testing.T) {
 	dir := t.TempDir()
 	x, err := torch.FromInt64s([]int64{0, 1, 2, 3, 4, 5}, 2, 3)
@@ -553,7 +554,7 @@ func TestFilesOfACheckpointHaveOneMode(t *testing.T) {
 		}
 	}
 
-	// A rank with another umask than rank 0's.
+	// This rank's umask differs from rank 0's.
 	first := filepath.Join(t.TempDir(), "first.pt")
 	s, err := checkpoint.NewRankWriter(first, 1)
 	if err != nil {
@@ -570,7 +571,7 @@ func TestFilesOfACheckpointHaveOneMode(t *testing.T) {
 		t.Errorf("got the modes %v, want 0640 for both", got)
 	}
 
-	// The index of a sharded checkpoint and its files.
+	// The index of a sharded checkpoint and its files have one mode too.
 	dir = t.TempDir()
 	index := filepath.Join(dir, "m.safetensors.index.json")
 	if err := os.WriteFile(index, nil, 0o600); err != nil {
@@ -896,7 +897,7 @@ var hostileDividedFiles = map[string][2]string{ // old text, new text: the error
 
 func TestHostileDivided(t *testing.T) {
 	sealed := strings.Replace(goodDivided, `[SIZE]`, `[SIZE],"crc32":[SEAL]`, 1)
-	for _, text := range []string{goodDivided, sealed} { // an earlier version's has no checksums
+	for _, text := range []string{goodDivided, sealed} { // without checksums, as in files of an earlier version, and with checksums
 		if err := hostileDivided(t, text); err != nil {
 			t.Fatal(err)
 		}

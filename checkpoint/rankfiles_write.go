@@ -33,8 +33,8 @@ import (
 // All files have the mode of rank 0's file: the mode of the existing file at the path or, for the
 // first checkpoint, the mode that rank 0's umask gives.
 //
-// Only the files of the checkpoint at the path are replaced and removed. A move or copy must
-// include all files of a checkpoint.
+// Only the files of the checkpoint at the path are replaced and removed. When you move or copy a
+// checkpoint, include all of its files.
 type RankWriter struct {
 	path, id string
 	ranks    int
@@ -100,7 +100,8 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 	if err != nil {
 		return fmt.Errorf("checkpoint: save %s: %w", w.fileOf(rank), err)
 	}
-	// Rank 0 does not wait forever. Nobody would remove a file written after Abandon.
+	// Rank 0 may have called Abandon meanwhile, since it does not wait forever. Nobody would remove
+	// a file written after that.
 	if _, err := os.Lstat(w.unfinished()); errors.Is(err, fs.ErrNotExist) {
 		os.Remove(w.fileOf(rank))
 		return fmt.Errorf("checkpoint: save %s: rank 0 has given the checkpoint up before rank %d had "+
@@ -110,8 +111,8 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 }
 
 // Commit writes the value to the path, on rank 0. The files of all ranks must exist and contain the
-// parts of the value's divided tensors. An error leaves the old checkpoint in place. SavePyTorch
-// must accept the value, and it must not have the key "shards".
+// parts of the value's divided tensors. An error leaves the old checkpoint in place. value must be
+// one that SavePyTorch accepts, without the key "shards".
 func (w *RankWriter) Commit(value map[string]any, d Divided) error {
 	if w.file == nil {
 		return fmt.Errorf("checkpoint: save %s: only the RankWriter of NewRankWriter commits, once and "+
@@ -126,8 +127,8 @@ func (w *RankWriter) Commit(value map[string]any, d Divided) error {
 	return nil
 }
 
-// Abandon gives up the checkpoint on rank 0, and removes its files. It does nothing after Commit,
-// so that it may be deferred, and on other ranks.
+// Abandon gives up the checkpoint on rank 0, and removes its files. After Commit it does nothing,
+// so it may be deferred. On other ranks it does nothing either.
 func (w *RankWriter) Abandon() {
 	if w.file == nil {
 		return

@@ -46,14 +46,14 @@ func TestOpensWhatSafetensorsOpens(t *testing.T) {
 	}
 }
 
-// unreadTypes are the files of a tensor "a" that package torch has no dtype for, and the dtypes.
+// unreadTypes maps files to dtypes. Each file has a tensor "a" of a dtype that package torch lacks.
 var unreadTypes = map[string]string{
 	"uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e8m0fnu": "F8_E8M0",
 	"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 	"float4_e2m1fn_x2": "F4", "F4": "F4", "F6_E2M3": "F6_E2M3", "F6_E3M2": "F6_E3M2",
 }
 
-// An unsupported dtype makes only its tensor an error.
+// If a dtype is not supported, only the tensors of that dtype cannot be read.
 func TestUnknownDTypeRefusesItsTensorAlone(t *testing.T) {
 	found := 0
 	for _, c := range safetensorsCases(t) {

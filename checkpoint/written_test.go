@@ -81,7 +81,7 @@ func TestFilesOfEarlierVersionsAreRead(t *testing.T) {
 	}
 }
 
-// The same values give the bytes of the last version.
+// Saving the same values gives the same bytes as in the last version.
 func TestSavedFilesEqualTheLastVersions(t *testing.T) {
 	for _, name := range []string{"whole.safetensors", "whole.pt"} {
 		path := filepath.Join(t.TempDir(), name)
@@ -96,7 +96,7 @@ func TestSavedFilesEqualTheLastVersions(t *testing.T) {
 	}
 }
 
-// The file names and the bytes of ranks depend on the checkpoint's id alone.
+// The file names and the bytes of ranks depend only on the checkpoint's id.
 func TestRankFilesEqualTheLastVersions(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "ranks.pt")

@@ -1,5 +1,6 @@
-// Package blocksum has the checksums of checkpoints: a CRC-32 of each block of a tensor's bytes, so
-// that a reader of a part checks what it reads, with little more of the file than that.
+// Package blocksum computes and verifies the checksums of checkpoints. Each block of a tensor's
+// bytes has a CRC-32. To verify a part of a tensor, a reader reads only the blocks that contain the
+// part.
 package blocksum
 
 import (
@@ -9,10 +10,10 @@ import (
 	"slices"
 )
 
-// BlockBytes is the size of a block. The last one of a tensor may be smaller.
+// BlockBytes is the size of a block. The last block of a tensor may be smaller.
 const BlockBytes = 1 << 20
 
-// Size returns the size in bytes of the checksums of so many bytes.
+// Size returns the size in bytes of the checksums for that many bytes of data.
 func Size(data int64) int64 { return 4 * ((data + BlockBytes - 1) / BlockBytes) }
 
 // Append appends the checksums of data, little-endian.
@@ -23,12 +24,12 @@ func Append(sums, data []byte) []byte {
 	return sums
 }
 
-// Read fills p with the bytes from an offset of data of the given size, and compares the checksums
-// of all blocks in which these are. read is a reader of the data without checks. It is called at
-// most three times, and besides p at most one block is allocated.
+// Read fills p with the bytes at an offset of the data, and verifies the checksums of all blocks
+// that contain these bytes. size is the size of the data. read reads the data without verification.
+// Read calls it at most three times, and allocates at most one block.
 func Read(p []byte, offset, size int64, sums []byte, read func(p []byte, offset int64) error) error {
 	var buf []byte
-	part := func() error { // of the block at offset, of which p has a part
+	part := func() error { // for the block at offset, if p has only a part of it
 		begin := offset - offset%BlockBytes
 		if buf == nil {
 			buf = make([]byte, min(BlockBytes, size))
@@ -62,7 +63,7 @@ func Read(p []byte, offset, size int64, sums []byte, read func(p []byte, offset 
 	return nil
 }
 
-// readWhole reads whole blocks from the beginning of one.
+// readWhole reads and verifies whole blocks. offset is the start of the first one.
 func readWhole(p []byte, offset int64, sums []byte, read func(p []byte, offset int64) error) error {
 	if err := read(p, offset); err != nil {
 		return err

@@ -10,7 +10,8 @@ import (
 	"github.com/torchstream/torchstream/checkpoint/internal/blocksum"
 )
 
-// Each part of data is read, with at most three reads, and damage is found in the blocks of a part.
+// Every part of the data can be read, with at most three reads. Damage is found in the blocks that
+// contain the part.
 func TestReadPartsOfBlocks(t *testing.T) {
 	const size = 2*blocksum.BlockBytes + 77
 	data := make([]byte, size)

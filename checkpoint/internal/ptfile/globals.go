@@ -141,8 +141,8 @@ func (u *unpickler) persistent(id any) error {
 	return nil
 }
 
-// reduce pushes the result of a call. Calling an Opaque returns the Opaque. A call of a function
-// that gets an Opaque in a place where it needs another value also returns the Opaque.
+// reduce pushes the result of a call. Calling an Opaque returns the Opaque. If a function gets an
+// Opaque where it needs another value, the call also returns the Opaque.
 func (u *unpickler) reduce(callee, arguments any) error {
 	if o, ok := callee.(*Opaque); ok {
 		u.push(o)

@@ -31,7 +31,8 @@ import (
 	"github.com/torchstream/torchstream/checkpoint/internal/blocksum"
 )
 
-// minBound is the size limit of a compressed member in a file that is smaller than this.
+// minBound is a lower bound for the size limit of compressed members. A compressed member may
+// unpack to as many bytes as the file has.
 const minBound = 1 << 20
 
 // File is an open file. Several goroutines may read its tensors at the same time.
@@ -65,7 +66,7 @@ var ErrLegacy = errors.New("a file of PyTorch before 1.6, which is not a zip arc
 	"Python with torch.save(torch.load(path, weights_only=True), path)")
 
 // Open reads the structure of a file of the given size: the zip directory and the pickle. It does
-// not read tensors. Use their ReadBytes, while r is still open.
+// not read tensors. Read them with [Tensor.ReadBytes] while r is still open.
 func Open(r io.ReaderAt, size int64) (*File, error) {
 	head := make([]byte, min(size, 16))
 	if n, err := r.ReadAt(head, 0); n < len(head) {

@@ -137,9 +137,10 @@ func (t *Tensor) CheckType() error {
 	return nil
 }
 
-// Check returns the error that ReadBytes would return before reading, so that a caller can check
-// before it allocates. The errors are an unknown dtype, and a tensor with more bytes than its
-// storage, such as Expand or as_strided makes. The file's size does not bound such a tensor.
+// Check returns the error that ReadBytes would return before reading. A caller can thus check a
+// tensor before it allocates memory. It is an error if the dtype is unknown, or if the tensor has
+// more bytes than its storage. Expand and as_strided make such tensors, and the file's size does
+// not limit their sizes.
 func (t *Tensor) Check() error {
 	if err := t.CheckType(); err != nil {
 		return err
