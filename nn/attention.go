@@ -27,7 +27,7 @@ type MultiheadAttentionOptions struct {
 	Dropout    float64 // the probability of dropping an attention weight in training
 	NoBias     bool
 	BatchFirst bool // sequences are [N L size] rather than PyTorch's default [L N size]
-	Causal     bool // in Forward, a position attends to itself and those before it
+	Causal     bool // in Forward, a position attends only to itself and earlier positions
 }
 
 // NewMultiheadAttention returns an attention over vectors of the given size. The size must be a
@@ -207,8 +207,8 @@ func causalAfter(x *torch.Tensor, queries []int64, past int64) (*torch.Tensor, e
 }
 
 // KVCache keeps the keys and values that a MultiheadAttention has computed, so that generating the
-// next token computes only that token's. Each MultiheadAttention needs a separate cache. A cache
-// serves one goroutine at a time.
+// next token computes only the keys and values of that token. Each MultiheadAttention needs a
+// separate cache. Only one goroutine at a time may use a cache.
 //
 //	for range tokens {
 //		y := attention.Attend(x, x, x, nn.AttentionOptions{Causal: true, Cache: cache})

@@ -99,7 +99,8 @@ func TestForwardReLUNamesItsLayer(t *testing.T) {
 	}
 }
 
-// A normalisation followed by a ReLU computes the same values as both, and both keep their names.
+// In a Sequential, a normalisation followed by a ReLU computes the same values as the two modules
+// one after the other. Both modules keep their names.
 func TestSequentialOfNormAndReLU(t *testing.T) {
 	x := noise(t, 2, 3, 4, 5)
 	norm, other := nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{}), nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{})

@@ -14,9 +14,10 @@ var errChanged = errors.New("the conversion would change numbers")
 // load_state_dict converts every dtype to every other one, and does not report losses.
 //
 // Floating-point numbers are rounded to any floating-point dtype, as in PyTorch. Conversion to an
-// integer dtype requires that it can represent every number: withDType checks the values. The other
-// pairs are refused. In particular, integers where the module has floating-point numbers come from
-// a quantized model, and mean nothing without its scales.
+// integer dtype requires that the dtype can represent every number: withDType checks the values.
+// The other pairs are refused. In particular, if the file has integers where the module has
+// floating-point numbers, the file is from a quantized model. The integers mean nothing without
+// that model's scales.
 func convertible(file, module torch.DType) bool {
 	switch {
 	case file == module:

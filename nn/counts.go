@@ -12,12 +12,13 @@ import (
 // End makes all of them. So NumBatches equals PyTorch's num_batches_tracked before Begin and after
 // End.
 //
-// One goroutine at a time calls Begin and End. The forward pass in between may use several.
+// Only one goroutine at a time may call Begin and End. The forward pass in between may use several
+// goroutines.
 type BatchCounts struct {
 	mu      sync.Mutex
 	scope   *torch.Scope // the scope of the pass, or nil; guarded by mu
 	waiting []*torch.Tensor
-	known   map[*torch.Tensor]bool // the counts in waiting; guarded by mu, as waiting is
+	known   map[*torch.Tensor]bool // the counts in waiting; mu guards both fields
 }
 
 // NewBatchCounts makes every BatchNorm of the model count through the result, which replaces an

@@ -65,8 +65,8 @@
 //
 // Constructors create parameters on the CPU as float32, with PyTorch's default initialisation: the
 // same seed gives the same numbers as PyTorch. Parameters belong to no scope, so they outlive the
-// batches that pass through. Tensors have PyTorch's state_dict names, and checkpoints are
-// safetensors files or, for paths that end in .pt or .pth, files of torch.save, so weights can be
+// batches that pass through. Tensors have PyTorch's state_dict names. Checkpoints are safetensors
+// files or, for paths that end in .pt or .pth, files of torch.save. Weights can therefore be
 // exchanged with PyTorch in both directions. [Load] and [checkpoint.Open] recognize a file by its
 // content. Reading a PyTorch file executes no code from it.
 //
@@ -76,6 +76,6 @@
 //
 // # Concurrency
 //
-// In evaluation mode several goroutines may call Forward at once. In training mode a module with
-// running statistics serves one goroutine at a time.
+// In evaluation mode several goroutines may call Forward at once. In training mode only one
+// goroutine at a time may use a module with running statistics.
 package nn

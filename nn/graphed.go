@@ -11,8 +11,8 @@ import (
 // eagerly in evaluation mode, and while a part of the module is in another mode than in the first
 // training call.
 //
-// A Graphed replaces its module: parameters, buffers and their names are the module's, so
-// optimizers and checkpoints see no difference.
+// A Graphed replaces its module in the network. It has the parameters and buffers of the module,
+// under the same names, so optimizers and checkpoints see no difference.
 type Graphed struct {
 	layer
 	switchable

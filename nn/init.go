@@ -16,7 +16,7 @@ func NewParameter(init Init, shape ...int64) *torch.Tensor {
 	return parameter("nn.NewParameter", init, shape...)
 }
 
-// Initialise overwrites a parameter's initial values, for example those of a layer's Weight.
+// Initialise overwrites a parameter's initial values, for example the values of a layer's Weight.
 func Initialise(parameter *torch.Tensor, init Init) error {
 	return init(parameter.NoGrad()).Err()
 }

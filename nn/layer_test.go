@@ -379,7 +379,8 @@ func TestLayersHoldNoMemoryOutsideOfScopes(t *testing.T) {
 			for range 3 {
 				forward()
 			}
-			// There may be fewer than before: cleanups of that collection were still running.
+			// There may be fewer tensors than before, because cleanups of that collection were
+			// still running.
 			if n := torch.LiveTensors(); n > before {
 				t.Errorf("%d references more after three passes, want none", n-before)
 			}

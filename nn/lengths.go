@@ -9,24 +9,24 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// RunLengths is Run for padded sequences: sequence i of the batch has lengths[i] steps, 1 to L. The
-// outputs [L N directions*hidden] are 0 after a sequence's end. The states are those after each
-// sequence's last step, where the second direction of a bidirectional layer starts. The result
-// equals PyTorch's pack_padded_sequence, layer and pad_packed_sequence, for lengths in any order.
-// On a GPU RunLengths waits for the copy of the batch's order.
+// RunLengths is like Run, for padded sequences: sequence i of the batch has lengths[i] steps, 1
+// to L. The outputs [L N directions*hidden] are 0 after a sequence's end. The returned states are
+// the states after each sequence's last step. The second direction of a bidirectional layer starts
+// at that step. The result equals PyTorch's pack_padded_sequence, layer and pad_packed_sequence,
+// for lengths in any order. On a GPU RunLengths waits for the copy of the batch's order.
 func (l *LSTM) RunLengths(x *torch.Tensor, lengths []int, hidden, cell *torch.Tensor) (y, lastHidden,
 	lastCell *torch.Tensor) {
 	y, last := l.runLengths("lstm.data", x, lengths, hidden, cell)
 	return y, last[0], last[1]
 }
 
-// RunLengths is Run for padded sequences of the given lengths: see [LSTM.RunLengths].
+// RunLengths is like Run, for padded sequences of the given lengths: see [LSTM.RunLengths].
 func (g *GRU) RunLengths(x *torch.Tensor, lengths []int, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
 	y, last := g.runLengths("gru.data", x, lengths, hidden)
 	return y, last[0]
 }
 
-// RunLengths is Run for padded sequences of the given lengths: see [LSTM.RunLengths].
+// RunLengths is like Run, for padded sequences of the given lengths: see [LSTM.RunLengths].
 func (r *RNN) RunLengths(x *torch.Tensor, lengths []int, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
 	op := "rnn_tanh.data"
 	if r.relu {

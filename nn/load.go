@@ -61,7 +61,7 @@ type LoadReport struct {
 	Mismatched []Mismatch // tensors whose shapes differ, or whose dtypes cannot be converted
 
 	Parameters, AllParameters int   // the parameters that were loaded, and all of the module's
-	Elements, AllElements     int64 // the numbers in Loaded, and those in all parameters and buffers
+	Elements, AllElements     int64 // the numbers in Loaded, and the numbers in all parameters and buffers
 
 	// Notes are sentences about names: a removed prefix, a tied weight that the file lists under
 	// another name, or averages in the file that were not loaded.
@@ -168,7 +168,7 @@ func LoadWith(path string, m Module, o LoadOptions) (*LoadReport, error) {
 	return LoadFrom(f, m, o)
 }
 
-// LoadFrom is [LoadWith] for an open file.
+// LoadFrom is like [LoadWith], but reads an open file.
 func LoadFrom(f *checkpoint.File, m Module, o LoadOptions) (*LoadReport, error) {
 	l := loading{file: f, state: State(m), unused: unused(m), report: &LoadReport{Metadata: f.Metadata()}}
 	err := l.match(o)
@@ -197,7 +197,7 @@ func LoadFrom(f *checkpoint.File, m Module, o LoadOptions) (*LoadReport, error) 
 type loading struct {
 	file   *checkpoint.File
 	from   source
-	state  []torch.Named   // the module's
+	state  []torch.Named   // the module's tensors
 	unused map[string]bool // names of the module: see Parts.Unused
 	pairs  []loadPair
 	report *LoadReport

@@ -374,7 +374,8 @@ type masked struct {
 
 func (m masked) Parts() nn.Parts { return m.parts }
 
-// An open file loads even after another file has replaced it at its path, or none is there.
+// An open file can be loaded even after another file has replaced it at its path, or after its path
+// was removed.
 func TestLoadFrom(t *testing.T) {
 	net := nn.NewLinear(3, 2, nn.LinearOptions{})
 	defer nn.Close(net)

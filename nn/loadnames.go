@@ -11,7 +11,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// source is the set of tensors to load from: a file's, or those of one dict of a PyTorch file.
+// source is the set of tensors to load from: all tensors of a file, or the tensors of one dict in a
+// PyTorch file.
 type source struct {
 	dict    checkpoint.Dict
 	names   []string // in the file's order
@@ -56,12 +57,12 @@ func (s *source) isTwin(name string, used []*checkpoint.StoredTensor) bool {
 
 // matched pairs a file's tensors with a module's.
 type matched struct {
-	file map[string]string // the file's name, by the module's
+	file map[string]string // the file's names, by the module's names
 	left map[string]bool   // names of the file that are skipped on purpose
 }
 
 // namesFor matches the file's names with a module's names, and records in the report how they
-// differ. unused has the module's names of tensors that it does not use.
+// differ. unused has the names of tensors that the module does not use.
 func (s *source) namesFor(state []torch.Named, unused map[string]bool, rename func(string) string,
 	r *LoadReport) (matched, error) {
 	shapes := make(map[string][]int64, len(state))
@@ -146,8 +147,8 @@ func (n *nameChange) notes() []string {
 const averagedCount = "n_averaged"
 
 // wrappers are the infixes that PyTorch's wrappers of inner modules add to names. No layer has
-// these names. A layer may be called "module" as DistributedDataParallel's prefix is, so that is
-// removed only as a prefix of all names.
+// these names. A layer may be called "module", like DistributedDataParallel's prefix. Therefore
+// "module" is removed only as a prefix of all names.
 func wrappers() []string {
 	return []string{"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."}
 }
@@ -163,8 +164,8 @@ func without(name string, parts []string) string {
 	return name
 }
 
-// bestChange returns the change after which most tensors match the module in name and shape. Among
-// equals it returns the smallest change.
+// bestChange returns the change after which most tensors match the module in name and shape. If
+// several changes match equally many, it returns the smallest of them.
 func (s *source) bestChange(shapes map[string][]int64) nameChange {
 	best := nameChange{}
 	most := s.score(&best, shapes)
@@ -311,8 +312,8 @@ func (s *source) describeNames() error {
 	return fmt.Errorf("the file has %d tensors%s: %s", len(quoted), where, listFirst(quoted))
 }
 
-// partPrefix returns a prefix of some of the file's names after whose removal most names match the
-// module, with their shapes.
+// partPrefix returns the prefix of some of the file's names whose removal makes most names match
+// the module, with the same shapes.
 func (s *source) partPrefix(state []torch.Named) (best string, most int) {
 	shapes := map[string][]int64{}
 	for _, n := range state {

@@ -24,8 +24,9 @@ type Parts struct {
 	Parameters []torch.Named // trained leaves
 	Buffers    []torch.Named // saved but not trained, such as BatchNorm2d's running statistics
 	Modules    []Child
-	// Unused names tensors that files of the module have and that the module does not use, such as
-	// masks that it computes. [Load] leaves them out, and a note of its report names them.
+	// Unused names tensors that checkpoints of the module contain but the module does not use, such
+	// as masks that the module computes itself. [Load] skips these tensors, and a note in its
+	// report names them.
 	Unused []string
 }
 
@@ -129,8 +130,8 @@ func setRequiresGrad(m Module, requires bool) error {
 	return nil
 }
 
-// Err returns the first error of a parameter or buffer, which says why a constructor failed, with
-// the tensor's name. Forward reports the same error.
+// Err returns the first error of a parameter or buffer, with the tensor's name. The error says why
+// a constructor failed. Forward reports the same error.
 func Err(m Module) error {
 	for _, n := range State(m) {
 		if err := n.Tensor.Err(); err != nil {
@@ -141,8 +142,8 @@ func Err(m Module) error {
 }
 
 // To moves all parameters and buffers to the device in place. The tensors stay the same, so an
-// existing optimizer keeps working; it moves its state at its next step. To drops gradients. It
-// blocks until all copies are complete. After an error some tensors may have moved.
+// existing optimizer keeps working. The optimizer moves its state at its next step. To drops
+// gradients. It blocks until all copies are complete. After an error some tensors may have moved.
 func To(m Module, device cuda.Device) error {
 	for _, n := range State(m) {
 		if err := move(n.Tensor, device); err != nil {
@@ -343,7 +344,7 @@ func (s *Sequential) child(i int, m Module, x, y *torch.Tensor) *torch.Tensor {
 		// The layers may not know their paths yet.
 		walk("", s, func(string, Module, Parts) {})
 	} else if _, ok := m.(layered); ok {
-		return y // it reports itself
+		return y // the module reports its output itself
 	}
 	return s.report(y, fmt.Sprint(i), kindOf(m), x)
 }

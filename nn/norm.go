@@ -35,8 +35,8 @@ type BatchNorm struct {
 func (b *BatchNorm) countWith(c *BatchCounts) { b.counts = c }
 
 // BatchNormFunc computes the output of a [BatchNorm] in training. It normalises x by the mean and
-// variance of each channel, and updates the running statistics in place. A tensor other than x is
-// nil if the module has none. The output is a new tensor that the function's backward does not
+// variance of each channel, and updates the running statistics in place. Each of the other tensors
+// is nil if the module lacks it. The output is a new tensor that the function's backward does not
 // need: [BatchNorm.ForwardReLU] overwrites it.
 type BatchNormFunc func(x, weight, bias, runningMean, runningVar *torch.Tensor, momentum, eps float64) *torch.Tensor
 

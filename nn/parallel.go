@@ -15,11 +15,11 @@ import (
 // sequentially.
 //
 // The first branch runs on the caller's stream. Every other branch has its own stream. That stream
-// waits for the caller's stream before the branch starts (a fork), and the caller's stream waits
-// for it at the end (a join). So a program that calls Forward, Outputs and Backward on one stream
-// needs no further synchronisation: outputs are ready for work queued next, gradients are ready
-// after Backward, and a tensor may be closed at any time. Inside cuda.Capture the fork and the join
-// become edges of the graph.
+// waits for the caller's stream before the branch starts (a fork), and at the end the caller's
+// stream waits for that stream (a join). So a program that calls Forward, Outputs and Backward on
+// one stream needs no further synchronisation: outputs are ready for work queued next, gradients
+// are ready after Backward, and a tensor may be closed at any time. Inside cuda.Capture the fork
+// and the join become edges of the graph.
 //
 // A Parallel owns its streams (cuda.OwnedStream): no other work delays a branch or enters a
 // capture. For n branches, the first call on a stream creates n-1 streams with the caller's

@@ -486,7 +486,7 @@ func TestParallelCloseOnTheGPU(t *testing.T) {
 	}
 }
 
-// Every capture takes a stream of the branches, and no memory stays after its graph's end.
+// Every capture uses a stream of the branches. No memory stays after the end of the captured graph.
 func TestCapturesOfAParallelKeepDeviceMemoryFlat(t *testing.T) {
 	runtime.LockOSThread() // each thread takes separate handles and a workspace
 	defer runtime.UnlockOSThread()

@@ -198,7 +198,7 @@ func TestParallelErrors(t *testing.T) {
 			}
 		})
 	}
-	// A failing branch carries its error with its number as the path, and the other branches run.
+	// The error of a failing branch has the branch's number as its path. The other branches run.
 	ran = 0
 	bad := nn.NewLinear(5, 1, nn.LinearOptions{})
 	defer nn.Close(bad)

@@ -44,7 +44,7 @@ type TransformerLayerOptions struct {
 	Eps         float64 // epsilon of the normalisations; 0 stands for 1e-5
 	NormFirst   bool    // normalise each part's input rather than its output
 	BatchFirst  bool    // sequences are [N L size] rather than PyTorch's default [L N size]
-	Causal      bool    // in self-attention, a position attends to itself and those before it
+	Causal      bool    // in self-attention, a position attends only to itself and earlier positions
 	NoBias      bool    // no biases, in the normalisations too
 }
 
@@ -112,7 +112,7 @@ func (t *TransformerEncoderLayer) Parts() Parts {
 func (t *TransformerEncoderLayer) Forward(x *torch.Tensor) *torch.Tensor { return t.Encode(x, nil) }
 
 // Encode is Forward with a mask for the self-attention, which may be nil: see [AttentionOptions].
-// To exclude padding, pass a bool mask [N 1 1 L] that is true there.
+// To exclude padding, pass a bool mask [N 1 1 L] that is true at the padded positions.
 func (t *TransformerEncoderLayer) Encode(x, mask *torch.Tensor) *torch.Tensor {
 	return t.result(torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor { return t.encode(in[0], mask) }, x), x, mask)
 }
@@ -183,7 +183,7 @@ func (t *TransformerDecoderLayer) Parts() Parts {
 	}}
 }
 
-// Forward is Decode with x also as the encoder's output.
+// Forward calls Decode with x as both the input and the encoder's output.
 func (t *TransformerDecoderLayer) Forward(x *torch.Tensor) *torch.Tensor {
 	return t.Decode(x, x, DecodeMasks{})
 }
@@ -312,7 +312,7 @@ type TransformerEncoder struct {
 }
 
 // NewTransformerEncoder returns the layer followed by layers-1 copies. As in PyTorch, their initial
-// parameters are equal; use [Initialise] for others.
+// parameters are equal. Use [Initialise] to give them different ones.
 func NewTransformerEncoder(layer *TransformerEncoderLayer, layers int,
 	o TransformerEncoderOptions) *TransformerEncoder {
 	t := &TransformerEncoder{}
@@ -342,7 +342,7 @@ type TransformerDecoder struct {
 }
 
 // NewTransformerDecoder returns the layer followed by layers-1 copies. As in PyTorch, their initial
-// parameters are equal; use [Initialise] for others.
+// parameters are equal. Use [Initialise] to give them different ones.
 func NewTransformerDecoder(layer *TransformerDecoderLayer, layers int,
 	o TransformerDecoderOptions) *TransformerDecoder {
 	t := &TransformerDecoder{}
@@ -350,7 +350,7 @@ func NewTransformerDecoder(layer *TransformerDecoderLayer, layers int,
 	return t
 }
 
-// Forward is Decode with x also as the encoder's output.
+// Forward calls Decode with x as both the input and the encoder's output.
 func (t *TransformerDecoder) Forward(x *torch.Tensor) *torch.Tensor {
 	return t.Decode(x, x, DecodeMasks{})
 }
