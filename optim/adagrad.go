@@ -2,15 +2,15 @@ package optim
 
 import "github.com/torchstream/torchstream/torch"
 
-// Adagrad is Adagrad by PyTorch's formula (torch.optim.Adagrad), where g is the gradient, p the
+// Adagrad implements torch.optim.Adagrad by PyTorch's formula, where g is the gradient, p the
 // parameter and t the number of the parameter's step, from 1 on:
 //
 //	g = g + WeightDecay*p
 //	s = s + g*g    (s is InitialAccumulator before the first step)
 //	p = p - LR/(1+(t-1)*LRDecay) * g / (√s + Eps)
 //
-// Its state is t and s: step and sum in PyTorch's names. t is in device memory, so that a captured
-// Step counts.
+// Its state is t and s; PyTorch calls them step and sum. t is in device memory, so that a captured
+// Step increments it.
 type Adagrad struct{ engine }
 
 // AdagradOptions are the options of [NewAdagrad].
@@ -22,7 +22,7 @@ type AdagradOptions struct {
 	Eps                float64 // 0 stands for 1e-10
 	Maximize           bool    // maximizes the objective: uses -g instead of g
 
-	// Groups are further parameters, each list with its own options.
+	// Groups holds further parameters. Each group has its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
@@ -37,7 +37,7 @@ type AdagradOptions struct {
 	MasterWeights bool
 }
 
-// NewAdagrad returns an optimizer for the parameters and the groups. All must be leaves.
+// NewAdagrad returns an optimizer for the parameters and the groups. All parameters must be leaves.
 // The caller keeps ownership of them.
 func NewAdagrad(params []*torch.Tensor, o AdagradOptions) (*Adagrad, error) {
 	o.LR, o.Eps = orDefault(o.LR, 0.01), orDefault(o.Eps, 1e-10)

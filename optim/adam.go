@@ -6,7 +6,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Adam is Adam by PyTorch's formula (torch.optim.Adam), where g is the gradient, p the parameter
+// Adam implements torch.optim.Adam by PyTorch's formula, where g is the gradient, p the parameter
 // and t the number of the parameter's step, from 1 on:
 //
 //	g = g + WeightDecay*p
@@ -15,12 +15,12 @@ import (
 //	w = v, or the maximum of v so far with AMSGrad
 //	p = p - LR * m/(1-β1^t) / (√w/√(1-β2^t) + Eps)
 //
-// Its state is t, m, v and w: step, exp_avg, exp_avg_sq and max_exp_avg_sq in PyTorch's names. t is
-// in device memory, so that a captured Step counts. m, v and w have the parameter's dtype.
+// Its state is t, m, v and w; PyTorch calls them step, exp_avg, exp_avg_sq and max_exp_avg_sq. t is
+// in device memory, so that a captured Step increments it. m, v and w have the parameter's dtype.
 type Adam struct{ engine }
 
-// AdamW is [Adam] with weight decay that bypasses m and v (torch.optim.AdamW). The first line of
-// Adam's formula becomes
+// AdamW is [Adam] with decoupled weight decay, which does not change m and v (torch.optim.AdamW).
+// The first line of Adam's formula becomes
 //
 //	p = p - LR*WeightDecay*p
 type AdamW struct{ engine }
@@ -34,7 +34,7 @@ type AdamOptions struct {
 	AMSGrad     bool // divides by the maximum of v so far
 	Maximize    bool // maximizes the objective: uses -g instead of g
 
-	// Groups are further parameters, each list with its own options.
+	// Groups holds further parameters. Each group has its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
@@ -59,7 +59,7 @@ type AdamWOptions struct {
 	AMSGrad       bool        // divides by the maximum of v so far
 	Maximize      bool        // maximizes the objective: uses -g instead of g
 
-	// Groups are further parameters, each list with its own options.
+	// Groups holds further parameters. Each group has its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
@@ -74,7 +74,7 @@ type AdamWOptions struct {
 	MasterWeights bool
 }
 
-// NewAdam returns an optimizer for the parameters and the groups. All must be leaves.
+// NewAdam returns an optimizer for the parameters and the groups. All parameters must be leaves.
 // The caller keeps ownership of them.
 func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
 	c := common{lr: orDefault(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients,
@@ -91,7 +91,7 @@ func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
 	return a, nil
 }
 
-// NewAdamW returns an optimizer for the parameters and the groups. All must be leaves.
+// NewAdamW returns an optimizer for the parameters and the groups. All parameters must be leaves.
 // The caller keeps ownership of them.
 func NewAdamW(params []*torch.Tensor, o AdamWOptions) (*AdamW, error) {
 	r, c, err := o.rule("AdamW")
@@ -118,9 +118,9 @@ func (o AdamWOptions) rule(name string) (adamRule, common, error) {
 	return r, c, err
 }
 
-// SetMomentum replaces β1 of all groups from the next step on, from 0 to below 1. The optimizer
-// must have been made without Capturable; an error changes nothing. LoadState does not change β1; a
-// [Scheduler] sets it anew.
+// SetMomentum sets β1 of all groups, from the next step on. beta1 must be at least 0 and below 1.
+// The optimizer must have been made without Capturable. An error changes nothing. LoadState does
+// not restore β1; a resumed [Scheduler] sets it.
 func (a *Adam) SetMomentum(beta1 float64) error { return a.setMomentum(beta1) }
 
 // Momentum returns the current β1.
@@ -182,7 +182,8 @@ func (r adamRule) step(b *batch) error {
 	return r.fused(b, b.params, b.g.lr, b.g.rate, b.g.decay)
 }
 
-// fused runs the formula's operator on target: the parameters or tensors that stand for them.
+// fused runs the formula's fused operator on target, which holds the parameters or the tensors that
+// replace them.
 func (r adamRule) fused(b *batch, target []*torch.Tensor, lr float64, rate *torch.Tensor, decay float64) error {
 	steps, m, v := b.state(0), b.state(1), b.state(2)
 	var maxima []*torch.Tensor
@@ -211,8 +212,8 @@ func (r adamRule) fused(b *batch, target []*torch.Tensor, lr float64, rate *torc
 		r.amsgrad, r.maximize)
 }
 
-// fusedUnlessFound runs the operator, which changes nothing if the device has found gradients that
-// are not finite.
+// fusedUnlessFound runs the fused operator. If the device has found gradients that are not finite,
+// the operator changes nothing.
 func (r adamRule) fusedUnlessFound(b *batch, target, grads, maxima []*torch.Tensor, lr float64,
 	rate *torch.Tensor, decay float64) error {
 	name := "_fused_adam_"

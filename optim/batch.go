@@ -136,8 +136,8 @@ func (b *batch) decayParams() error {
 	case b.g.decay == 0:
 		return nil
 	case b.g.rate == nil:
-		// On a CPU, LibTorch rounds the factor of a bfloat16 ForeachMul_ to bfloat16, which is far
-		// from 1-LR*WeightDecay.
+		// On a CPU, LibTorch rounds the factor of a bfloat16 ForeachMul_ to bfloat16, and the
+		// rounded factor is far from 1-LR*WeightDecay.
 		return torch.ForeachAdd_(b.params, b.params, -b.g.lr*b.g.decay)
 	}
 	scope := torch.NewScope("weight decay")

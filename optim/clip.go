@@ -18,18 +18,17 @@ type ClipOptions struct {
 	Whole func(norm *torch.Tensor, order float64) *torch.Tensor
 }
 
-// ClipGradNorm scales the gradients of the parameters in place, all by one factor. Afterwards
-// their norm, over all elements of all gradients, is at most maxNorm. Smaller gradients stay as
-// they are, except for rounding. The formula is PyTorch's (torch.nn.utils.clip_grad_norm_): the
+// ClipGradNorm scales the gradients of the parameters in place, all by one factor. Afterwards their
+// norm, over all elements of all gradients, is at most maxNorm. Gradients with a smaller norm stay
+// as they are, except for rounding. The formula is PyTorch's (torch.nn.utils.clip_grad_norm_): the
 // factor is min(1, maxNorm/(norm+1e-6)).
 //
 // It returns the norm before scaling, as a scalar tensor. The tensor joins the youngest scope of
 // the parameters; without a scope the caller closes it. The call reads nothing back: it computes
 // and applies the factor on the device, in a few kernels for all gradients of one dtype. It can
-// therefore be captured in a graph. Parameters without a gradient are ignored. Without any
-// gradient the norm is 0, on the CPU. All gradients must be on one device; otherwise ClipGradNorm
-// returns an error before it changes anything. A norm that is not finite makes the gradients not
-// finite.
+// therefore be captured in a graph. Parameters without a gradient are ignored. Without any gradient
+// the norm is 0, on the CPU. All gradients must be on one device; otherwise ClipGradNorm returns an
+// error before it changes anything. A norm that is not finite makes the gradients not finite.
 func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torch.Tensor, error) {
 	if o.NormType == 0 {
 		o.NormType = 2

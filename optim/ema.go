@@ -21,8 +21,8 @@ type EMAOptions struct {
 // It matches torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn and use_buffers=True.
 // NewEMA makes the copy that PyTorch makes in a first update before training. Integer tensors are
 // copied; PyTorch truncates their averages. An average has its tensor's dtype. 16 bits are too few
-// for a Decay near 1: average the float32 masters instead. An EMA serves one goroutine at a time.
-// time.
+// for a Decay near 1: average the float32 masters instead. Only one goroutine at a time may use an
+// EMA.
 type EMA struct {
 	decay   float64
 	names   []string
@@ -64,7 +64,8 @@ type pairs struct {
 	at               []int // indexes in the EMA
 }
 
-// pairs sorts the tensors by device and dtype. Averages follow tensors that moved.
+// pairs sorts the tensors by device and dtype. If a tensor has moved to another device, its average
+// follows.
 func (e *EMA) pairs() ([]*pairs, error) {
 	if len(e.average) == 0 {
 		return nil, fmt.Errorf("optim.EMA: %w", torch.ErrClosed)
@@ -158,8 +159,8 @@ func (e *EMA) Swap() error {
 	return nil
 }
 
-// reserve gives each tensor a spare of its shape and dtype, and a new spare if the tensor moved
-// since the first Swap.
+// reserve gives each tensor a spare of the tensor's shape and dtype. If a tensor moved since the
+// first Swap, it gets a new spare.
 func (e *EMA) reserve() error {
 	spare := make([]*torch.Tensor, len(e.tensors))
 	var made handles

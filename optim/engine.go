@@ -37,7 +37,7 @@ type engine struct {
 	batches   []batch         // kept between steps for their memory
 	open      handles         // temporary tensors of a step
 	gradients *torch.Scope    // of a step; nil outside of one
-	found     *torch.Tensor   // during a GradScaler's step: 1 on the device to skip it; else nil
+	found     *torch.Tensor   // during a GradScaler's step: a scalar on the device, which is 1 to skip the step; otherwise nil
 }
 
 // common are the options that all optimizers share.
@@ -197,8 +197,8 @@ func orDefault(value, def float64) float64 {
 	return value
 }
 
-// Groups returns the optimizer's groups, with the learning rates and weight decays that they were
-// made with. Schedules start from these rates.
+// Groups returns the optimizer's groups with their initial learning rates and weight decays.
+// Schedules start from these rates.
 func (e *engine) Groups() []Group {
 	groups := make([]Group, len(e.groups))
 	for i, g := range e.groups {
@@ -311,8 +311,8 @@ func (e *engine) ZeroGrad() error { return torch.ClearGrads(e.params...) }
 // operators refuse a parameter that is a view with gaps.
 func (e *engine) Step() error { return e.step(nil) }
 
-// step does a Step, unless found, a float32 scalar or nil, is 1: then nothing changes. It waits
-// for found only if a formula cannot check found on the device.
+// step performs a Step. found is nil or a float32 scalar. If it is 1, step changes nothing. step
+// waits for found only if a formula cannot check found on the device.
 func (e *engine) step(found *torch.Tensor) error {
 	defer e.release()
 	e.found = found

@@ -4,9 +4,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// LAMB is LAMB (You et al., Large Batch Optimization for Deep Learning, algorithm 2, with bias
-// correction), where g is the gradient, p the parameter and t the number of the parameter's step,
-// from 1 on:
+// LAMB implements LAMB (You et al., Large Batch Optimization for Deep Learning, algorithm 2, with
+// bias correction), where g is the gradient, p the parameter and t the number of the parameter's
+// step, from 1 on:
 //
 //	m = β1*m + (1-β1)*g
 //	v = β2*v + (1-β2)*g*g
@@ -15,8 +15,8 @@ import (
 //	p = p - LR*r*u
 //
 // PyTorch has no LAMB. The state has the names of Adam's: step, exp_avg and exp_avg_sq. t is in
-// device memory, so that a captured Step counts. Step needs memory for two more copies of the
-// parameters.
+// device memory, so that a captured Step increments it. Step needs memory for two more copies of
+// the parameters.
 type LAMB struct{ engine }
 
 // LAMBOptions are the options of [NewLAMB].
@@ -28,7 +28,7 @@ type LAMBOptions struct {
 	NoWeightDecay bool        // turns weight decay off
 	Maximize      bool        // maximizes the objective: uses -g instead of g
 
-	// Groups are further parameters, each list with its own options.
+	// Groups holds further parameters. Each group has its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
@@ -43,7 +43,7 @@ type LAMBOptions struct {
 	MasterWeights bool
 }
 
-// NewLAMB returns an optimizer for the parameters and the groups. All must be leaves.
+// NewLAMB returns an optimizer for the parameters and the groups. All parameters must be leaves.
 // The caller keeps ownership of them.
 func NewLAMB(params []*torch.Tensor, o LAMBOptions) (*LAMB, error) {
 	decay, err := decoupled("LAMB", o.WeightDecay, o.NoWeightDecay, 0.01)
@@ -71,7 +71,8 @@ func (r lambRule) dense(bool) bool { return false }
 
 func (r lambRule) skips(*batch) bool { return false }
 
-// step calls Adam's operator with learning rate 1 on zeros: it writes the first term of -u.
+// step calls Adam's operator on zeros, with learning rate 1. The operator then writes the first
+// term of -u.
 func (r lambRule) step(b *batch) error {
 	if err := b.count(); err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/trace"
 )
 
-// onEach runs a test with each optimizer, capturable and not. The test gets a function that makes
-// one for a parameter.
+// onEach runs a test with each optimizer, with and without Capturable. The test gets a function
+// that makes the optimizer for a parameter.
 func onEach(t *testing.T, test func(t *testing.T, of func(w *torch.Tensor) optim.Optimizer)) {
 	for name, make := range makers {
 		if name == "adamw-groups" { // needs several parameters

@@ -24,8 +24,8 @@ import (
 // [AdamW] with separate options, in further groups. Embeddings and the last layer are matrices but
 // should use AdamW too: list them in AdamW.Groups.
 //
-// The state is v, momentum_buffer in PyTorch's names, and AdamW's state. In PyTorch a state with
-// parameters of both kinds belongs to two optimizers.
+// The state is v, which PyTorch calls momentum_buffer, and AdamW's state. If there are parameters
+// of both kinds, PyTorch needs two optimizers for this state.
 type Muon struct{ engine }
 
 // MuonOptions are the options of [NewMuon].
@@ -40,11 +40,12 @@ type MuonOptions struct {
 	Eps            float64     // 0 stands for 1e-7
 	MatchAdamW     bool        // scales updates to AdamW's size, so that learning rates tuned for AdamW fit
 
-	// Groups are further matrices, each list with its own options.
+	// Groups holds further matrices. Each group has its own options.
 	Groups []Group
 
-	// AdamW has the options for parameters of the first argument that are not matrices, and for
-	// its Groups, of any shape. Its KeepGradients, Capturable and Maximize are not used.
+	// AdamW has the options for those parameters in params that are not matrices, and for
+	// AdamW.Groups, whose parameters may have any shape. Its fields KeepGradients, Capturable and
+	// Maximize are not used.
 	AdamW AdamWOptions
 
 	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
@@ -59,9 +60,9 @@ type MuonOptions struct {
 	MasterWeights bool
 }
 
-// NewMuon returns an optimizer for the parameters and the groups. All must be leaves.
-// The caller keeps ownership of them. The optimizer's groups are the matrices of params, o.Groups,
-// the other parameters of params, and o.AdamW.Groups, without those that would be empty.
+// NewMuon returns an optimizer for the parameters and the groups. All parameters must be leaves.
+// The caller keeps ownership of them. The optimizer's groups are, in this order: the matrices of
+// params, o.Groups, the other parameters of params, and o.AdamW.Groups. Empty groups are left out.
 func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
 	m := &Muon{engine{name: "Muon", common: common{keep: o.KeepGradients, capturable: o.Capturable,
 		masters: o.MasterWeights}}}

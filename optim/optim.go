@@ -6,12 +6,12 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ErrNoGradients is in the error of a Step that finds no gradient on any parameter. Backward is
-// missing, or the loss does not depend on the parameters.
+// ErrNoGradients is in the error of a Step that finds no gradient on any parameter: the program did
+// not call Backward, or the loss does not depend on the parameters.
 var ErrNoGradients = errors.New("no parameter has a gradient")
 
-// Optimizer is the interface of the optimizers of this package. An Optimizer serves one goroutine
-// at a time.
+// Optimizer is the interface of the optimizers of this package. Only one goroutine at a time may
+// use an Optimizer.
 type Optimizer interface {
 	// Step updates the parameters from their gradients. It returns ErrNoGradients if there are
 	// none.

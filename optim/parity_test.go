@@ -279,8 +279,8 @@ func (p problem) train(t *testing.T, opt optim.Optimizer, first, last int) []flo
 }
 
 // tolerance is the bound for an optimizer and dtype. Muon's iteration always runs in bfloat16, and
-// its matrix products may round differently on another processor. otherwise says that the
-// operators differ from those in make_parity.py.
+// its matrix products may round differently on another processor. otherwise means that the
+// operators differ from make_parity.py's.
 func tolerance(name, dtype string, otherwise bool) float64 {
 	switch {
 	case dtype == "bfloat16" && (otherwise || strings.HasPrefix(name, "lamb")):
@@ -350,8 +350,8 @@ func (c parityCase) compare(t *testing.T, f file, p problem, prefix string, boun
 
 func bySize(a, b difference) int { return cmp.Compare(a.share, b.share) }
 
-// compareState compares the state. Its indexes are those of make_parity.py, except that Muon has
-// matrices first. It returns the largest difference of each tensor.
+// compareState compares the state. It has the same indexes as in make_parity.py, except that Muon
+// has matrices first. compareState returns the largest difference of each tensor.
 func compareState(t *testing.T, f file, opt optim.Optimizer, prefix string, params []*torch.Tensor,
 	bound float64) []difference {
 	t.Helper()

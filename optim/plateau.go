@@ -11,7 +11,7 @@ import (
 type PlateauOptions struct {
 	Maximize  bool    // the metric improves by rising, like an accuracy, not by falling, like a loss
 	Factor    float64 // of each reduction, below 1; 0 stands for 0.1
-	Patience  int     // steps without improvement that cause no reduction; 0 stands for 10, a negative number for none
+	Patience  int     // number of steps without improvement to tolerate; 0 stands for 10, a negative number for none
 	Threshold float64 // the minimum improvement that counts; 0 stands for 0.0001
 	Absolute  bool    // Threshold is a difference, not a fraction of the best metric
 	Cooldown  int     // steps after a reduction that do not count as bad

@@ -64,8 +64,8 @@ func numbers(v any) any {
 	return v
 }
 
-// pytorch reads the state from a PyTorch file: its dict itself, or the one under the key
-// "optimizer", "optimizer_state_dict" or "optim".
+// pytorch reads the state from a PyTorch file. The state is the file's dict itself, or the dict
+// under the key "optimizer", "optimizer_state_dict" or "optim".
 func (f *stateFile) pytorch() (State, error) {
 	v, err := f.c.Value()
 	if err != nil {
@@ -117,7 +117,8 @@ func (f *stateFile) groupsText(groups []any) (string, error) {
 	return string(text), err
 }
 
-// scalar returns a number, or a tensor's element: for graphs PyTorch keeps a rate in a tensor.
+// scalar returns a number, or a tensor's element: PyTorch keeps a rate in a tensor if it captures
+// graphs.
 func (f *stateFile) scalar(v any) (float64, error) {
 	switch v := v.(type) {
 	case float64:

@@ -2,7 +2,7 @@ package optim
 
 import "github.com/torchstream/torchstream/torch"
 
-// RMSprop is RMSprop by PyTorch's formula (torch.optim.RMSprop), where g is the gradient and p the
+// RMSprop implements torch.optim.RMSprop by PyTorch's formula, where g is the gradient and p the
 // parameter:
 //
 //	g = g + WeightDecay*p
@@ -12,8 +12,8 @@ import "github.com/torchstream/torchstream/torch"
 //	u = Momentum*b + u, and b = u  (only with Momentum)
 //	p = p - LR*u
 //
-// Its state is v, a and b: square_avg, grad_avg and momentum_buffer in PyTorch's names. It also
-// has step, without which PyTorch cannot load the state.
+// Its state is v, a and b; PyTorch calls them square_avg, grad_avg and momentum_buffer. The state
+// also has step, because PyTorch cannot load a state without it.
 type RMSprop struct{ engine }
 
 // RMSpropOptions are the options of [NewRMSprop].
@@ -26,7 +26,7 @@ type RMSpropOptions struct {
 	Centered    bool // divides by the standard deviation rather than the root of the mean square
 	Maximize    bool // maximizes the objective: uses -g instead of g
 
-	// Groups are further parameters, each list with its own options.
+	// Groups holds further parameters. Each group has its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients unchanged, until ZeroGrad. By default Step works
@@ -42,7 +42,7 @@ type RMSpropOptions struct {
 	MasterWeights bool
 }
 
-// NewRMSprop returns an optimizer for the parameters and the groups. All must be leaves.
+// NewRMSprop returns an optimizer for the parameters and the groups. All parameters must be leaves.
 // The caller keeps ownership of them.
 func NewRMSprop(params []*torch.Tensor, o RMSpropOptions) (*RMSprop, error) {
 	o.LR, o.Alpha, o.Eps = orDefault(o.LR, 0.01), orDefault(o.Alpha, 0.99), orDefault(o.Eps, 1e-8)

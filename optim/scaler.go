@@ -22,14 +22,14 @@ import (
 //	...
 //	err = scaler.Update()
 //
-// The scale and the flag for gradients that are not finite are in device memory. With [SGD]
-// without Dampening, [Adam] and [AdamW] the device itself skips a step. No call waits then, and
-// the calls can be captured in a graph after one step outside it. Otherwise Step waits for the
-// flag and cannot be captured: with other optimizers, with parameters on several devices, and with
+// The scale and the flag for gradients that are not finite are in device memory. With [SGD] without
+// Dampening, [Adam] and [AdamW] the device itself skips a step. No call waits then, and the calls
+// can be captured in a graph after one step outside it. Otherwise Step waits for the flag and
+// cannot be captured: with other optimizers, with parameters on several devices, and with
 // parameters on another device than the scaler.
 //
-// A skipped step leaves parameters, state and step counts unchanged, and drops the gradients as
-// any Step does. A schedule counts it. A GradScaler serves one goroutine at a time.
+// A skipped step leaves parameters, state and step counts unchanged, and drops the gradients as any
+// Step does. A schedule counts the skipped step. Only one goroutine at a time may use a GradScaler.
 //
 // An optimizer whose gradients are sharded among processes has a method AgreeOnFound, which
 // combines the flags of all processes: see distributed.FullyShardedOptimizer.
@@ -204,7 +204,8 @@ type stepper interface {
 	step(found *torch.Tensor) error
 }
 
-// Step unscales the gradients, unless Unscale did, and steps if all are finite.
+// Step unscales the gradients, unless Unscale has done so. It then steps the optimizer if all
+// gradients are finite.
 func (s *GradScaler) Step(o Optimizer) error {
 	step, err := s.of("Step", o)
 	if err != nil {
@@ -223,7 +224,7 @@ func (s *GradScaler) Step(o Optimizer) error {
 	return err
 }
 
-// step makes a step of the optimizer if the gradients, which are unscaled, are finite.
+// step steps the optimizer if the gradients are finite. They are already unscaled.
 func (s *scaledStep) step(o Optimizer) error {
 	if of, ok := o.(stepper); ok {
 		return of.step(s.found)
@@ -238,9 +239,9 @@ func (s *scaledStep) step(o Optimizer) error {
 	return o.Step()
 }
 
-// Update adapts the scale. Call it after the Steps of all optimizers. A gradient that was not
-// finite multiplies the scale by BackoffFactor. GrowthInterval steps without one multiply it by
-// GrowthFactor. Update does not wait for the device.
+// Update adapts the scale. Call it after the Steps of all optimizers. If a gradient was not finite,
+// Update multiplies the scale by BackoffFactor. After GrowthInterval steps in a row with finite
+// gradients, it multiplies the scale by GrowthFactor. Update does not wait for the device.
 func (s *GradScaler) Update() error {
 	if s.scale == nil {
 		return fmt.Errorf("optim.GradScaler.Update: %w", torch.ErrClosed)

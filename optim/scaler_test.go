@@ -312,7 +312,7 @@ func TestGradScalerOverSeveralDevices(t *testing.T) {
 	}
 	for _, name := range []string{"sgd", "adam", "rmsprop"} { // the others are capturable, which needs one device
 		make := scalerMakers[name]
-		for bad := range len(devices) + 1 { // the last one: none is
+		for bad := range len(devices) + 1 { // in the last round, no gradient is bad
 			t.Run(fmt.Sprint(name, ", not finite on device ", bad, " of ", len(devices)), func(t *testing.T) {
 				var params []*torch.Tensor
 				for _, d := range devices {

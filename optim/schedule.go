@@ -54,8 +54,9 @@ func momentumOf(s Schedule) momentumSchedule {
 	return nil
 }
 
-// checkPart refuses a part of another schedule that is out of range or sets the momentum. After
-// such a part, a step's momentum would depend on the steps before.
+// checkPart checks a schedule that is a part of another one. The options must be in range, and the
+// part must not set the momentum: after such a part, a step's momentum would depend on earlier
+// steps.
 func checkPart(s Schedule) error {
 	if momentumOf(s) != nil {
 		return invalid("CycleMomentum is for a schedule by itself")
@@ -210,7 +211,7 @@ func checkFactor(name string, v float64) error {
 	return nil
 }
 
-// cosine returns the value between start and end on half a cosine, as part goes from 0 to 1.
+// cosine interpolates between start and end along half a cosine. part is from 0 to 1.
 func cosine(start, end, part float64) float64 {
 	return end + (start-end)*(1+math.Cos(math.Pi*part))/2
 }
@@ -226,7 +227,7 @@ type OneCycleLR struct {
 	Linear         bool    // changes linearly rather than along cosines
 	DivFactor      float64 // 0 stands for 25
 	FinalDivFactor float64 // 0 stands for 10,000
-	ThreePhase     bool    // falls to the initial rate as it rose, then to the final rate
+	ThreePhase     bool    // after the rise, falls to the initial rate in as many steps, and then to the final rate
 
 	// CycleMomentum makes the [Scheduler] set the momentum of all groups of the optimizer, which
 	// must have a method SetMomentum. A part of Sequential or Chained must not set it.
@@ -345,9 +346,9 @@ func (s Sequential) check() error {
 
 // Chained applies several schedules at once: the rate is the base rate times the factor of each
 // schedule. For schedules that multiply the rate, these are the values of
-// torch.optim.lr_scheduler.ChainedScheduler: StepLR, MultiStepLR, ExponentialLR, LinearWarmup,
-// and, up to its Steps, CosineLR without Min. For others PyTorch's values differ, because its
-// schedules compute them from each other's rates.
+// torch.optim.lr_scheduler.ChainedScheduler: StepLR, MultiStepLR, ExponentialLR, LinearWarmup, and,
+// up to its Steps, CosineLR without Min. For other schedules PyTorch's values differ, because each
+// of PyTorch's schedules starts from the rate that the previous one has set.
 type Chained []Schedule
 
 // LR returns the rate of a step.
@@ -375,7 +376,7 @@ func (s Chained) check() error {
 }
 
 // Scheduler applies a [Schedule] to the groups of an optimizer. Its state is its number of steps.
-// A Scheduler serves one goroutine at a time.
+// Only one goroutine at a time may use a Scheduler.
 type Scheduler struct {
 	opt      Optimizer
 	schedule Schedule

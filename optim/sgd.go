@@ -8,15 +8,16 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// SGD is stochastic gradient descent with momentum, by PyTorch's formula (torch.optim.SGD), where g
-// is the gradient, p the parameter and v its velocity:
+// SGD implements torch.optim.SGD, stochastic gradient descent with momentum, by PyTorch's formula,
+// where g is the gradient, p the parameter and v its velocity:
 //
 //	g = g + WeightDecay*p
 //	v = Momentum*v + (1-Dampening)*g    (v = g in the first step)
 //	g = g + Momentum*v with Nesterov, else g = v
 //	p = p - LR*g
 //
-// Its state is the velocity, momentum_buffer in PyTorch's names; without Momentum there is none.
+// Its state is the velocity, which PyTorch calls momentum_buffer. Without Momentum there is no
+// state.
 type SGD struct{ engine }
 
 // SGDOptions are the options of [NewSGD].
@@ -28,7 +29,7 @@ type SGDOptions struct {
 	Nesterov    bool // requires Momentum and no Dampening
 	Maximize    bool // maximizes the objective: uses -g instead of g
 
-	// Groups are further parameters, each list with its own options.
+	// Groups holds further parameters. Each group has its own options.
 	Groups []Group
 
 	// KeepGradients makes Step keep the gradients unchanged, until ZeroGrad. By default Step works
@@ -45,7 +46,7 @@ type SGDOptions struct {
 	MasterWeights bool
 }
 
-// NewSGD returns an optimizer for the parameters and the groups. All must be leaves. The
+// NewSGD returns an optimizer for the parameters and the groups. All parameters must be leaves. The
 // caller keeps ownership of them.
 func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 	o.LR = orDefault(o.LR, 0.001)
@@ -70,9 +71,9 @@ func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 	return s, nil
 }
 
-// SetMomentum replaces Momentum of all groups from the next step on. The optimizer must have been
-// made with a Momentum, and without Capturable; an error changes nothing. LoadState does not change
-// the momentum; a [Scheduler] sets it anew.
+// SetMomentum sets Momentum of all groups, from the next step on. The optimizer must have been made
+// with a Momentum, and without Capturable. An error changes nothing. LoadState does not restore the
+// momentum; a resumed [Scheduler] sets it.
 func (s *SGD) SetMomentum(m float64) error { return s.setMomentum(m) }
 
 // Momentum returns the current momentum.
@@ -103,14 +104,14 @@ func (r sgdRule) start(*group, *slot) error { return nil }
 
 func (r sgdRule) dense(fused bool) bool { return fused }
 
-// skips excludes dampening: its operator must be told on the host whether a step is the velocity's
-// first.
+// skips returns false with dampening: the host must then tell the operator whether a step is the
+// velocity's first.
 func (r sgdRule) skips(b *batch) bool {
 	return !r.unfusable(b) && (r.o.Momentum == 0 || r.o.Dampening == 0)
 }
 
-// unfusable reports whether LibTorch's fused operator does nothing: 2.11's does not change
-// parameters of 16 bits on a CPU.
+// unfusable reports whether LibTorch's fused operator would do nothing. The operator of LibTorch
+// 2.11 does not change 16-bit parameters on a CPU.
 func (r sgdRule) unfusable(b *batch) bool { return b.device == cuda.CPU && narrow(b.dtype) }
 
 func (r sgdRule) options() map[string]any {
@@ -223,9 +224,9 @@ func (r sgdRule) fuse(b *batch, part batch, velocity []*torch.Tensor, first bool
 		r.o.Nesterov, r.o.Maximize, first)
 }
 
-// fusedUnlessFound runs the operator, which changes nothing if the device has found gradients that
-// are not finite. A velocity starts as zero instead of the first gradient. Without dampening both
-// give the same first step, and a skipped step keeps the zero.
+// fusedUnlessFound runs the fused operator. If the device has found gradients that are not finite,
+// the operator changes nothing. A velocity starts as zero instead of the first gradient. Without
+// dampening both give the same first step, and a skipped step keeps the zero.
 func (r sgdRule) fusedUnlessFound(b *batch) error {
 	velocity := []*torch.Tensor{}
 	if r.o.Momentum != 0 {

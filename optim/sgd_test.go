@@ -239,8 +239,8 @@ func TestSetLRRejectsInvalidRates(t *testing.T) {
 	}
 }
 
-// The fused operator computes the same as the plain steps, for every option, also when a parameter
-// gets its first gradient later and when the rate changes.
+// The fused operator computes the same as the plain steps, for every option. This also holds when a
+// parameter gets its first gradient later, and when the rate changes.
 func TestCapturableStepEqualsPlainStep(t *testing.T) {
 	for name, o := range map[string]optim.SGDOptions{
 		"plain":          {LR: 0.125},

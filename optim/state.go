@@ -32,8 +32,8 @@ const (
 	masterName  = "master_param" // NVIDIA Apex's name; PyTorch has no masters
 )
 
-// Save writes the state of the optimizer to a safetensors file, with the guarantees of [nn.Save].
-// PyTorch loads the file so:
+// Save writes the state of the optimizer to a safetensors file, with the guarantees of
+// [checkpoint.Save]. This Python code loads the file into a PyTorch optimizer:
 //
 //	state, f = {}, safetensors.safe_open("adamw.safetensors", "pt")
 //	for key in f.keys():
@@ -42,7 +42,7 @@ const (
 //	groups = json.loads(f.metadata()["param_groups"])
 //	optimizer.load_state_dict({"state": state, "param_groups": groups})
 //
-// and writes one for [Load] so:
+// This Python code writes a file for [Load]:
 //
 //	sd, tensors = optimizer.state_dict(), {}
 //	for index, state in sd["state"].items():
@@ -68,8 +68,8 @@ func Save(path string, o Optimizer) error {
 
 // Load reads a file that [Save] or PyTorch wrote into an optimizer of the same kind with the same
 // parameters in the same groups. It restores the state and the learning rates, to the last bit; the
-// other options stay as they are in the program. A file of torch.save may have more in it, with the
-// optimizer's state_dict under the key "optimizer", "optimizer_state_dict" or "optim".
+// other options stay as they are in the program. A file of torch.save may contain other data too.
+// The optimizer's state_dict is then under the key "optimizer", "optimizer_state_dict" or "optim".
 func Load(path string, o Optimizer) error {
 	c, err := checkpoint.Open(path)
 	if err != nil {
@@ -79,8 +79,8 @@ func Load(path string, o Optimizer) error {
 	return LoadFrom(c, o)
 }
 
-// LoadFrom is [Load] for an open file. For a [Divided] optimizer it reads this rank's shard of the
-// state.
+// LoadFrom is like [Load], but reads an open file. For a [Divided] optimizer it reads this rank's
+// shard of the state.
 func LoadFrom(c *checkpoint.File, o Optimizer) error {
 	f := stateFile{path: c.Path(), c: c}
 	defer f.read.close()
@@ -104,7 +104,7 @@ type Divided interface {
 	Optimizer
 	// CutState returns this rank's share of the state tensor that State calls name.
 	CutState(name string, shape []int64) (Cut, error)
-	// LoadParts is LoadState for this rank's shard.
+	// LoadParts is like LoadState, but gets this rank's shard.
 	LoadParts(s State) error
 }
 
@@ -185,7 +185,7 @@ func (f *stateFile) state() (State, error) {
 	return s, nil
 }
 
-// State returns the state: the tensors of all parameters that took a step, and the groups. It
+// State returns the state: the tensors of all parameters that Step has updated, and the groups. It
 // copies nothing, and does not wait for the device.
 func (e *engine) State() (State, error) {
 	s := State{Metadata: map[string]string{nameKey: e.name}}
@@ -253,8 +253,8 @@ func (e *engine) LoadState(s State) error {
 	return e.SetLR(rates...)
 }
 
-// load replaces a parameter's state by the named values. A master without a value is copied from
-// the parameter.
+// load replaces a parameter's state by the named values. If values has no master, the master is
+// copied from the parameter.
 func (e *engine) load(g *group, p *slot, values map[string]*torch.Tensor) error {
 	known := func(name string) bool { return values[stateName(p.index, name)] != nil }
 	if !known(masterName) && !slices.ContainsFunc(g.rule.states(), known) {

@@ -240,7 +240,7 @@ func TestGroups(t *testing.T) {
 	want(t, head, -1)   // 1 - 0.5*(2+2)
 	want(t, bias, 0.5)  // 1 - 0.25*2
 	want(t, frozen, 1)
-	if err := frozen.SetRequiresGrad(true); err != nil { // thawed in the middle of training
+	if err := frozen.SetRequiresGrad(true); err != nil { // unfrozen in the middle of training
 		t.Fatal(err)
 	}
 	step(frozen)
@@ -263,7 +263,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// Parameters of several dtypes take their step in one Step.
+// One Step updates parameters of several dtypes.
 func TestMixedDTypes(t *testing.T) {
 	for _, capturable := range []bool{false, true} {
 		t.Run(fmt.Sprintf("capturable=%v", capturable), func(t *testing.T) {
