@@ -16,9 +16,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The memory of a unit. Images that do not fit are decoded on the host.
+// The memory limits of a unit. Images that do not fit are decoded on the host.
 const (
-	maxPlanned = 256      // images of a call
+	maxPlanned = 256      // images per call
 	plansBytes = 32 << 20 // plans, which contain the compressed data
 	// coefficients, samples and columns of the largest plan (kMaxPlanScratch of
 	// cshim/src/jpeg/plan.h)
@@ -32,7 +32,7 @@ type units struct {
 	mu     sync.Mutex    // held by put and close
 	closed bool
 	device atomic.Int64 // bytes of all open units
-	pinned atomic.Int64 // likewise
+	pinned atomic.Int64 // pinned host memory of all open units, in bytes
 }
 
 // unit decodes the images of one call at a time, on a separate stream. The caller's stream may have
@@ -175,14 +175,14 @@ func (s *units) take(ctx context.Context) (*unit, error) {
 func (s *units) put(u *unit) {
 	if u.pending {
 		if err := u.stream.Synchronize(); err != nil {
-			slog.Debug("serve: waiting for a decoder", "error", err) // the next call has the same error
+			slog.Debug("serve: waiting for a decoder", "error", err) // the next call returns the same error
 		}
 		u.pending = false
 	}
 	s.mu.Lock()
 	closed := s.closed
 	if !closed {
-		s.free <- u // has room for all units
+		s.free <- u // does not block: the channel has room for all units
 	}
 	s.mu.Unlock()
 	if closed {
@@ -218,7 +218,8 @@ func (u *unit) decode(shape []int64) (*torch.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Memory from the current stream could still be in use by that stream's earlier work.
+	// The pixels' memory belongs to the unit's stream. Memory of the current stream could still be
+	// in use by that stream's earlier work.
 	var pixels *torch.Tensor
 	err = cuda.WithStream(u.stream.Stream, func() (err error) {
 		pixels, err = torch.Empty(u.device, torch.Uint8, shape...)

@@ -126,7 +126,7 @@ func TestHostReadsJPEGsAsPillow(t *testing.T) {
 
 // TestDeviceJPEGsEqualHost decodes every kind of JPEG with serve.Options.OnDevice and with
 // prefetcher.Options.Decode. The pixels must equal the host's, and jpegKinds says where each kind
-// must be decoded. On devices that compute nothing it checks only where.
+// must be decoded. On devices that compute nothing, it only checks where each kind is decoded.
 func TestDeviceJPEGsEqualHost(t *testing.T) {
 	for _, device := range devices() {
 		for _, side := range []int{128, 117} {

@@ -146,7 +146,7 @@ type Stats struct {
 	Decoded      int64 // images sent to the GPU
 	DecodedAgain int64 // images in Decoded that the GPU could not decode and the host decoded
 	DeviceBytes  int64 // GPU memory for decoding; 0 after Close, once the calls in progress end
-	PinnedBytes  int64 // pinned memory for compressed data; likewise
+	PinnedBytes  int64 // pinned memory for compressed data; also 0 after Close
 }
 
 // Stats returns the current figures. It may be called at any time, also after Close.
@@ -173,13 +173,13 @@ func (d *Decoder) Stats() Stats {
 // then does it know which images the GPU could not decode. Cancelling ctx does not end that wait.
 //
 // If some but not all of several images are faulty, Batch returns the tensor and a [decode.Errors]
-// that names them. Their pixels are zero before the normalisation. After any other error, and if
-// all images are faulty, the tensor is nil.
+// that names them. The pixels of faulty images are zero before the normalisation. After any other
+// error, and if all images are faulty, the tensor is nil.
 func (d *Decoder) Batch(ctx context.Context, scope *torch.Scope, images ...[]byte) (*torch.Tensor, error) {
 	if len(images) == 0 {
 		return nil, errors.New("serve: Batch: no images")
 	}
-	defer runtime.KeepAlive(d) // its cleanup would end the units
+	defer runtime.KeepAlive(d) // otherwise d's cleanup could close the units during the call
 	if d.units != nil {
 		return d.batchOnDevice(ctx, scope, images)
 	}
