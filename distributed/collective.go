@@ -517,8 +517,9 @@ func receive(from int) launch {
 	}
 }
 
-// Send sends t to a rank, which calls Receive with a tensor of the same size and dtype. Other ranks
-// take no part. Sends to one rank arrive in order. See [Group.Broadcast] for streams and errors.
+// Send sends t to a rank. That rank must call Receive with a tensor of the same size and dtype.
+// Other ranks take no part. Sends to one rank arrive in order. See [Group.Broadcast] for streams
+// and errors.
 func (g *Group) Send(t *torch.Tensor, to int) error {
 	c, err := g.beginPair("Send", g.rank, to, t)
 	if err != nil {

@@ -26,7 +26,7 @@ type Environment struct {
 	AgentStore bool
 	Launcher   string // "torchrun", "slurm", "openmpi", or "none" for a process started alone
 	// Job is the launcher's name for the job. If two jobs use the same store by mistake, a rank
-	// that sees the other job's name fails with an error. It is "" if the launcher sets no name.
+	// that sees the other job's name fails with an error. Job is "" if the launcher sets no name.
 	Job string
 	// Warning says why a job of one process may be unintended, and what to do. It is "" for all
 	// other jobs. Init writes it to Options.Log.
@@ -61,7 +61,7 @@ func ReadEnvironment(getenv func(string) string) (Environment, error) {
 			LocalRank: r.number("LOCAL_RANK", 0),
 			LocalSize: r.number("LOCAL_WORLD_SIZE", 0), AgentStore: getenv("TORCHELASTIC_USE_AGENT_STORE") == "True",
 			Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 0)}
-	// Before SLURM, because mpirun starts its daemons with srun in an allocation.
+	// Look for Open MPI before SLURM, because mpirun starts its daemons with srun in an allocation.
 	case getenv("OMPI_COMM_WORLD_SIZE") != "":
 		e = Environment{Launcher: "openmpi", Rank: r.number("OMPI_COMM_WORLD_RANK", -1),
 			Size:      r.number("OMPI_COMM_WORLD_SIZE", -1),

@@ -86,7 +86,7 @@ type FullyShardedDataParallel struct {
 	o      FullyShardedOptions
 	stream *cuda.OwnedStream             // for the collectives; nil on the CPU
 	empty  map[torch.DType]*torch.Tensor // placeholders that modules hold while their blocks are not gathered
-	// link is a leaf without elements. Its only purpose is that the blocks' outputs require
+	// link is a leaf without elements. It only serves to make the blocks' outputs require
 	// gradients.
 	link   *torch.Tensor
 	stats  FullyShardedStats
@@ -187,8 +187,8 @@ func (w *wholeTensors) dropAverages() {
 // values. The network must have the same blocks, parameters and buffers, by name, shape, strides
 // and dtype, on all ranks. Otherwise all ranks get an error that names the first difference. The
 // network may be on the CPU: blocks move to the group's device one after the other, so a network
-// may be larger than one device. Buffers get rank 0's values once, and each rank then keeps
-// separate ones.
+// may be larger than one device. Buffers get rank 0's values once. After that, each rank updates
+// its own buffers.
 //
 // From then on, nn.Parameters and nn.State of the FullyShardedDataParallel return this rank's
 // shards of the parameters. A shard is a row of elements, and may be empty. nn.Parameters and
@@ -664,7 +664,8 @@ func (d *FullyShardedDataParallel) begin() error {
 			}
 		}
 	}
-	// The parameters are the result of the optimizer's step on the current stream.
+	// The optimizer's step has written the parameters on the current stream. The gathers wait for
+	// that stream.
 	err = errors.Join(d.freeAll(func(*ShardedBlock) bool { return false }), d.precede())
 	if err != nil {
 		return d.fail("FullyShardedDataParallel.Forward", err)

@@ -189,8 +189,9 @@ func (o *openGroups) isClosed() bool {
 // all ranks, with [ErrLeft]. On the other ranks the error names this rank.
 //
 // If some ranks do not connect within Options.Timeout, the error names them. A launcher's store may
-// still contain the announcement of a rank 0 from an earlier start. Ranks skip it and wait for the
-// rank 0 of their own start, even if the hosts have counted different numbers of restarts.
+// still contain the announcement of a rank 0 from an earlier start. Ranks skip such an announcement
+// and wait for the rank 0 of their own start, even if the hosts have counted different numbers of
+// restarts.
 //
 // Ranks connect through LibTorch's TCPStore at MASTER_ADDR:MASTER_PORT, through a port of rank 0
 // that the store announces, and through ports of Gloo and NCCL. Gloo and NCCL use the network
@@ -280,7 +281,7 @@ func (j *job) connect(ctx context.Context) error {
 		server = "the launcher"
 	}
 	serves := j.env.Rank == 0 && !j.env.AgentStore
-	// LibTorch retries after its own timeout.
+	// LibTorch may retry even after its own timeout, so the context sets the limit.
 	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout,
 		fmt.Errorf("%s did not serve it within %v: %w", server, j.o.Timeout, ErrTimeout))
 	defer stop()
@@ -701,7 +702,7 @@ func (j *job) disconnect() {
 	}
 	if j.store != nil {
 		// Free the store in a goroutine. Freeing a server waits for the server's thread, and
-		// freeing a client of a stopped server waits for a reply. A call that await gave up may
+		// freeing a client of a stopped server waits for a reply. A call that await gave up on may
 		// still read the store.
 		go func() {
 			j.running.Wait()
@@ -809,8 +810,8 @@ func (g *Group) Err() error {
 
 // Subgroup makes a group of the given ranks of g. They become ranks 0, 1, ... of the new group, in
 // the order given. Every rank of g calls it with the same ranks, and the members wait for each
-// other. On other ranks the result has rank -1, and its collectives return [ErrNotMember]. The new
-// group exists until the job is closed.
+// other. On ranks that are not members, the result has rank -1, and its collectives return
+// [ErrNotMember]. The new group exists until the job is closed.
 func (g *Group) Subgroup(ranks ...int) (*Group, error) {
 	if err := g.member(); err != nil {
 		return nil, err

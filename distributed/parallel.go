@@ -278,7 +278,7 @@ func buckets[D comparable](order, sizes []int64, dtypes []D, first, limit int64)
 // without samples passes nil and contributes zeros.
 //
 // The average is over ranks. If ranks have different numbers of samples, pass the loss that
-// [DataParallel.Weigh] returns, for the gradients of the mean over all samples.
+// [DataParallel.Weigh] returns, to get the gradients of the mean over all samples.
 //
 // If the loss has an error, Backward returns it and does nothing else. An error or a panic in
 // backward ends the job, since the other ranks would wait for this rank's gradients.
@@ -418,7 +418,7 @@ func abbreviated(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// dropUnused drops the gradients of parameters that no rank has used. They are zeros.
+// dropUnused drops the gradients of parameters that no rank has used. These gradients are zeros.
 func (d *DataParallel) dropUnused() error {
 	used := make([]byte, len(d.unused))
 	for i, unused := range d.unused {
@@ -465,7 +465,8 @@ func (d *DataParallel) rebuild() error {
 }
 
 // NoSync calls fn. Backward passes in fn accumulate gradients on this rank only. The next Backward
-// outside of NoSync averages the accumulated gradients. All ranks must do the same.
+// outside of NoSync averages the accumulated gradients. All ranks must use NoSync for the same
+// passes.
 func (d *DataParallel) NoSync(fn func() error) error {
 	was := d.local
 	d.local = true

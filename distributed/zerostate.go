@@ -152,7 +152,7 @@ func splitState(name string) (index int, rest string, ok bool) {
 //		err = checkpoint.Save("adamw.safetensors", state.Tensors, state.Metadata)
 //	}
 //
-// For the same reason optim.Save must be called on all ranks, each with a different path.
+// optim.Save calls State, so it too must be called on all ranks, each with a different path.
 // train.Checkpoint with World does all of this.
 func (z *dividedOptimizer) State() (optim.State, error) {
 	if z.inner == nil {

@@ -92,9 +92,9 @@ func autocast(x *torch.Tensor, dtype torch.DType) *torch.Tensor {
 // criterion computes losses.
 type criterion struct {
 	call string // for errors
-	// the program's loss; nil for the cross-entropy
+	// own is the program's loss, or nil for the cross-entropy.
 	own func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor
-	// minimum number of outputs; 0 if not known
+	// classes is the minimum number of outputs, or 0 if it is not known.
 	classes int
 }
 

@@ -137,7 +137,7 @@ func (e *BusyError) Error() string {
 // otherwise. Run refuses such a folder itself. Call Busy before long preparations, to fail early.
 func Busy(dir string) error { return busyDir(dir, safefile.Claimed(filepath.Join(dir, lockFile))) }
 
-// busyDir converts the error of a claim that another process holds to a *BusyError.
+// busyDir returns a *BusyError instead of err if another process holds the claim on the folder.
 func busyDir(dir string, err error) error {
 	var busy *safefile.BusyError
 	if errors.As(err, &busy) {

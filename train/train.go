@@ -33,9 +33,9 @@ type Config struct {
 	Epochs    int // total number of epochs, including those before a resume
 
 	// Loader is the source of Feed, if that is an image loader. Run then resumes immediately with
-	// Loader.Restore, and gets the number of steps per epoch from it. Without Loader, a resumed run
-	// reads the batches that were already trained on and drops them, so the source must give the
-	// same batches again.
+	// Loader.Restore, and gets the number of steps per epoch from the loader. Without Loader, a
+	// resumed run reads the batches that were already trained on and drops them, so the source must
+	// give the same batches again.
 	Loader *imageloader.Loader
 	// Eval feeds the held-out samples. Run evaluates the model on them after every epoch, as
 	// Evaluate does, and reads epoch 0 each time. nil means no evaluation.

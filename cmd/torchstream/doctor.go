@@ -157,8 +157,8 @@ func at(path string) string {
 
 var driverVersion = regexp.MustCompile(`\b\d{3}\.\d+(\.\d+)?\b`)
 
-// driverAndDevices looks for the NVIDIA driver and the GPUs. Having neither is fine. A driver
-// without a usable GPU is not.
+// driverAndDevices looks for the NVIDIA driver and the GPUs. A machine with neither is fine. A
+// driver without a usable GPU is an error.
 func driverAndDevices(libcuda string) []finding {
 	version := driverVersion.FindString(filepath.Base(libcuda))
 	if text, err := os.ReadFile("/proc/driver/nvidia/version"); err == nil && version == "" {
@@ -272,8 +272,8 @@ func tryCodec(encode func(io.Writer, image.Image) error) error {
 	return nil
 }
 
-// installed checks the folder in which `make` installs LibTorch. It need not exist: LibTorch may be
-// elsewhere.
+// installed checks the folder in which `make` installs LibTorch. The folder need not exist:
+// LibTorch may be elsewhere.
 func installed() finding {
 	folder, err := library.Cache()
 	if err != nil {

@@ -310,8 +310,8 @@ func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Wri
 	}
 }
 
-// checkBatch refuses batches of one image of the smallest size. The last convolutions reduce it to
-// one value per channel, for which BatchNorm cannot compute a variance.
+// checkBatch refuses batches of one image of the smallest size. The last convolutions reduce such
+// an image to one value per channel, for which BatchNorm cannot compute a variance.
 func (o *trainOptions) checkBatch() error {
 	normalises := !strings.HasPrefix(o.model, "vit") && !strings.HasPrefix(o.model, "convnext")
 	if o.batch > 1 || !normalises || o.size > cli.MinSize {
