@@ -12,13 +12,13 @@ import (
 
 type lease = ring.Lease[cuda.Stream, *cuda.Event]
 
-// Batch is one minibatch, which the consumer gets in one iteration of the loop, its turn. It is
-// valid until the turn ends, unless it is retained.
+// Batch is one minibatch. The consumer gets it in one iteration of the loop, which is the batch's
+// turn. The batch is valid until the turn ends, unless it is retained.
 type Batch struct {
 	// Images and Labels are the fields "images" and "labels", as the source's Outputs describe
-	// them, with N rows. They are nil if the source has no such field. They belong to the batch's
-	// scope, so the program does not close them. Rows are valid only on streams that wait for the
-	// batch: see Use.
+	// them, with N rows. A field that the source does not have is nil. Both tensors belong to the
+	// batch's scope, so the program does not close them. Their contents are valid only on streams
+	// that wait for the batch: see Use.
 	Images, Labels *torch.Tensor
 
 	N     int // number of samples: the source's BatchSize, or fewer in the last batch
@@ -31,7 +31,8 @@ type Batch struct {
 	tensors []*torch.Tensor
 }
 
-// tenure is the time during which a batch has its slot. It ends with the last reference.
+// tenure is the time during which a batch owns its slot. It ends when the last reference is
+// dropped.
 type tenure struct {
 	made  origin.Origin
 	holds origin.Holds
@@ -100,31 +101,31 @@ func (b *Batch) String() string {
 	return fmt.Sprintf("batch %d of epoch %d: %d samples in slot %d", b.Index, b.Epoch, b.N, b.Slot)
 }
 
-// Scope returns the scope to which all tensors computed from the batch belong. It ends with the
-// turn, or with the last Release.
+// Scope returns the scope to which all tensors computed from the batch belong. The scope ends with
+// the turn, or with the last Release.
 func (b *Batch) Scope() *torch.Scope { return b.tenure.scope }
 
-// Use makes the stream wait until the batch is ready, and makes the slot's next copy wait for all
-// work that is on the stream at the end of the turn (or at the last Release). Call it for every
-// stream except the one that was current when the loop got the batch. The host does not wait. On
-// the CPU Use does nothing.
+// Use makes the stream wait until the batch is ready. It also makes the slot's next copy wait for
+// all work that is on the stream at the end of the turn (or at the last Release). Call Use for
+// every stream except the one that was current when the loop got the batch. The host does not wait.
+// On the CPU Use does nothing.
 func (b *Batch) Use(stream cuda.Stream) error {
 	return b.error("use", b.tenure.lease.Use(stream))
 }
 
 // Retain keeps the batch, its tensors and its slot beyond the turn, until Release has been called
-// once for each Retain. In the meantime the ring lacks that slot: if all slots are retained, the
-// next turn fails with [ErrRetained], even if another goroutine is about to call Release. So a
-// consumer that passes batches to other goroutines must always have fewer than Options.Depth of
+// once for each Retain. Meanwhile the ring has one slot less. If all slots are retained, the next
+// turn fails with [ErrRetained], even if another goroutine is about to call Release. A consumer
+// that passes batches to other goroutines must therefore always have fewer than Options.Depth of
 // them retained. Close does not wait for a Release: it takes the slots back.
 func (b *Batch) Retain() error {
 	return b.error("retain", b.tenure.retain())
 }
 
-// Release undoes one Retain. Any goroutine may call it. Its current stream counts as a stream that
-// used the batch, as if it had been passed to Use. If the turn is over, the last Release frees
-// everything computed from the batch. If another goroutine may call Close, a stream that was not
-// passed to Use must be idle when Release is called on it.
+// Release undoes one Retain. Any goroutine may call it. The goroutine's current stream counts as a
+// stream that used the batch, as if it had been passed to Use. If the turn is over, the last
+// Release frees everything computed from the batch. If another goroutine may call Close at the same
+// time, a current stream that was not passed to Use must be idle.
 func (b *Batch) Release() error {
 	return b.error("release", b.tenure.release())
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Decode selects where images are decoded: Options.Decode. Each choice gives batches with the same
-// bits, and the same bad samples.
+// Decode selects where images are decoded: see Options.Decode. Every choice gives the same batches,
+// bit for bit, and the same bad samples.
 //
 // # What the GPU decodes
 //
@@ -55,16 +55,16 @@ type Decode int
 const (
 	// Host decodes in the source's workers.
 	Host Decode = iota
-	// Auto decodes on the device if the device is a GPU, the source can leave images to it, and the
-	// GPU can run every step on their pixels (imageloader's Transform.Ops). Otherwise Auto is the
-	// same as Host. It is also the same as Host if the documentation of a step says that the step
-	// keeps some or all samples on the host. The source's workers decode as many of the images as
-	// they have time for. If the loop consumes batches more slowly than they can be made, the GPU
-	// decodes only the images that the workers can't.
+	// Auto decodes on the device if three conditions hold: the device is a GPU, the source can
+	// leave images to it, and the GPU can run every step on their pixels (imageloader's
+	// Transform.Ops). Otherwise Auto is the same as Host. Some steps keep some or all samples on
+	// the host, as their documentation says. Auto is then also the same as Host. The source's
+	// workers decode as many of the images as they have time for. If the loop consumes batches more
+	// slowly than they can be made, the GPU decodes only the images that the workers can't decode.
 	Auto
 	// Device decodes on the device. The source's workers decode only the images that the device
-	// can't decode, and images with a step that it can't run. New returns an error if the device is
-	// the CPU, or if the source can't leave images to it.
+	// can't decode, and images with a step that the device can't run. New returns an error if the
+	// device is the CPU, or if the source can't leave images to it.
 	Device
 )
 
@@ -91,9 +91,9 @@ func plannerOf(source Source) decodeplan.Planner {
 	return s.Planner()
 }
 
-// decoding is the state of decoding on a device that does not depend on the kind of device. Only
-// the ring's goroutine uses it, except for plans, whose elements belong to the lent slots, and
-// count.
+// decoding is the part of the decoding state that does not depend on the kind of device. Only the
+// ring's goroutine uses it, except for two parts: the elements of plans belong to the lent slots,
+// and any goroutine may use count.
 type decoding struct {
 	source  decodeplan.Planner
 	images  imageField
@@ -136,7 +136,7 @@ func newDecodeSizes(p decodeplan.Planner, batch int) (decodeSizes, error) {
 // staging returns the size of a host slot's memory for plans, with the head.
 func (s decodeSizes) staging() int { return s.head + s.plans }
 
-// newDecoder makes a decoder for batches on a device.
+// newDecoder makes a decoder for batches of images on a device.
 func (s decodeSizes) newDecoder(device int32, batch, scratch int) (*capi.GPUDecoder, error) {
 	if s.rooms > 0 {
 		return capi.NewInflatingGPUDecoder(device, batch, s.staging(), scratch, s.rooms)
@@ -158,10 +158,10 @@ func (c *decodeCounters) addTo(s *Stats) {
 	s.DecodeMultiprocessors = c.multiprocessors
 }
 
-// decodedSlot is the part of a device slot that the device decodes.
+// decodedSlot describes the images of a device slot that the device decodes.
 type decodedSlot struct {
-	rows  []int   // the row of each image for the device to decode
-	flags []int32 // for each of these images: not 0 if the host must decode it
+	rows  []int   // number of the row of each image that the device decodes
+	flags []int32 // one for each of these images: not 0 if the host must decode it
 
 	// The expected and the actual results of the inflated members.
 	members  []member
@@ -174,13 +174,13 @@ type decodedSlot struct {
 
 // member is an image whose compressed data the device inflates.
 type member struct {
-	image    int // among those that the device decodes
+	image    int // number among the images that the device decodes
 	checksum uint32
 }
 
 // find is an image in which the device finds entry points.
 type find struct {
-	image     int // among those that the device decodes
+	image     int // number among the images that the device decodes
 	at, bytes int // position in the slot's memory for entry points
 }
 
@@ -191,11 +191,11 @@ func (s *decodedSlot) judge() {
 			s.flags[m.image] = 1
 		}
 	}
-	s.members = s.members[:0] // so that they are not judged again
+	s.members = s.members[:0] // so that a second call does not judge them again
 }
 
-// takeEntryPoints sets e to the entry points that the device has found in undamaged images. They
-// must already be on the host.
+// takeEntryPoints stores in e the entry points that the device has found in undamaged images. The
+// entry points must already be on the host.
 func (s *decodedSlot) takeEntryPoints(e *entryPoints) {
 	e.rows, e.bytes = e.rows[:0], e.bytes[:0]
 	for _, f := range s.finds {
@@ -207,7 +207,7 @@ func (s *decodedSlot) takeEntryPoints(e *entryPoints) {
 	s.finds = s.finds[:0]
 }
 
-// hostRuns calls use with each run of consecutive rows whose pixels the source has written.
+// hostRuns calls use for each run of consecutive rows whose pixels the source has written.
 func (s *decodedSlot) hostRuns(n int, use func(first, rows int) error) error {
 	return decodeplan.Gaps(s.rows, n, use)
 }
@@ -218,19 +218,19 @@ type entryPoints struct {
 	bytes [][]byte
 }
 
-// decodeRequest lists the work of one run of a decoder.
+// decodeRequest describes the work of one run of a decoder.
 type decodeRequest struct {
 	images  []capi.GPUDecodeImage
-	members []capi.GPUDecodeMember  // the images that have to be inflated first
-	entries []capi.GPUDecodeEntries // the entry points to find
+	members []capi.GPUDecodeMember  // images that the decoder has to inflate first
+	entries []capi.GPUDecodeEntries // entry points that the decoder has to find
 }
 
 func (r *decodeRequest) clear() {
 	r.images, r.members, r.entries = r.images[:0], r.members[:0], r.entries[:0]
 }
 
-// addMember adds the bytes to inflate for the next image, whose plan is at position at. The
-// inflated bytes go to room.
+// addMember adds the bytes to inflate for the next image. at is the position of the image's plan.
+// room is the position of the inflated bytes.
 func (r *decodeRequest) addMember(m *decodeplan.Member, at, room int) {
 	r.members = append(r.members, capi.GPUDecodeMember{Image: uintptr(len(r.images)), Scan: uintptr(m.Scan),
 		Range: capi.GPUInflateRange{
@@ -239,7 +239,7 @@ func (r *decodeRequest) addMember(m *decodeplan.Member, at, room int) {
 			Skip:        uintptr(m.Skip), Bytes: uintptr(m.Bytes), Room: uintptr(room), SkipBits: int32(m.SkipBits)}})
 }
 
-// maxDecoded is the maximum of ts_gpu_decoder_new's argument max_images.
+// maxDecoded is the largest value that ts_gpu_decoder_new accepts for max_images.
 const maxDecoded = 65535
 
 // newDecoding returns nil if the host decodes. In that case err is the reason.
@@ -298,7 +298,7 @@ func (c planConsumer) Deliver(n int, info any) error {
 }
 
 // planned calls use, in order, for each of the first n rows of a host slot whose image the device
-// decodes into a device slot.
+// decodes. The device decodes it into a device slot.
 func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
 	s := &d.slots[slot]
 	s.rows = s.rows[:0]
@@ -311,8 +311,8 @@ func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
 	d.count.decoded.Add(int64(len(s.rows)))
 }
 
-// requests sets request to the images among the first n rows of a host slot that the device decodes
-// into a device slot. The results of a run are rows of pixels, one for each row of the batch.
+// requests fills d.request with the images that the device decodes from the first n rows of a host
+// slot into a device slot. The results of a run are rows of pixels, one for each row of the batch.
 func (d *decoding) requests(slot, host, n int) {
 	s, r := &d.slots[slot], &d.request
 	r.clear()
@@ -337,8 +337,8 @@ func (d *decoding) requests(slot, host, n int) {
 	d.count.inflated.Add(int64(len(r.members)))
 }
 
-// run decodes the images that requests has collected and writes the results to images. It copies
-// the entry points that the decoder has found to the host.
+// run decodes the images that requests has collected and writes the results to images. It also
+// copies the entry points that the decoder has found to the host.
 func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, images *torch.Tensor, on capi.Stream) error {
 	s, r := &d.slots[slot], &d.request
 	err := torch.CAPI("decode", []*torch.Tensor{images}, func(results []*capi.Tensor) error {
@@ -355,9 +355,9 @@ func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, image
 	return capi.CopyGPUDecoderEntries(decoder, staging, r.entries, s.found[:last.at+last.bytes], on)
 }
 
-// mend decodes the flagged images of a slot on the host. It passes their pixels to put, which must
-// not keep them. The flags must already be on the host. mended reports whether there were any. bad
-// is an error of the source, and err an error from put.
+// mend decodes the flagged images of a slot on the host. It passes the pixels of each image to put,
+// which must not keep them. The flags must already be on the host. mended reports whether there
+// were flagged images. bad is an error of the source, and err an error of put.
 func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte,
 	put func(row int) error) (mended bool, bad, err error) {
 	s := &d.slots[slot]
@@ -382,7 +382,7 @@ func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte,
 	return mended, nil, nil
 }
 
-// finishRow queues the finish of one image, src, into a row of a batch.
+// finishRow queues the finish of src, one image, into a row of a batch.
 func (f *imageField) finishRow(batch *torch.Tensor, row int, src *torch.Tensor) error {
 	dst := batch.Narrow(0, int64(row), 1)
 	defer dst.Close()

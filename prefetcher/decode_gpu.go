@@ -15,29 +15,28 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// decoders is the number of decoders that take turns: one copies a batch's plans while the other
+// decoders is the number of decoders. They take turns: one copies a batch's plans while the other
 // decodes.
 const decoders = 2
 
 // Sizes of a decoder's memory for coefficients, samples and columns, in bytes. minScratch is enough
-// for the largest plan (kMaxPlanScratch in cshim/src/jpeg/plan.h). A batch that needs more than the
-// decoder has is decoded in parts.
+// for the largest plan (kMaxPlanScratch in cshim/src/jpeg/plan.h). A batch that needs more memory
+// than the decoder has is decoded in parts.
 const (
 	scratchPerImage = 2 << 20
 	minScratch      = 256 << 20
 	maxScratch      = 512 << 20
 )
 
-// gpuDecoding decodes batches on a GPU, with decoders that take turns. Each decoder has a stream
-// for itself, with the lowest priority. P waits for the decoded images before it copies the other
-// rows and runs the finish. The decoder's stream waits for that finish before it decodes its next
-// batch.
+// gpuDecoding decodes batches on a GPU, with decoders that take turns. Each decoder has a separate
+// stream with the lowest priority. P waits for the decoded images before it copies the other rows
+// and runs the finish. The decoder's stream waits for that finish before it decodes its next batch.
 type gpuDecoding struct {
 	*decoding
 	units   [decoders]gpuDecoder
-	turn    int           // the unit for the batch between Copy and Finish
+	turn    int           // index of the unit for the batch between Copy and Finish
 	staging [][]byte      // by host slot: pinned memory for the plans, including the head
-	arrived []*cuda.Event // by device slot: its images are decoded, and their flags are on the host
+	arrived []*cuda.Event // by device slot: its images are decoded and their flags are on the host
 	mended  imageUpload   // for the images that the host decodes again
 }
 
@@ -47,7 +46,7 @@ type imageUpload struct {
 	host, device *torch.Tensor
 }
 
-// open allocates the memory for an image with this spec. The slots own the memory.
+// open allocates the memory for an image that spec describes. The slots own the memory.
 func (u *imageUpload) open(s *slots, device cuda.Device, spec torch.Spec) error {
 	pinned, err := s.pin(int(spec.Bytes()))
 	if err != nil {
@@ -71,7 +70,7 @@ type gpuDecoder struct {
 	stream   *cuda.OwnedStream
 	decoder  *capi.GPUDecoder
 	staged   *torch.Tensor     // images of a batch before the finish
-	to       [][]*torch.Tensor // gpuDevice.copyTo, but with these images
+	to       [][]*torch.Tensor // like gpuDevice.copyTo, but with staged for the images
 	finished *cuda.Event       // recorded on P after the finish has read staged
 }
 
@@ -180,7 +179,7 @@ func pinSlice[T any](s *slots, n int) ([]T, error) {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p.Bytes()))), n), nil
 }
 
-// close frees everything that the slots do not own. All work on P must be complete.
+// close frees everything that does not belong to the slots. All work on P must be complete.
 func (g *gpuDecoding) close() error {
 	var errs []error
 	for i := range g.units {
@@ -206,8 +205,8 @@ func (g *gpuDecoding) copy(d *gpuDevice, slot, host, n int, copied *cuda.Event) 
 	u := &g.units[g.turn]
 	g.requests(slot, host, n)
 	if len(g.request.images) > 0 {
-		// If the loop has left an epoch early, the other decoder may still be decoding a batch and
-		// writing the flags of the same slot.
+		// If the loop has left an epoch early, the other decoder may still be decoding a batch into
+		// the same slot and writing the slot's flags.
 		for _, e := range []*cuda.Event{u.finished, g.arrived[slot]} {
 			if err := u.stream.WaitEvent(e); err != nil {
 				return err
@@ -221,7 +220,8 @@ func (g *gpuDecoding) copy(d *gpuDevice, slot, host, n int, copied *cuda.Event) 
 		if err := g.arrived[slot].Record(u.stream.Stream); err != nil {
 			return err
 		}
-		// copied is recorded after this wait, so it also covers the copy of the plans.
+		// copied is recorded after this wait, so reaching copied also means that the plans have
+		// been copied.
 		if err := d.p.WaitEvent(g.arrived[slot]); err != nil {
 			return err
 		}

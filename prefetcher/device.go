@@ -15,12 +15,12 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// align is the alignment of fields in a slot, in bytes. It is enough for copy engines, vector loads
-// and LibTorch's own allocations.
+// align is the alignment of fields in a slot, in bytes. Copy engines, vector loads and LibTorch's
+// allocations need no larger one.
 const align = 256
 
-// slots has the ring's memory, and the operations on it that both kinds of device share. Open fills
-// it. It does not change until Close.
+// slots has the ring's memory, and the operations on it that both kinds of device share. Open
+// allocates the memory. It does not change until Close.
 type slots struct {
 	layout
 	depth, hosts int
@@ -38,12 +38,12 @@ type hostSlot struct {
 	bytes   [][]byte
 }
 
-// layout describes a slot: the fields that the source fills, and the outputs that the finish makes
-// from them.
+// layout describes a slot. It has the fields that the source fills, and the outputs that the finish
+// makes from them.
 type layout struct {
 	fields, outputs []torch.Spec
-	batch           int64  // samples per slot
-	images, labels  int    // index of the field with that name; -1 if there is none
+	batch           int64  // number of samples in a slot
+	images, labels  int    // index of the output with that name; -1 if there is none
 	work            []bool // whether field i needs the finish
 	// enqueue queues the finish. It is nil if no field needs work.
 	enqueue func(dst, src []*torch.Tensor) error
@@ -62,7 +62,7 @@ func (c *copyCounters) addTo(s *Stats) {
 	s.FinishTime = time.Duration(c.finishes.Load())
 }
 
-// allocations are the tensors and buffers of a device, which close frees.
+// allocations holds the tensors and buffers of a device. close frees them.
 type allocations struct {
 	owned  []*torch.Tensor // each one once
 	pinned []*cuda.Pinned
@@ -88,7 +88,7 @@ func (a *allocations) pin(bytes int) (*cuda.Pinned, error) {
 	return p, err
 }
 
-// close frees everything. The tensors are first, because they may use pinned memory.
+// close frees everything. It closes the tensors first, because they may use pinned memory.
 func (a *allocations) close() error {
 	var errs []error
 	for _, t := range a.owned {
@@ -150,7 +150,7 @@ func newLayout(source Source) (layout, error) {
 	return l, nil
 }
 
-// field returns the index of the output of the given name, or -1.
+// field returns the index of the output with the given name, or -1.
 func (l *layout) field(name string) int {
 	return slices.IndexFunc(l.outputs, func(o torch.Spec) bool { return o.Name == name })
 }
@@ -166,7 +166,7 @@ func cloneSpecs(specs []torch.Spec) []torch.Spec {
 	return specs
 }
 
-// overMemory returns a tensor for a batch with this spec that uses the given C memory.
+// overMemory returns a tensor for a batch with this spec. The tensor uses the given C memory.
 func (s *slots) overMemory(memory []byte, spec torch.Spec) (*torch.Tensor, error) {
 	shape := append([]int64{s.batch}, spec.Shape...)
 	if spec.MemoryFormat != torch.ChannelsLast {
@@ -180,8 +180,8 @@ func (s *slots) overMemory(memory []byte, spec torch.Spec) (*torch.Tensor, error
 	return s.own(t.Permute(0, 3, 1, 2), nil)
 }
 
-// results allocates the device slots. It need not be called if no field needs work: the consumer
-// then gets the host slot itself.
+// results allocates the device slots. If no field needs work, the caller need not call it: the
+// consumer then gets the host slots themselves.
 func (s *slots) results(device cuda.Device) error {
 	for range s.depth {
 		var out []*torch.Tensor
@@ -208,7 +208,7 @@ func (s *slots) result(slot, host int) []*torch.Tensor {
 	return s.out[slot]
 }
 
-// rows calls fn with the first n rows of the tensors in each list. For a short batch these are
+// rows calls fn with the first n rows of the tensors in each list. For a short batch it passes
 // views, which it closes afterwards.
 func (s *slots) rows(n int, fn func(lists ...[]*torch.Tensor) error, lists ...[]*torch.Tensor) error {
 	if int64(n) == s.batch {
@@ -220,7 +220,7 @@ func (s *slots) rows(n int, fn func(lists ...[]*torch.Tensor) error, lists ...[]
 			v.Close()
 		}
 	}()
-	made := map[*torch.Tensor]*torch.Tensor{} // a tensor in two lists stays one tensor
+	made := map[*torch.Tensor]*torch.Tensor{} // a tensor in two lists gets only one view
 	for l, list := range lists {
 		lists[l] = make([]*torch.Tensor, len(list))
 		for i, t := range list {
@@ -245,7 +245,8 @@ func (s *slots) finish(dst, src []*torch.Tensor, n int) error {
 	return s.rows(n, func(lists ...[]*torch.Tensor) error { return s.enqueue(lists[0], lists[1]) }, dst, src)
 }
 
-// gpuDevice is the ring's device for a GPU. ring.Device says which goroutine calls which method.
+// gpuDevice is the ring's device for a GPU. The comment of ring.Device says which goroutine calls
+// which method.
 type gpuDevice struct {
 	*slots
 	options Options // the options of New, with the GPU as Device
@@ -257,7 +258,7 @@ type gpuDevice struct {
 	gpu     *gpuDecoding      // nil: the source decodes
 }
 
-// copyStream is P, the current stream of the ring's goroutine between open and close.
+// copyStream is P. Between open and close, P is the current stream of the ring's goroutine.
 type copyStream struct {
 	p       cuda.Stream       // the stream's value
 	stream  *cuda.OwnedStream // not shared, so that no other work delays a batch
@@ -305,8 +306,8 @@ func (d *gpuDevice) streams() map[string]cuda.Stream {
 }
 
 func (d *gpuDevice) Open() (err error) {
-	// The goroutine stays locked until it exits. Its thread then exits too, which frees LibTorch's
-	// per-thread caches.
+	// The goroutine stays locked until it exits. Its thread then exits too. LibTorch thereby frees
+	// the thread's caches.
 	runtime.LockOSThread()
 	nameThread()
 	if err = d.copyStream.open(d.options.Device, d.options.Priority); err != nil {
@@ -326,7 +327,7 @@ func (d *gpuDevice) Open() (err error) {
 	if err := d.results(d.options.Device); err != nil {
 		return err
 	}
-	staged := make([]*torch.Tensor, len(d.fields)) // one set is enough, because only P uses it
+	staged := make([]*torch.Tensor, len(d.fields)) // one set is enough, because only P uses these tensors
 	for i, spec := range d.fields {
 		if d.work[i] && (d.decode == nil || i != d.decode.images.index) {
 			if staged[i], err = d.own(torch.EmptySpec(d.options.Device, spec, d.batch)); err != nil {
@@ -410,8 +411,8 @@ func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda
 			return err
 		}
 	}
-	// The start of the copies has to be recorded after the wait and before the copies, so CopyBatch
-	// can't do the wait.
+	// The start must be recorded after the wait for released and before the copies. CopyBatch
+	// therefore can't do the wait.
 	if err := d.begun[host].Record(d.p); err != nil {
 		return err
 	}
@@ -453,7 +454,7 @@ func (d *gpuDevice) Check(ctx context.Context, slot, _ int, info any, busy func(
 }
 
 // HostWait polls, because a thread that waits inside CUDA can't be interrupted when the context
-// ends. In most calls the copy was complete long before.
+// ends. In most calls the copy was complete long before the call.
 func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) error {
 	const shortest, longest = 20 * time.Microsecond, 200 * time.Microsecond
 	for pause := shortest; ; pause = min(2*pause, longest) {
@@ -477,7 +478,7 @@ func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) er
 // work when it returns, and the ring's lock orders the accesses.
 type cpuDevice struct {
 	*slots
-	src [][]*torch.Tensor // the inputs of Finish, by host slot and device slot
+	src [][]*torch.Tensor // inputs of Finish, by host slot and device slot
 }
 
 func (d *cpuDevice) Open() error {
@@ -534,8 +535,8 @@ func (d *cpuDevice) Check(context.Context, int, int, any, func() bool) (ring.Che
 	return ring.Good, nil, nil
 }
 
-// Copy copies the fields that need no work, such as labels, if another field needs work. They are
-// small.
+// Copy copies the fields that need no work, such as labels. It does so only if another field needs
+// work. The copied fields are small.
 func (d *cpuDevice) Copy(slot, host, n int, _ []*cuda.Event, _ *cuda.Event) error {
 	if d.out == nil {
 		return nil

@@ -20,54 +20,56 @@
 //	   +----- copied(k) ----+                                    +------ released(j) ------+
 //
 // [New] allocates Options.HostSlots pinned slots and Options.Depth device slots once, at addresses
-// that never change. One goroutine, locked to its OS thread from New to Close, drives one stream,
-// P, which it owns. For each batch it queues two steps on P: the copies of the source's raw bytes,
+// that never change. One goroutine, locked to its OS thread from New to Close, owns and drives one
+// stream, P. For each batch it queues two steps on P: the copies of the source's raw bytes, and
 // then the source's finish (cast, normalisation, layout) if the source is a [Describer] or a
 // [Finisher]. Neither step allocates, pins or waits.
-//
 // # The four edges
 //
-// Copies, finish and the consumer's kernels run concurrently, so there are four ways to overwrite
-// memory that is still being read or to read memory before it is written. An event guards against
-// each:
+// Copies, finish and the consumer's kernels run concurrently. Without ordering, memory could be
+// overwritten while it is still being read, or read before it is written, in four ways. An event
+// guards against each:
 //
-//   - The source refills pinned slot k while the copy still reads it: the source (the host) waits
-//     for copied(k), recorded on P after the copy.
-//   - A copy overwrites device slot j while kernels still read it: P waits for released(j).
-//   - The consumer reads slot j before it is copied and finished: the consumer's stream waits for
-//     ready(j), recorded on P after the finish.
-//   - released(j) misses some of the work that read the slot: it is recorded on every stream that
-//     used the batch.
+//   - The source refills pinned slot k while the copy still reads it. The source (the host)
+//     therefore waits for copied(k), which is recorded on P after the copy.
+//   - A copy overwrites device slot j while kernels still read it. P therefore waits for
+//     released(j).
+//   - The consumer reads slot j before it is copied and finished. The consumer's stream therefore
+//     waits for ready(j), which is recorded on P after the finish.
+//   - released(j) misses some of the work that read the slot. It is therefore recorded on every
+//     stream that used the batch.
 //
 // Only the first edge makes a host thread wait: the source's, which has nothing else to do. Because
 // of the fourth edge, the prefetcher asks for the consumer's current stream when it hands over a
-// batch and again when the turn ends. So an Epoch inside cuda.WithStream runs on that stream. Any
-// other use of a batch (on a second stream, in another goroutine) must be announced with
+// batch, and again when the turn ends. An Epoch inside cuda.WithStream therefore runs on that
+// stream. Any other use of a batch (on a second stream, in another goroutine) must be announced
+// with [Batch.Use].
 // [Batch.Use].
 //
-// The package's tests run the ring's own code against a model of CUDA's streams, under tens of
-// thousands of schedules, and fail if no event orders a read or an overwrite. They also leave out
+// The package's tests run the ring's code against a model of CUDA's streams, under tens of
+// thousands of schedules. They fail if no event orders a read or an overwrite. They also leave out
 // each of the four edges in turn and check that the model finds and names the missing edge
 // (internal/ring).
 //
 // # A batch's life
 //
 // The consumer may use a batch until its turn of the loop ends. The batch's tensors, and everything
-// computed from them, belong to a torch.Scope that ends with the turn: one call frees them, before
-// the release is recorded. Parameters, and results of parameters alone, are not affected. Using a
-// tensor after its turn is cuda.ErrClosed. [Batch.Retain] keeps the batch, its scope and its slot
-// until [Batch.Release]. Keep on a tensor that was computed from the batch keeps that tensor. Keep
-// on batch.Images itself, or a view of it, is an error, since later batches overwrite the slot: use
-// Clone instead.
+// computed from them, belong to a torch.Scope that ends with the turn. One call frees them all,
+// before the release is recorded. Parameters, and results of parameters alone, are not affected.
+// Using a tensor after its turn returns cuda.ErrClosed.
+//
+// [Batch.Retain] keeps the batch, its scope and its slot until [Batch.Release]. To keep only a
+// tensor that was computed from the batch, call its method Keep. Keep fails for batch.Images itself
+// and for a view of it, because later batches overwrite the slot: use Clone instead.
 //
 // # Decoding
 //
 // With [Options.Decode] a GPU decodes the images of a source that can plan them (imageloader). The
 // source chooses for each image (imageloader/internal/epoch/plan.go), and the prefetcher leaves
 // some images to the source's idle workers (mixture.go). Two decoders, on separate streams, take
-// turns. Their images go through the same finish on P. The prefetcher hands a batch out when the
-// GPU has reported the images that it could not decode, and the host has decoded these. The batches
-// are the same as from the source's workers, to the bit.
+// turns. Their images go through the same finish on P. The prefetcher hands a batch out as soon as
+// the GPU has reported the images that it could not decode, and the host has decoded these images.
+// The batches equal the batches from the source's workers, to the bit.
 //
 // # Without a GPU
 //
@@ -79,12 +81,12 @@
 // # Waiting times
 //
 // [Stats] reports them. A loop that queues work faster than the GPU executes it waits in Epoch,
-// which is no loss. The relevant time is how long the GPU waits for a batch. Stats.ConsumerWait and
+// which costs nothing. The time that matters is the GPU's wait for a batch. Stats.ConsumerWait and
 // [Stats.WaitShare] measure it on the GPU's own clock.
 //
 // # CUDA graphs
 //
-// Device slots keep their addresses: a graph captured on a batch's tensors can replay on later
+// Device slots keep their addresses, so a graph captured on a batch's tensors can replay on later
 // batches with the same [Batch.Slot]. During a capture the prefetcher continues to query events, so
 // capture in thread-local mode.
 package prefetcher

@@ -8,8 +8,8 @@ import (
 )
 
 // finishes returns the function that executes a Describer's finish. fields, outputs and finishes
-// come from the Describer. work[i] says whether field i needs work. The returned function allocates
-// nothing on the device.
+// are the values that the Describer returns. work[i] says whether field i needs work. The returned
+// function allocates nothing on the device.
 func finishes(fields, outputs []tensor.Spec, finishes []tensor.Finish,
 	work []bool) (func(dst, src []*torch.Tensor) error, error) {
 	if len(finishes) != len(fields) {

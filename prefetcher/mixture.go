@@ -7,22 +7,23 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// mixture determines how many images the source's workers decode while the device decodes the rest:
-// as many as they have time for. If the source has delivered all earlier slots and waits for the
-// next one, its workers are idle and could have decoded more. If it gets a slot without waiting,
-// the consumer needs its batches sooner. With a nil mixture, all images are left to the device.
+// mixture decides how many images the source's workers decode while the device decodes the rest.
+// The workers should decode as many as they have time for. If the source has delivered all earlier
+// slots and waits for the next one, its workers are idle and could have decoded more. If it gets a
+// slot without waiting, the consumer needs its batches sooner. With a nil mixture, the device
+// decodes all images that it can.
 type mixture struct {
 	mu    sync.Mutex
 	most  int // maximum of rows
-	rows  int // number of rows in each decodeplan.Group for the workers
+	rows  int // number of rows in each decodeplan.Group that the workers decode
 	loans loans
 	tally tally // since the last decision
 }
 
-// loans are the slots that the source has and has not delivered.
+// loans counts the slots that the source holds.
 type loans struct {
 	free int       // slots that the source can still get without waiting, at the start of an epoch
-	lent int       // slots that the source has
+	lent int       // slots that the source holds
 	last time.Time // when the source last delivered a slot
 	got  time.Time // when the source last got a slot
 }
@@ -33,9 +34,9 @@ func (l *loans) deliver(now time.Time) {
 	l.last = now
 }
 
-// lend records that the source gets a slot that it asked for. It returns the time since the source
-// got the previous slot, and how much of that time the source was idle. waits is false for the
-// slots that the source gets without waiting.
+// lend records that the source gets a slot that it asked for. passed is the time since the source
+// got the previous slot, and nothing the part of this time in which the source was idle. waits is
+// false for the slots that the source gets without waiting.
 func (l *loans) lend(asked, now time.Time) (passed, nothing time.Duration, waits bool) {
 	passed = now.Sub(l.got)
 	if l.lent == 0 {
@@ -50,11 +51,11 @@ func (l *loans) lend(asked, now time.Time) (passed, nothing time.Duration, waits
 	return passed, nothing, true
 }
 
-// tally adds up the slots since the last decision, possibly over several short epochs. Batches take
-// different times, and the slots between the source and the loop even that out. So decisions are
-// based on the sums, and not on a single slot.
+// tally adds up the slots since the last decision, which may span several short epochs. Batches
+// take different times, and the slots between the source and the loop even out these differences.
+// Decisions are therefore based on sums over several slots.
 type tally struct {
-	slots, late   int // late: the source was hardly idle before the slot
+	slots, late   int // late counts the slots before which the source was hardly idle
 	nothing, both time.Duration
 }
 
@@ -73,7 +74,7 @@ func (t *tally) full() bool {
 	return t.slots >= decisionSlots && t.both != 0 // a coarse clock may not have advanced
 }
 
-// rows returns the new number of rows after the given one, at most most.
+// rows returns the new number of rows, given the old one. The result is at most most.
 func (t *tally) rows(rows, most int) int {
 	switch {
 	case t.late == t.slots:
@@ -89,8 +90,8 @@ func (t *tally) rows(rows, most int) int {
 
 // mixture makes a decision after every decisionSlots slots. If the source was idle for at least
 // 1/idleShare of the time, the workers get more rows, in proportion to the idle time. If it was
-// idle for less than 1/busyShare of the time, they get one row fewer, or a quarter fewer if that is
-// true for every slot.
+// idle for less than 1/busyShare of the time, they get one row fewer. If that is true for every
+// single slot, they get a quarter fewer.
 const (
 	decisionSlots = 4
 	idleShare     = 16
@@ -120,7 +121,7 @@ func (m *mixture) delivers(now time.Time) {
 	m.loans.deliver(now)
 }
 
-// lends returns Plans.HostRows for a slot that the source has asked for and now gets.
+// lends returns the value of Plans.HostRows for a slot that the source has asked for and now gets.
 func (m *mixture) lends(asked, now time.Time) int {
 	if m == nil {
 		return 0

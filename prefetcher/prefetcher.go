@@ -26,33 +26,32 @@ type Source interface {
 	// BatchSize returns the number of samples in a full batch.
 	BatchSize() int
 	// Fill produces the epoch's batches in order. It returns nil at the end of the epoch, or the
-	// first error. It runs in a goroutine for itself.
+	// first error. It runs in a separate goroutine.
 	//
 	// lend blocks until a slot is free and returns its memory: for each field BatchSize() samples,
 	// one after another. This is C memory. It starts at a multiple of 64 bytes, and still contains
-	// the bytes of an earlier batch. It belongs to the source until deliver. The order of the calls
-	// of lend is the order of the batches. Any number of goroutines may fill several lent slots at
-	// once.
+	// the bytes of an earlier batch. It belongs to the source until deliver. The batches are in the
+	// order of the calls of lend. Any number of goroutines may fill several lent slots at once.
 	//
 	// deliver hands over the slot that was lent first, with n samples (1 to BatchSize). info
 	// becomes Batch.Info. deliver does not block.
 	//
 	// When ctx is done, or lend or deliver fails, Fill must stop its goroutines, wait for them and
-	// return, because the epoch ends only when Fill has returned.
+	// return. The epoch ends only when Fill has returned.
 	Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error),
 		deliver func(n int, info any) error) error
 }
 
 // Describer is a Source whose fields need work on the device before the consumer gets them. It
 // leaves this work to the prefetcher, so only bytes cross the bus, and the GPU converts them. A
-// Describer needs no LibTorch.
+// Describer does not need LibTorch.
 type Describer interface {
 	// Outputs describes the results of the work, one for each field, for example {"images",
 	// Float32, [3 224 224], ChannelsLast}. A field needs no work if its output has the same dtype,
 	// shape and memory format.
 	Outputs() []tensor.Spec
-	// Finishes describes the work, one value for each field. For a field that needs no work, the
-	// value is ignored.
+	// Finishes describes the work, with one value for each field. The value for a field that needs
+	// no work is ignored.
 	Finishes() []tensor.Finish
 }
 
@@ -65,9 +64,9 @@ type Finisher interface {
 	Outputs() []torch.Spec
 	// Finish queues the work on the current stream and returns. The prefetcher calls it in its own
 	// goroutine, always on the same OS thread, with a batch of n rows. src has the copied fields,
-	// and dst the fields for the consumer. dst[i] and src[i] are the same tensor if field i needs
-	// no work. Finish must not wait for the device, and should not allocate on it. The tensors
-	// belong to the prefetcher: Finish must neither close nor keep them.
+	// and dst the consumer's fields. dst[i] and src[i] are the same tensor if field i needs no
+	// work. Finish must not wait for the device, and should not allocate on it. The tensors belong
+	// to the prefetcher: Finish must neither close nor keep them.
 	Finish(dst, src []*torch.Tensor) error
 }
 
@@ -78,11 +77,11 @@ type Options struct {
 	Device cuda.Device
 	// Depth is the number of device slots, at least 1. They hold batches that are in use, ready, or
 	// being copied or decoded. 0 selects 2, so that the next batch is copied while the consumer
-	// works on one. If the device decodes, 0 selects 3: a batch is delivered once it is decoded,
-	// while two more are being decoded.
+	// works on one. If the device decodes, 0 selects 3, so that two batches can be decoded while
+	// the consumer works on one.
 	Depth int
 	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 selects Depth
-	// + 1, so that the source can fill one while the others are being copied.
+	// + 1, so that the source can fill one slot while the others are being copied.
 	HostSlots int
 	// Decode selects where images are decoded. The zero value is Host: the source's workers decode
 	// them. The comment of type [Decode] lists the images that a GPU decodes and the memory that it
@@ -90,14 +89,15 @@ type Options struct {
 	//
 	// Use Auto if the loader's Stats.Bottleneck is imageloader.Decoding. It takes load off the
 	// workers, and uses time on the GPU. Device uses more time on the GPU, and less on the host.
-	// Decoding on the GPU has the lowest priority. It yields to compute on a stream with
-	// cuda.StreamOptions.Priority of -1, but not on the default stream.
+	// Decoding on the GPU has the lowest priority. It yields to compute on a stream whose
+	// cuda.StreamOptions.Priority is -1, but not to compute on the default stream.
 	Decode Decode
 	// DecodeMultiprocessors limits how many of the GPU's multiprocessors decode, so that training
-	// always has the others. It is MaxMultiprocessors in the decoders' cuda.StreamOptions. 0 means
-	// no limit: the decoders' streams then only have the lowest priority, which does not interrupt
-	// a kernel that is already running. A value below the driver's minimum is a
-	// cuda.ErrInvalidArgument. It has no effect if the device does not decode.
+	// always has the others. It becomes MaxMultiprocessors in the cuda.StreamOptions of the
+	// decoders' streams. 0 means no limit: the decoders' streams then only have the lowest
+	// priority, which does not interrupt a kernel that is already running. A value below the
+	// driver's minimum is a cuda.ErrInvalidArgument. It has no effect if the device does not
+	// decode.
 	DecodeMultiprocessors int
 	// Priority is the priority of the stream P, as in cuda.StreamOptions. With -1 or lower, the
 	// finish runs before compute that is already queued.
@@ -139,8 +139,7 @@ type Prefetcher struct {
 	ring    *ring.Ring[cuda.Stream, *cuda.Event]
 }
 
-// handle records that a Prefetcher is open. It has the cleanup of a Prefetcher that is never
-// closed.
+// handle records that a Prefetcher is open. Its cleanup runs if the Prefetcher is never closed.
 type handle struct {
 	made    origin.Origin
 	cleanup runtime.Cleanup
@@ -156,7 +155,7 @@ func (h *handle) close() {
 // New allocates the slots and starts the goroutine that drives the copies. It blocks while it pins
 // host memory, which takes about 0.1 s per gigabyte.
 //
-// The source serves one epoch at a time. The caller still owns it: Close does not close it.
+// The source serves one epoch at a time. The caller still owns the source: Close does not close it.
 func New(source Source, o Options) (*Prefetcher, error) {
 	p, err := open(source, o, func(d ringDevice) ringDevice { return d })
 	if err != nil {
@@ -167,7 +166,7 @@ func New(source Source, o Options) (*Prefetcher, error) {
 
 type ringDevice = ring.Device[cuda.Stream, *cuda.Event]
 
-// open implements New. With wrap, tests can remove an edge.
+// open implements New. Tests remove an edge with wrap.
 func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetcher, error) {
 	if source == nil {
 		return nil, errors.New("the source is nil")
@@ -234,7 +233,7 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	return p, nil
 }
 
-// decoding returns nil if the source decodes.
+// decoding returns nil if the source decodes all images.
 func (o *Options) decoding(source Source, s *slots) (*decoding, error) {
 	if o.Decode < Host || o.Decode > Device {
 		return nil, fmt.Errorf("Options.Decode is %v: it must be Host, Auto or Device", o.Decode)
@@ -277,8 +276,8 @@ func public(err error) error {
 // Device returns the device of the batches: a GPU, or cuda.CPU.
 func (p *Prefetcher) Device() cuda.Device { return p.device }
 
-// Epoch returns the batches of an epoch in order. The source gets the number and uses it for
-// shuffling. Every range over the sequence runs the epoch again.
+// Epoch returns the batches of an epoch in order. The source gets the epoch's number and uses it
+// for shuffling. Every range over the sequence runs the epoch again.
 //
 // The sequence yields at most one error, as its last pair, with a nil batch. The error is one of
 // these:
@@ -293,7 +292,7 @@ func (p *Prefetcher) Device() cuda.Device { return p.device }
 // Fill has returned, and releases everything in progress. The next epoch can start at once. A
 // source that does not stop when its context is done delays the end of the loop.
 //
-// The loop's body runs on the current stream of its goroutine: batches are ready on that stream,
+// The loop's body runs on the current stream of its goroutine. Batches are ready on that stream,
 // and their release is recorded on it.
 func (p *Prefetcher) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
@@ -303,7 +302,8 @@ func (p *Prefetcher) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, err
 	}
 }
 
-// run returns nil if the consumer has left the loop, because it then accepts no more pairs.
+// run runs one epoch. It returns nil if the consumer has left the loop, because the loop then
+// accepts no more pairs.
 func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, error) bool) error {
 	var failed error
 	left := false
@@ -323,7 +323,8 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	if p.starved != nil {
 		defer idle.leave()
 	}
-	// Only this epoch sets recording: a second epoch, which is refused, must not end the recording.
+	// Only the epoch that runs may end the recording. A second epoch is refused and must not end
+	// it.
 	recording := false
 	turn := func() {} // ends the trace range of the current batch
 	defer func() {
@@ -367,8 +368,9 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 
 // Close releases batches that are still retained, waits until the device has finished with the
 // slots, frees them, and ends the prefetcher's goroutine and its thread. While an epoch is running,
-// Close does nothing and returns [ErrRunning]: first leave the loop, or cancel its context. Close
-// returns the device's failure if no epoch has returned it. A second Close does nothing.
+// Close does nothing and returns [ErrRunning]: first leave the loop, or cancel its context. If the
+// device has failed and no epoch has returned its error, Close returns it. A second Close does
+// nothing.
 func (p *Prefetcher) Close() error {
 	err := p.ring.Close()
 	if !errors.Is(err, ring.ErrRunning) {
@@ -395,30 +397,34 @@ func (p *Prefetcher) String() string {
 type Stats struct {
 	Batches, Images int64 // delivered to the consumer; Images counts samples
 	Bytes           int64 // copied to the GPU; 0 on the CPU
-	// CopyTime is the device time of the copies that the source has waited for so far; 0 on the
-	// CPU. With Options.Decode on the device it includes the decoding.
+	// CopyTime is the device time of the copies for which the source has waited so far; 0 on the
+	// CPU. If the device decodes (Options.Decode), it includes the decoding.
 	CopyTime time.Duration
-	// Decoded is the number of images that the device was given to decode (Options.Decode).
-	// DecodedAgain is how many of them it returned, because their bytes were damaged or did not end
-	// where their entry points say. The host has decoded these.
+	// Decoded is the number of images that the device was asked to decode (Options.Decode).
+	// DecodedAgain is the number of these images that the device returned, because their bytes were
+	// damaged or did not end where their entry points say. The host has decoded the returned
+	// images.
 	Decoded, DecodedAgain int64
-	// Inflated is how many of the Decoded images the device has also inflated, from members of a
-	// .tgz. If an image's checksum then differs from the checksum that the host has read, the image
-	// also counts in DecodedAgain.
+	// Inflated is the number of the Decoded images that the device has also inflated, from members
+	// of a .tgz. If the checksum of an inflated image differs from the checksum that the host has
+	// read, the image also counts in DecodedAgain.
 	Inflated     int64
 	DecoderBytes int64 // device memory of the decoders, including their results
-	// DecodeMultiprocessors is the maximum number of the GPU's multiprocessors that decode, as
-	// limited by Options.DecodeMultiprocessors. 0: all.
+	// DecodeMultiprocessors is the number of the GPU's multiprocessors that may decode, according
+	// to Options.DecodeMultiprocessors; 0: all.
 	DecodeMultiprocessors int
-	// FinishTime is the host time for queueing the finish, or for executing it on the CPU.
+	// FinishTime is the host time for queueing the finish. On the CPU it is the time for executing
+	// the finish.
 	FinishTime time.Duration
 	Elapsed    time.Duration // in epochs
 
 	// ConsumerWait is the time during which the consumer was idle because the next batch was not
-	// ready. It should be close to zero. On a GPU it is measured on the GPU, from the end of the
-	// work on one batch (on the stream that is current when the turn ends) until the next batch is
-	// ready. It is up to date once that work is complete. On the CPU it is the time that the loop
-	// waits. It includes FirstWait, the time that the loop waits for the first batch of each epoch.
+	// ready. It should be close to zero. It includes FirstWait, the wait for the first batch of
+	// each epoch.
+	//
+	// On a GPU, ConsumerWait is measured on the GPU. It is the time from the end of the work on one
+	// batch, on the stream that is current when the turn ends, until the next batch is ready. It is
+	// up to date once that work is complete. On the CPU it is the time that the loop waits.
 	ConsumerWait, FirstWait time.Duration
 	// HostWait is the time that the loop's goroutine has waited in Epoch. On a GPU most of it is
 	// harmless: a loop that queues work faster than the GPU executes it waits here.
@@ -454,8 +460,8 @@ func (p *Prefetcher) Stats() Stats {
 	return s
 }
 
-// WaitShare returns the share of the time in epochs, from 0 to 1, that the consumer waited for
-// data. It does not count the wait for the first batch of each epoch.
+// WaitShare returns the consumer's wait for data as a share of the time in epochs, from 0 to 1. It
+// does not count the wait for the first batch of each epoch.
 func (s Stats) WaitShare() float64 {
 	if s.Elapsed <= s.FirstWait {
 		return 0
@@ -463,7 +469,7 @@ func (s Stats) WaitShare() float64 {
 	return float64(s.ConsumerWait-s.FirstWait) / float64(s.Elapsed-s.FirstWait)
 }
 
-// Stall says in words what limits the speed.
+// Stall describes the bottleneck in a sentence.
 func (s Stats) Stall() string {
 	switch wait := s.WaitShare(); {
 	case s.Batches < 2:

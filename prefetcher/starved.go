@@ -7,24 +7,25 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-// starved measures how long a GPU was idle because the next batch was not ready. That is the time
-// from the point where the consumer's stream has completed its work on one batch to the point where
-// the next batch is ready on P, if that is later.
+// starved measures how long a GPU was idle because the next batch was not ready. The idle time
+// starts when the consumer's stream has completed its work on one batch. It ends when the next
+// batch is ready on P, if that is later.
 //
 // The time that the host waits does not show this: a loop that queues work faster than the GPU
-// executes it always waits for the GPU in the next turn. So two timed events are recorded for every
-// batch, and read some turns later, when they have completed. Nothing waits for them.
+// executes it always waits for the GPU in the next turn. Therefore two timed events are recorded
+// for every batch. They are read some turns later, when they have completed. Nothing waits for
+// them.
 type starved struct {
 	device cuda.Device
 
 	mu       sync.Mutex
-	arrivals map[int]*cuda.Event // by device slot: recorded after the finish, not paired yet
+	arrivals map[int]*cuda.Event // by device slot: event after the finish, without a pair so far
 	pairs    []starvedPair       // oldest first
 	events   timedEvents
 	total    time.Duration
 }
 
-// timedEvents are events that are reused, so there are only a few.
+// timedEvents holds events for reuse, so that only a few are created.
 type timedEvents struct{ all, free []*cuda.Event }
 
 // take returns a free event or a new one.
@@ -53,11 +54,11 @@ func (t *timedEvents) close() {
 	}
 }
 
-// starvedEpoch is the state of one epoch. A second epoch while one is running, which is refused,
-// has its own state.
+// starvedEpoch is the state of one epoch. If a second epoch starts while one is running, it is
+// refused, but it has a separate state until then.
 type starvedEpoch struct {
 	*starved
-	last *cuda.Event // the end of the previous turn
+	last *cuda.Event // recorded at the end of the previous turn
 }
 
 type starvedPair struct{ idle, arrival *cuda.Event }
@@ -66,7 +67,7 @@ type starvedPair struct{ idle, arrival *cuda.Event }
 func (s *starved) arrive(slot int, p cuda.Stream) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.arrivals[slot] // of a batch that the consumer never got
+	e := s.arrivals[slot] // the event of a batch that the consumer never got
 	if e == nil {
 		var err error
 		if e, err = s.events.take(); err != nil {
@@ -80,8 +81,8 @@ func (s *starved) arrive(slot int, p cuda.Stream) error {
 	return e.Record(p)
 }
 
-// begin is called when the consumer has a batch. It pairs the batch's arrival with the end of the
-// previous turn, if this epoch has one.
+// begin is called when the consumer has received a batch. It pairs the batch's arrival with the end
+// of the previous turn, if this epoch has had one.
 func (s *starvedEpoch) begin(slot int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +99,7 @@ func (s *starvedEpoch) begin(slot int) error {
 	return s.collect()
 }
 
-// collect adds up the pairs whose events have completed. The caller holds mu.
+// collect adds up the times of the pairs whose events have completed. The caller holds mu.
 func (s *starved) collect() error {
 	for len(s.pairs) > 0 {
 		p := s.pairs[0]
@@ -133,8 +134,8 @@ func (s *starvedEpoch) end() error {
 	return s.last.Record(stream)
 }
 
-// leave is called after an epoch, because the pause before the next epoch is not the loader's
-// fault.
+// leave is called after an epoch. It drops the end of the last turn, because the loader does not
+// cause the pause before the next epoch.
 func (s *starvedEpoch) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,8 +149,8 @@ func (s *starvedEpoch) drop() {
 	}
 }
 
-// time returns the sum so far. It is complete once the consumer has waited for its own work. If the
-// device fails, the next turn or Close returns the error.
+// time returns the sum of the idle times so far. It is complete once the consumer has waited for
+// its own work. If the device fails, the next turn or Close returns the error.
 func (s *starved) time() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +161,7 @@ func (s *starved) time() time.Duration {
 func (s *starved) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_ = s.collect() // the device has completed all of them
+	_ = s.collect() // the device has completed all events
 	s.pairs = nil
 	s.events.close()
 }

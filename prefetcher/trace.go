@@ -14,8 +14,8 @@ import (
 // tracer records the batches that Options.Trace selects. A nil tracer does nothing.
 type tracer struct {
 	window     trace.Window
-	first, end int                           // batches: first is included, end is not
-	streams    func() map[string]cuda.Stream // by their names in the recording; nil on the CPU
+	first, end int                           // numbers of batches: first is included, end is not
+	streams    func() map[string]cuda.Stream // the streams by their names in the recording; nil on the CPU
 	logger     *slog.Logger
 
 	mu       sync.Mutex
@@ -43,7 +43,7 @@ func newTracer(w trace.Window, logger *slog.Logger) (*tracer, error) {
 	return &tracer{window: w, first: first, end: end, logger: logger}, nil
 }
 
-// writable checks early for errors that would otherwise be found only after the epoch. It leaves an
+// writable reports errors before the epoch that would otherwise occur only after it. It leaves an
 // existing file unchanged, and creates none. A dangling link, and a path that is neither a file nor
 // a folder, can only be checked by writing.
 func writable(name string) error {
@@ -68,7 +68,7 @@ func writable(name string) error {
 	return err
 }
 
-// name sets the function that returns the streams to name in the recording.
+// name sets the function that returns the streams and their names in the recording.
 func (t *tracer) name(streams func() map[string]cuda.Stream) {
 	if t != nil {
 		t.streams = streams
@@ -108,7 +108,7 @@ func (t *tracer) recording() bool {
 	return t.recorder != nil
 }
 
-// start starts the recording. The caller of start, stop and fail holds mu.
+// start starts the recording. mu is held when start, stop or fail is called.
 func (t *tracer) start() {
 	recorder, err := trace.Start(trace.Options{})
 	if err == nil && t.streams != nil {
@@ -139,8 +139,8 @@ func (t *tracer) stop() {
 	t.fail(err)
 }
 
-// title names the recorded batches, which may be fewer than the window's, because an epoch may be
-// shorter or end early.
+// title names the recorded batches. They may be fewer than the window's batches, because an epoch
+// may be shorter or end early.
 func (t *tracer) title() string {
 	if t.last == t.first {
 		return fmt.Sprintf("epoch %d, batch %d", t.window.Epoch, t.first)

@@ -1,6 +1,6 @@
 // Package tensor describes tensors without holding any: element types, memory formats, the fields
-// of a sample, and the work that turns a field into a network's input. It has no cgo and no
-// LibTorch, so that a source of batches (imageloader is one) can be used without them.
+// of a sample, and the work that turns a field into a network's input. It uses neither cgo nor
+// LibTorch, so that a source of batches, such as imageloader, can be used without them.
 //
 // Package torch has the same types as aliases: torch.DType is tensor.DType.
 package tensor
@@ -11,7 +11,7 @@ import (
 	"slices"
 )
 
-// DType is the type of a tensor's elements. The values are LibTorch's.
+// DType is the type of a tensor's elements. The values are the same as LibTorch's.
 type DType int32
 
 const (
@@ -32,8 +32,8 @@ const (
 	Float8E4M3FN DType = 24 // 4 bits of exponent and 3 of mantissa, to 448, without infinities
 )
 
-// describe returns PyTorch's name of the type and the size of one element in bytes, which is 0 for
-// a type that is not among the constants.
+// describe returns PyTorch's name of the type and the size of one element in bytes. The size is 0
+// for a type that is not among the constants.
 func (d DType) describe() (name string, size int) {
 	switch d {
 	case Uint8:
@@ -98,13 +98,14 @@ func (d DType) String() string {
 	return name
 }
 
-// Size returns the size of one element in bytes, 0 for an unknown type.
+// Size returns the size of one element in bytes, or 0 for an unknown type.
 func (d DType) Size() int {
 	_, size := d.describe()
 	return size
 }
 
-// Dense reports whether a tensor's elements fill one range of memory, in any order of dimensions.
+// Dense reports whether a tensor's elements fill a range of memory without gaps or overlaps, in any
+// order of dimensions.
 func Dense(shape, strides []int64) bool {
 	order := make([]int, 0, len(shape))
 	for d, n := range shape {
@@ -154,7 +155,7 @@ type Spec struct {
 	MemoryFormat MemoryFormat
 }
 
-// Elements returns the number of elements, which is 1 for an empty shape.
+// Elements returns the number of elements. An empty shape has one element.
 func (s Spec) Elements() int64 {
 	n := int64(1)
 	for _, d := range s.Shape {
@@ -166,12 +167,12 @@ func (s Spec) Elements() int64 {
 // Bytes returns the size of the tensor in bytes.
 func (s Spec) Bytes() int64 { return s.Elements() * int64(s.DType.Size()) }
 
-// Finish describes the work on the device that turns a field of images, uint8 [H W C] per sample,
-// into its output, [C H W] per sample in the output's memory format.
+// Finish describes the work on the device that turns a field of images into its output. The field
+// is uint8 [H W C] for each sample, and the output [C H W] in the output's memory format.
 //
-// With Mean and Std, of C values each (C is 1 to 4), the output is float32, float16 or bfloat16,
-// and out[c] = (in[c]/255 - Mean[c]) / Std[c], computed in float32. Without them the output is
-// uint8 and has the field's values.
+// With Mean and Std, which have C values each (C is 1 to 4), the output is float32, float16 or
+// bfloat16, and out[c] = (in[c]/255 - Mean[c]) / Std[c], computed in float32. Without them the
+// output is uint8 and has the field's values.
 type Finish struct {
 	Mean, Std []float32
 }

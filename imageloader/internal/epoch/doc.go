@@ -17,6 +17,6 @@
 //
 // Each stage has a file: stream.go and random.go read, place.go assigns rows, decode.go and plan.go
 // fill them, package assembly makes batches, and deliver.go delivers them. plan.go decides which
-// images a GPU decodes. The decoding stage ([Decoder]) does not need a pass, so it can also decode a
-// single row again.
+// images a GPU decodes. The decoding stage ([Decoder]) does not need a pass, so it can also decode
+// a single row again.
 package epoch

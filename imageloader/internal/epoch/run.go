@@ -191,8 +191,8 @@ func (p *pass) run() error {
 // skips reports whether bad samples are left out.
 func (p *pass) skips() bool { return p.config.Policy.BadSamples == sample.Skip }
 
-// end returns the turn at which the reading goroutine stops. If bad samples are left out and the number of
-// batches is fixed, assembly ends the pass earlier, when it has enough samples.
+// end returns the turn at which the reading goroutine stops. If bad samples are left out and the
+// number of batches is fixed, assembly ends the pass earlier, when it has enough samples.
 func (p *pass) end() int { return p.deal.End(&p.start, p.skips()) }
 
 // random reports whether samples are read in any order.

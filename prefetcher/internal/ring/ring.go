@@ -1,11 +1,10 @@
-// Package ring is the prefetcher's core: host slots that a source fills, device slots that a
-// consumer reads, one goroutine that moves batches from host slots to device slots, and the four
-// edges that prevent overwriting a slot that is still being read.
-//
+// Package ring is the prefetcher's core. A source fills host slots, a consumer reads device slots,
+// and one goroutine moves batches from host slots to device slots. Four edges prevent that a slot
+// is overwritten while it is still being read.
 // The package does not depend on CUDA or LibTorch. Its requirements on a device are the interface
-// [Device], and on goroutines the interface [Scheduler]. The prefetcher implements them with
-// streams and events and with the Go runtime. The tests implement both with a model of CUDA's
-// semantics and run this same code under thousands of schedules.
+// [Device], and its requirements on goroutines the interface [Scheduler]. The prefetcher implements
+// them with streams and events and with the Go runtime. The tests implement both with a model of
+// CUDA's semantics and run this code under thousands of schedules.
 //
 //	source --fills--> host slot k --copy + finish on P--> device slot j --ready(j)--> consumer
 //	   ^                   |                                   ^                         |
@@ -21,23 +20,23 @@ import (
 	"time"
 )
 
-// Device is the ring's view of a device: S is a stream, E an event. P is the device's own stream,
-// on which all copies run.
+// Device is the ring's view of a device. S is a stream and E an event. P is the device's own
+// stream, on which all copies run.
 //
 // Only the ring's own goroutine calls Open, Copy, Finish and Close. Any goroutine may call the
 // other methods.
 type Device[S comparable, E any] interface {
 	// Open is the first call. It locks the goroutine to its OS thread and allocates the slots.
 	Open() error
-	// Close is the last call, also after a failed Open. It makes P wait for the events, waits until
+	// Close is the last call, even after a failed Open. It makes P wait for the events, waits until
 	// P is idle, and frees the slots.
 	Close(released []E) error
 
-	// NewEvent creates an event. The copied events are timed: the device may measure its copies
-	// with them.
+	// NewEvent creates an event. timed is set for the copied events, with which the device may
+	// measure its copies.
 	NewEvent(timed bool) (E, error)
 	FreeEvent(E)
-	// P returns the stream that copies and finishes run on.
+	// P returns the stream on which copies and finishes run.
 	P() S
 	// Current returns the calling goroutine's current stream.
 	Current() (S, error)
@@ -46,20 +45,20 @@ type Device[S comparable, E any] interface {
 	// the memory that Finish reads, and records copied on P right after. It enqueues the work and
 	// returns.
 	Copy(slot, host, n int, released []E, copied E) error
-	// Finish enqueues on P the work that converts the copied samples to the consumer's.
+	// Finish enqueues on P the work that converts the copied samples to the consumer's fields.
 	Finish(slot, host, n int) error
-	// Check waits, on the host, until the device knows whether it has made the batch of the slot's
-	// last Finish. It then makes the parts that the device could not. It returns Unchecked as soon
-	// as busy reports true. bad is an error that ends the epoch before this batch. err is an error
-	// of the device. The ring calls Check only with Config.Checked, in the order of the batches,
-	// with the epoch's ctx.
+	// Check waits, on the host, until the device knows whether it could make all parts of a batch:
+	// the batch of the slot's last Finish. Check then makes the parts that the device could not
+	// make. It returns Unchecked as soon as busy reports true. bad is an error that ends the epoch
+	// before this batch. err is an error of the device. The ring calls Check only with
+	// Config.Checked, in the order of the batches, with the epoch's ctx.
 	Check(ctx context.Context, slot, n int, info any, busy func() bool) (checked Checked, bad, err error)
 	// Record records the event on the stream.
 	Record(event E, stream S) error
 	// Wait makes the stream wait for the event's latest record. The host does not block.
 	Wait(stream S, event E) error
-	// HostWait blocks until the latest record of copied(host) is reached, or until stop returns an
-	// error, which it returns. It calls stop at least every few milliseconds.
+	// HostWait blocks until the latest record of copied(host) is reached. If stop returns an error
+	// first, HostWait returns that error. It calls stop at least every few milliseconds.
 	HostWait(host int, copied E, stop func() error) error
 }
 
@@ -67,21 +66,22 @@ type Device[S comparable, E any] interface {
 type Checked int
 
 const (
-	Unchecked Checked = iota // Check is to be called again
+	Unchecked Checked = iota // the batch is not checked yet: call Check again
 	Good                     // the batch is as Finish has enqueued it
 	Mended                   // Check has enqueued more work on P for it
 )
 
-// Scheduler starts the ring's goroutines and lets them wait for each other. It provides one lock
-// and waiting for a condition that the lock guards.
+// Scheduler starts the ring's goroutines and lets them wait for each other. It has one lock, and
+// waits for conditions that the lock guards.
 type Scheduler interface {
 	Go(name string, fn func())
 	Lock()
 	Unlock()
-	// Wait is called with the lock held. It releases the lock until ready returns true; ready is
-	// evaluated with the lock held.
+	// Wait releases the lock until ready returns true. It is called with the lock held, and
+	// evaluates ready with the lock held.
 	Wait(ready func() bool)
-	// Wake is called with the lock held, after a change to any condition that a Wait may depend on.
+	// Wake must be called after a change to any condition for which a Wait may be waiting. The lock
+	// is held.
 	Wake()
 	// Watch calls Wake when ctx ends. It returns a function that stops watching.
 	Watch(ctx context.Context) (unwatch func() bool)
@@ -96,11 +96,11 @@ type Config struct {
 	// it before the batch is released.
 	Direct bool
 	// Checked holds every batch back until Device.Check has passed it. Meanwhile the next batches
-	// are copied. It excludes Direct.
+	// are copied. Checked excludes Direct.
 	Checked   bool
 	Scheduler Scheduler // nil selects the Go runtime
 
-	maxReleased int // maximum number of release events per slot; 0 stands for 16
+	maxReleased int // maximum number of release events per slot; 0 means 16
 }
 
 var (
@@ -133,17 +133,17 @@ type Ring[S comparable, E any] struct {
 	stats     Stats
 }
 
-// driver is the state of the ring's goroutine, from opened to gone.
+// driver is the state of the ring's goroutine, from its start to its end.
 type driver struct {
 	opened   bool
-	moving   bool // it is copying or checking a batch
+	moving   bool // the goroutine is copying or checking a batch
 	closing  bool // no new epoch may start
-	stopping bool // it must stop
-	gone     bool // it has stopped
+	stopping bool // the goroutine must stop
+	gone     bool // the goroutine has stopped
 	err      error
 }
 
-// leaseCounts counts the leases that have not ended. Each is held first, then releasing.
+// leaseCounts counts the leases that have not ended. A lease is first held, and then releasing.
 type leaseCounts struct {
 	held      int // device slots whose lease has references
 	releasing int // leases that are being released now
@@ -159,7 +159,7 @@ func (l *leaseCounts) release() {
 
 func (l *leaseCounts) end() { l.releasing-- }
 
-// failure is the error that left the device in an unknown state, if any.
+// failure holds the error that has left the device in an unknown state, if there is one.
 type failure struct {
 	err      error
 	reported bool // a call has returned err
@@ -186,7 +186,7 @@ type hostSlot[E any] struct {
 type deviceSlot[S comparable, E any] struct {
 	ready    E
 	released []release[S, E] // one per stream that has used the slot
-	waits    []E             // the events that the next copy into the slot must wait for
+	waits    []E             // events for which the next copy into the slot must wait
 	lease    *Lease[S, E]
 }
 
@@ -199,7 +199,7 @@ type epoch struct {
 	ctx     context.Context
 	lent    []loan
 	filled  []batch
-	copied  []batch // enqueued and not checked, with Config.Checked
+	copied  []batch // batches that are enqueued but not checked, with Config.Checked
 	ready   []batch
 	index   int   // index of the next batch
 	err     error // the error that stopped the driver
@@ -222,11 +222,11 @@ type batch struct {
 
 // Stats holds counts and times since New.
 type Stats struct {
-	Batches, Samples int64         // handed to the consumer
-	Elapsed          time.Duration // in epochs
-	ConsumerWait     time.Duration // the consumer waited for a batch
+	Batches, Samples int64         // delivered to the consumer
+	Elapsed          time.Duration // time in epochs
+	ConsumerWait     time.Duration // time that the consumer waited for a batch
 	FirstWait        time.Duration // the part of ConsumerWait before the first batch of each epoch
-	SourceWait       time.Duration // the source waited for a host slot
+	SourceWait       time.Duration // time that the source waited for a host slot
 }
 
 // New allocates the slots and starts the goroutine that drives them. The caller closes the ring.
@@ -257,7 +257,7 @@ func New[S comparable, E any](dev Device[S, E], cfg Config) (*Ring[S, E], error)
 	return nil, err
 }
 
-// HostSlots returns the number of host slots. With Direct every device slot adds one.
+// HostSlots returns the number of host slots. With Direct there is one more for every device slot.
 func (c Config) HostSlots() int {
 	if c.Direct {
 		return c.Hosts + c.Slots
@@ -340,8 +340,8 @@ func (r *Ring[S, E]) open() error {
 	return nil
 }
 
-// step waits for a batch to copy or to check, and processes it. It returns false when the driver
-// must stop. The lock is held on entry and on return.
+// step waits until a batch can be copied or checked, and does that. It returns false when the
+// driver must stop. The lock is held on entry and on return.
 func (r *Ring[S, E]) step() bool {
 	r.sched.Wait(func() bool { return r.driver.stopping || r.canCopy() || r.canCheck() })
 	switch {
@@ -355,13 +355,14 @@ func (r *Ring[S, E]) step() bool {
 	return true
 }
 
-// canCopy reports whether there are a filled host slot and a free device slot. The lock is held.
+// canCopy reports whether a filled host slot and a free device slot are available. The lock is
+// held.
 func (r *Ring[S, E]) canCopy() bool {
 	ep := r.epoch
 	return ep != nil && !ep.left && ep.err == nil && len(ep.filled) > 0 && len(r.freeSlots) > 0
 }
 
-// canCheck reports whether a batch is to be checked. The lock is held.
+// canCheck reports whether a batch has to be checked. The lock is held.
 func (r *Ring[S, E]) canCheck() bool {
 	ep := r.epoch
 	return ep != nil && !ep.left && ep.ctx.Err() == nil && r.failure.err == nil && len(ep.copied) > 0
@@ -392,7 +393,7 @@ func (r *Ring[S, E]) copy(ep *epoch) {
 		// ring does nothing more.
 		r.fail(fatal)
 	case finish != nil:
-		// P wrote the slot and is also the next to write it, so the next copy needs no wait.
+		// P wrote the slot and is also the next stream to write it, so the next copy needs no wait.
 		ep.err = finish
 		slot.waits = slot.waits[:0]
 		r.freeSlots = append(r.freeSlots, b.slot)
@@ -432,7 +433,7 @@ func (r *Ring[S, E]) check(ep *epoch) {
 	case fatal != nil:
 		r.fail(fatal)
 	case bad != nil:
-		// P wrote the slots and is also the next to write them.
+		// P wrote the slots and is also the next stream to write them.
 		ep.err = bad
 		for _, b := range ep.copied {
 			r.freeSlots = append(r.freeSlots, b.slot)
@@ -444,7 +445,7 @@ func (r *Ring[S, E]) check(ep *epoch) {
 	r.sched.Wake()
 }
 
-// checkBatch calls Device.Check. The source decodes in it and may panic.
+// checkBatch calls Device.Check, in which the source may decode images and panic.
 func (r *Ring[S, E]) checkBatch(ep *epoch, b batch) (checked Checked, bad, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -485,10 +486,10 @@ type Lend func(ctx context.Context) (host int, err error)
 // Deliver takes the oldest lent host slot, filled with n samples.
 type Deliver func(n int, info any) error
 
-// Run runs one epoch: fill in its own goroutine, turn in the caller's, once per batch and in order.
-// It ends when fill has returned and turn has had all its batches, when turn returns false, or on
-// an error. Run returns after fill has returned. It does not wait for the device: the edges order
-// the work in flight.
+// Run runs one epoch. It calls fill once, in a new goroutine. It calls turn in the caller's
+// goroutine, once for each batch and in order. The epoch ends when fill has returned and turn has
+// received all batches, when turn returns false, or on an error. Run returns only after fill has
+// returned. It does not wait for the device: the edges order the work that is still queued.
 func (r *Ring[S, E]) Run(ctx context.Context, fill func(context.Context, Lend, Deliver) error,
 	turn func(*Lease[S, E]) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -507,7 +508,7 @@ func (r *Ring[S, E]) Run(ctx context.Context, fill func(context.Context, Lend, D
 	r.sched.Unlock()
 	unwatch := r.sched.Watch(ctx)
 	defer unwatch()
-	defer r.leave(ep, cancel) // also when turn panics or ends the goroutine
+	defer r.leave(ep, cancel) // even if turn panics or ends the goroutine
 	r.sched.Go("source", func() { r.source(ep, fill) })
 	for {
 		lease, err := r.next(ep)
@@ -617,8 +618,8 @@ func (r *Ring[S, E]) deliver(ep *epoch, n int, info any) error {
 	return nil
 }
 
-// next waits for the consumer's next batch and orders the consumer's current stream after it. It
-// returns no batch when the epoch is over: err is then the reason, or nil at its regular end.
+// next waits for the consumer's next batch and orders the consumer's current stream after it. When
+// the epoch is over, next returns no batch. err is then the reason, or nil after a complete epoch.
 func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
 	r.sched.Lock()
 	if err := r.over(ep); err != nil {
@@ -661,8 +662,8 @@ func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
 	return lease, nil
 }
 
-// over returns the error that ends the epoch as soon as the good batches before it are consumed.
-// The lock is held.
+// over returns the error that ends the epoch, once the consumer has received all good batches
+// before the error. The lock is held.
 func (r *Ring[S, E]) over(ep *epoch) error {
 	switch {
 	case ep.ctx.Err() != nil:
@@ -686,9 +687,9 @@ func (r *Ring[S, E]) turn(lease *Lease[S, E], turn func(*Lease[S, E]) bool) (mor
 	return turn(lease), nil
 }
 
-// leave ends an epoch: it stops the source, waits for it, and returns the slots that it filled.
-// Batches that were copied but not consumed need no event: P wrote their slots and is the next to
-// write them.
+// leave ends an epoch. It stops the source, waits for it, and returns the slots that it filled.
+// Batches that were copied but not consumed need no event: P wrote their slots and is also the next
+// stream to write them.
 func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
 	cancel(errLeft)
 	r.sched.Lock()
@@ -715,14 +716,14 @@ func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
 
 // ---- Leases
 
-// Lease is a batch in the consumer's hands: a device slot that is not written until the last
-// reference is dropped.
+// Lease is a batch that the consumer holds. The ring does not write to its device slot until the
+// last reference is dropped.
 type Lease[S comparable, E any] struct {
-	N, Index   int // number of samples; position in the epoch
+	N, Index   int // number of samples, and position in the epoch
 	Slot, Host int
 	Info       any
-	// OnEnd is called once, when the last reference is dropped, before the release is recorded. The
-	// consumer sets it at the start of the turn.
+	// OnEnd is called once, when the last reference has been dropped and before the release is
+	// recorded. The consumer sets it at the start of the turn.
 	OnEnd func()
 
 	ring    *Ring[S, E]
@@ -731,8 +732,8 @@ type Lease[S comparable, E any] struct {
 	streams []S // streams that may have used the slot
 }
 
-// Use orders a stream after the batch, and the slot's next copy after the work that is queued on
-// the stream at the time of the release.
+// Use orders a stream after the batch. It also orders the slot's next copy after the work that is
+// on the stream at the time of the release.
 func (l *Lease[S, E]) Use(stream S) error {
 	r := l.ring
 	r.sched.Lock()
@@ -752,15 +753,15 @@ func (l *Lease[S, E]) add(stream S) {
 	}
 }
 
-// Streams returns the streams that count as users of the batch so far.
+// Streams returns the streams that have used the batch so far.
 func (l *Lease[S, E]) Streams() []S {
 	l.ring.sched.Lock()
 	defer l.ring.sched.Unlock()
 	return slices.Clone(l.streams)
 }
 
-// useCurrent records the calling goroutine's current stream as a user of the batch. With wait it
-// also orders the stream after the batch.
+// useCurrent records the calling goroutine's current stream as a user of the batch. If wait is set,
+// it also orders the stream after the batch.
 func (l *Lease[S, E]) useCurrent(wait bool) (S, error) {
 	r := l.ring
 	stream, err := r.dev.Current()
@@ -789,8 +790,8 @@ func (l *Lease[S, E]) Retain() error {
 	return nil
 }
 
-// Release undoes one Retain. Any goroutine may call it; its current stream counts as a user of the
-// batch.
+// Release undoes one Retain. Any goroutine may call it. The goroutine's current stream counts as a
+// user of the batch.
 func (l *Lease[S, E]) Release() error {
 	l.ring.sched.Lock()
 	if l.refs == 0 {
@@ -806,13 +807,13 @@ func (l *Lease[S, E]) Release() error {
 	return l.drop()
 }
 
-// drop drops one reference. With the last one it records the release on every stream that used the
-// batch, and frees the slot.
+// drop drops one reference. When it drops the last one, it records the release on every stream that
+// used the batch, and frees the slot.
 func (l *Lease[S, E]) drop() error {
 	r := l.ring
 	_, err := l.useCurrent(false)
 	r.sched.Lock()
-	if l.refs == 0 { // the ring was closed meanwhile
+	if l.refs == 0 { // the ring has been closed in the meantime
 		r.sched.Unlock()
 		return nil
 	}
@@ -824,14 +825,14 @@ func (l *Lease[S, E]) drop() error {
 	return l.end(err)
 }
 
-// end ends the lease after the last reference is dropped. It is called with the lock held and
-// returns with the lock released.
+// end ends the lease after the last reference is dropped. The lock is held on entry and released on
+// return.
 func (l *Lease[S, E]) end(err error) error {
 	r := l.ring
 	r.leases.release()
 	slot := &r.slots[l.Slot]
 	slot.lease = nil
-	// A Release that runs while Close ends the lease may still add its own stream.
+	// A Release that runs while Close ends the lease may still add a stream.
 	streams := l.streams
 	r.sched.Unlock()
 	if l.OnEnd != nil {
@@ -865,7 +866,7 @@ func (l *Lease[S, E]) end(err error) error {
 
 // event returns the slot's event for releases on a stream, and creates it at the first release. An
 // event stays with its stream, because CUDA ties it to the stream's device. The number of events
-// per slot is bounded, so a program that keeps creating streams does not accumulate them.
+// per slot is limited, so that a program that keeps creating streams does not accumulate events.
 func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 	for _, rel := range slot.released {
 		if rel.stream == stream {
@@ -876,8 +877,8 @@ func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 	if err != nil {
 		return e, err
 	}
-	// The oldest event may be freed only while no wait for it is due: the last copy has enqueued
-	// its waits, and this release has recorded no event yet.
+	// The oldest event may be freed only if no wait for it is still to be enqueued. That is so
+	// here: the last copy has enqueued its waits, and this release has recorded no event yet.
 	if len(slot.released) >= r.cfg.maxReleased && len(slot.waits) == 0 {
 		r.dev.FreeEvent(slot.released[0].event)
 		slot.released = slices.Delete(slot.released, 0, 1)
@@ -906,7 +907,7 @@ func (r *Ring[S, E]) Close() error {
 	for j := range r.slots {
 		if l := r.slots[j].lease; l != nil {
 			l.refs = 0
-			_ = l.end(nil) // failure keeps an error
+			_ = l.end(nil) // the field failure keeps an error
 			r.sched.Lock()
 		}
 	}
