@@ -10,9 +10,9 @@ import (
 )
 
 // GetCurrentCUDAStream returns the stream on which the calling OS thread queues device d's work.
-// Inside [WithStream], or after [SetCUDAStream], it returns that call's stream for that stream's
-// device. A goroutine that has set no stream gets the default stream. GetCurrentCUDAStream neither
-// blocks nor locks.
+// Inside [WithStream], or after [SetCUDAStream], this is the stream of that call, if the stream
+// belongs to d. A goroutine that has set no stream gets the default stream. GetCurrentCUDAStream
+// neither blocks nor locks.
 func GetCurrentCUDAStream(d Device) (Stream, error) {
 	if err := d.gpu("GetCurrentCUDAStream"); err != nil {
 		return Stream{}, err
@@ -33,13 +33,13 @@ func GetCurrentCUDAStream(d Device) (Stream, error) {
 //	}
 //	defer restore()
 //
-// The same goroutine must call restore. On another goroutine restore returns [ErrWrongThread];
-// before the restore of a later SetCUDAStream it returns [ErrOutOfOrder]. A failed restore changes
-// nothing, and may be called again in the right place. After a successful restore, further calls do
-// nothing and return nil.
+// The same goroutine must call restore. On another goroutine restore returns [ErrWrongThread]. If a
+// later SetCUDAStream has not been restored yet, restore returns [ErrOutOfOrder]. A failed restore
+// changes nothing, and may be called again in the right place. After a successful restore, further
+// calls do nothing and return nil.
 //
-// A goroutine that ends without restore ends its OS thread with it, so that no other goroutine ever
-// runs on a thread with a left-over stream. Prefer [WithStream], which always restores. Neither
+// If a goroutine ends without restore, its OS thread ends too, so that no other goroutine ever runs
+// on a thread with a left-over stream. Prefer [WithStream], which always restores. Neither
 // SetCUDAStream nor restore blocks.
 func SetCUDAStream(s Stream) (restore func() error, err error) {
 	runtime.LockOSThread()
@@ -62,9 +62,9 @@ func SetCUDAStream(s Stream) (restore func() error, err error) {
 	}, nil
 }
 
-// WaitCUDAStream makes work that is queued on waiter from now on start after everything queued on
-// the stream on so far. The host does not wait. The streams may belong to two devices. Any thread
-// may call it.
+// WaitCUDAStream orders waiter after on. Work that is later queued on waiter starts only after
+// everything that is already queued on the other stream. The host does not wait. The streams may
+// belong to two devices. Any thread may call it.
 func WaitCUDAStream(waiter, on Stream) error { return checked(capi.WaitCUDAStream(waiter.s, on.s)) }
 
 // WithStream runs fn with s as the current stream and s's device as the current device, and then

@@ -13,9 +13,9 @@ type Device int32
 // statistics.
 const CPU Device = capi.DeviceCPU
 
-// DeviceCount returns the number of GPUs that the process can use: 0 on a machine without a GPU or
-// without its driver, and 0 if the shim cannot be loaded, for which other calls return
-// [ErrNoLibrary]. It never fails.
+// DeviceCount returns the number of GPUs that the process can use. It returns 0 on a machine
+// without a GPU or without its driver. It also returns 0 if the shim cannot be loaded; other calls
+// then return [ErrNoLibrary]. DeviceCount never fails.
 func DeviceCount() int { return capi.DeviceCount() }
 
 // String returns LibTorch's name of the device: "cuda:0", "cpu".
@@ -26,8 +26,8 @@ func (d Device) String() string {
 	return fmt.Sprintf("cuda:%d", int32(d))
 }
 
-// gpu refuses indexes that cannot be a GPU's. LibTorch gives some negative indexes a special
-// meaning, which Go programs must not reach.
+// gpu returns an error for an index that cannot be a GPU's. LibTorch gives some negative indexes a
+// special meaning, which Go programs must not reach.
 func (d Device) gpu(origin string) error {
 	if d >= 0 {
 		return nil

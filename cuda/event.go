@@ -128,9 +128,9 @@ func (e *event) close() {
 // sent there by any means.
 type EventHandle [64]byte
 
-// Export returns a handle with which another process opens the event by [ImportEvent]; the event
-// needs EventOptions.Interprocess. Both processes may then record the event, on streams of the GPU
-// d, and wait for it. Do not close the event before the other process has finished with it.
+// Export returns a handle with which another process can open the event: see [ImportEvent]. The
+// event needs EventOptions.Interprocess. Both processes may then record the event, on streams of
+// the GPU d, and wait for it. Do not close the event before the other process has finished with it.
 //
 // This process cannot see the records of another process. An exported event therefore counts as
 // recorded: a wait for it before any record is no error and orders nothing. Record the event before
@@ -242,9 +242,9 @@ func (e *Event) Acquire() (*capi.Event, error) { return e.use("Event.Acquire") }
 func (e *Event) Release() { e.done() }
 
 // Elapsed returns the time on the device between two records, with a resolution of about half a
-// microsecond. It returns [ErrInvalidArgument] unless both events have EventOptions.Timing, are
-// done (Synchronize end first) and belong to one device, and [ErrNotRecorded] unless both are
-// recorded.
+// microsecond. Both events must have EventOptions.Timing, be done (Synchronize end first) and
+// belong to one device. Otherwise Elapsed returns [ErrInvalidArgument]. If an event has not been
+// recorded, it returns [ErrNotRecorded].
 func Elapsed(start, end *Event) (time.Duration, error) {
 	s, err := start.use("Elapsed")
 	if err != nil {

@@ -2,9 +2,10 @@ package cuda
 
 import "github.com/torchstream/torchstream/internal/capi"
 
-// Fork makes work that is queued on each stream of to from now on start after everything queued on
-// from so far. Use it to start work on several streams in parallel, and [Join] to end it. Fork
-// makes one call into C++ and one record for any number of streams.
+// Fork orders the streams in to after the stream from. Work that is later queued on them starts
+// only after everything that is already queued on from. Use Fork to start work on several streams
+// in parallel, and [Join] to end it. Fork makes one call into C++ and one record for any number of
+// streams.
 //
 // The streams may belong to any devices. Fork ignores from in to, and repeated streams. Without
 // streams it does nothing. The host does not wait, and any thread may call it. For a stream that
@@ -17,8 +18,8 @@ func Fork(from Stream, to ...Stream) error {
 	return checked(capi.ForkStreams(from.s, appendStreams(few[:0], to)))
 }
 
-// Join makes work that is queued on into from now on start after everything queued on each stream
-// of from so far. Otherwise it behaves as [Fork] does.
+// Join orders the stream into after the streams in from. Work that is later queued on into starts
+// only after everything that is already queued on them. Otherwise it behaves as [Fork] does.
 func Join(into Stream, from ...Stream) error {
 	var few [8]capi.Stream
 	return checked(capi.JoinStreams(into.s, appendStreams(few[:0], from)))

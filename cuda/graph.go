@@ -18,10 +18,11 @@ import (
 // A replay repeats exactly the captured work: the same kernels, on the same addresses, with the
 // same numbers. Copy new input into the tensors that existed at the capture. Read results from the
 // tensors that the captured function made: they are in the graph's own memory, and every replay
-// overwrites them. The graph keeps the outside tensors that its operators use (parameters, inputs)
-// alive, even if they are closed. If such a tensor has received other memory since the capture
-// (SetData, a dropped gradient), Replay returns [ErrStale] instead of computing on the old memory.
-// Pinned memory that a captured copy reads is the exception: do not close it before the graph.
+// overwrites them. The graph's operators also use other tensors (parameters, inputs). The graph
+// keeps these alive, even if they are closed. If such a tensor has received other memory since the
+// capture (SetData, a dropped gradient), Replay returns [ErrStale] instead of computing on the old
+// memory. Pinned memory that a captured copy reads is the exception: do not close it before the
+// graph.
 //
 // Several goroutines may use a Graph at once. Its replays run one after the other on the device, on
 // whatever streams they are queued. Close every graph. The garbage collector eventually frees a
@@ -57,10 +58,10 @@ func (s *sideStream) done() {
 // CaptureOptions are the options of [Capture]. The zero value captures on the first GPU.
 type CaptureOptions struct {
 	// Stream is captured, and is the current stream while the function runs. A default stream
-	// cannot be captured. It selects its device, and the capture then uses a separate side stream
+	// cannot be captured: it only selects the device. The capture then uses a separate side stream
 	// with the priority of the device's current stream, or the side stream of SharePool. Nothing
 	// else may use the stream during the capture. Kernels of a graph have the priority of the
-	// stream that they were captured on, on whatever stream the graph is replayed.
+	// stream on which they were captured, whatever stream the graph is replayed on.
 	Stream Stream
 
 	// SharePool is a graph on the same device whose memory the new graph uses too. Two graphs that
@@ -68,13 +69,14 @@ type CaptureOptions struct {
 	// their replays on all streams. Captures on different Streams do not share memory: give both
 	// the same Stream, or none.
 	//
-	// The new graph does not get the memory of tensors that the earlier captured functions made and
-	// that are still open at its capture. These results survive its replays; another replay of
-	// their own graph overwrites them. Any replay of the new graph may overwrite tensors that were
-	// closed before its capture, and results that a later capture made: use those before.
+	// If a tensor that an earlier captured function made is still open when the new graph is
+	// captured, the new graph does not use the tensor's memory. The new graph's replays leave this
+	// result intact; another replay of its own graph overwrites it. Any replay of the new graph may
+	// overwrite tensors that were closed before its capture, and results of a later capture: use
+	// those before.
 	SharePool *Graph
 
-	// Debug keeps what CUDA needs for Graph.DOT, in host memory.
+	// Debug keeps the data that Graph.DOT needs, in host memory.
 	Debug bool
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/torchstream/torchstream/internal/origin"
 )
 
-// AllocatorStats describes how LibTorch's caching allocator holds a device's memory, in addition to
+// AllocatorStats describes how LibTorch's caching allocator uses a device's memory, in addition to
 // the byte counts of [MemoryStats]. Counts are since the start of the process unless their comment
 // says otherwise.
 type AllocatorStats struct {
@@ -199,9 +199,10 @@ func (p *MemoryPool) Device() Device {
 //
 // While fn runs, a Use of the pool in another goroutine waits, and every allocation in the process
 // is a little slower. Memory that is freed after RecordStream becomes available again only when no
-// Use of any pool is running; if Uses always overlap, it never does. Inside fn, another Use of the
-// same pool and its Close return [ErrInvalidArgument], [Capture] returns [ErrCapture], and
-// [EmptyCache] returns [ErrBusy]. Use inside a captured function returns [ErrCapture].
+// Use of any pool is running. If Uses always overlap, it never becomes available. Inside fn,
+// another Use of the same pool and its Close return [ErrInvalidArgument], [Capture] returns
+// [ErrCapture], and [EmptyCache] returns [ErrBusy]. Use inside a captured function returns
+// [ErrCapture].
 //
 // Use returns fn's error. It also leaves the pool and unlocks the thread if fn panics or ends the
 // goroutine.

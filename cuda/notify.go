@@ -101,8 +101,9 @@ func (b *dispatcher) deliver() {
 	}
 }
 
-// close closes the channels of delivered notices, and, if late, of notices whose device is lost. It
-// reports whether notices are still pending. Only deliver calls it.
+// close closes the channels of delivered notices. If late is set, it also closes the channels of
+// notices whose device is lost. It reports whether notices are still pending. Only deliver calls
+// it.
 func (b *dispatcher) close(late bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

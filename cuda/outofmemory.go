@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/internal/origin"
 )
 
-// OutOfMemory is one failed allocation of device memory. The allocator had already returned its
-// unused memory to the driver and tried again.
+// OutOfMemory describes one failed allocation of device memory. The allocator had already returned
+// its unused memory to the driver and tried again.
 type OutOfMemory struct {
 	// Number counts the failures from 1 on. A gap means that the queue dropped failures because too
 	// many came at once.
@@ -48,13 +48,14 @@ func (o OutOfMemory) String() string {
 
 // OutOfMemoryOptions are the options of [ObserveOutOfMemory]. The zero value writes no snapshots.
 type OutOfMemoryOptions struct {
-	// SnapshotDir is a folder for a snapshot of each failure, created if it does not exist. A
+	// SnapshotDir is a folder for a snapshot of each failure. It is created if it does not exist. A
 	// snapshot is a file that PyTorch's memory viewer opens, as [MemorySnapshot] returns. With
-	// [RecordMemoryHistory] it shows the preceding allocations. Its name has the numbers of the
-	// process and of the failure. Existing files are not replaced. "" means no snapshots.
+	// [RecordMemoryHistory] it shows the preceding allocations. The name of a snapshot has the
+	// numbers of the process and of the failure. Existing files are not replaced. "" means no
+	// snapshots.
 	SnapshotDir string
-	// MaxSnapshots is the maximum number of snapshots, each of which may have tens of megabytes: 0
-	// means 3.
+	// MaxSnapshots is the maximum number of snapshots; 0 means 3. A snapshot may have tens of
+	// megabytes.
 	MaxSnapshots int
 }
 
@@ -78,9 +79,9 @@ type outOfMemoryObserver struct {
 // allocations cost the same with and without an observer.
 //
 // fn runs in a goroutine of the observer, one call at a time, soon after the failure. The call that
-// failed may return its error before. So fn may call everything, and cannot deadlock the allocator.
-// The figures and the snapshot describe the moment of the failure. The thread that allocates writes
-// the snapshot before its call returns.
+// failed may return its error before fn runs. fn may therefore call everything, and cannot deadlock
+// the allocator. The figures and the snapshot describe the moment of the failure. The thread that
+// allocates writes the snapshot before its call returns.
 //
 // Any number of observers may be open. Close each of them.
 func ObserveOutOfMemory(fn func(OutOfMemory), o OutOfMemoryOptions) (*OutOfMemoryObserver, error) {
@@ -140,7 +141,8 @@ func observe(fn func(OutOfMemory), take func() []OutOfMemory, free func(), wake 
 	return o
 }
 
-// deliver calls fn until the observer closes, and then for the failures before that.
+// deliver calls fn for failures until the observer closes. It then calls fn for the failures before
+// the Close.
 func (o *outOfMemoryObserver) deliver(fn func(OutOfMemory)) {
 	defer close(o.ended)
 	defer o.free()
@@ -165,8 +167,8 @@ func (o *outOfMemoryObserver) close() {
 	})
 }
 
-// Close ends the observer: it waits for the calls of fn for failures until now, so fn must not call
-// it. Further calls, and calls on nil, do nothing. Close never fails.
+// Close ends the observer. It waits for the calls of fn for failures until now, so fn must not call
+// Close. Further calls, and calls on nil, do nothing. Close never fails.
 func (o *OutOfMemoryObserver) Close() error {
 	if o == nil || o.outOfMemoryObserver == nil {
 		return nil
@@ -177,9 +179,9 @@ func (o *OutOfMemoryObserver) Close() error {
 	return nil
 }
 
-// duplicate returns a file over a duplicate of a descriptor that becomes readable, for the
-// runtime's poller. One fcntl call sets close-on-exec too, so that no process started meanwhile
-// inherits the descriptor.
+// duplicate returns a file for the runtime's poller, over a duplicate of a descriptor that becomes
+// readable. One fcntl call also sets close-on-exec, so that no process started meanwhile inherits
+// the descriptor.
 func duplicate(descriptor int, name string) (*os.File, error) {
 	fd, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(descriptor), syscall.F_DUPFD_CLOEXEC, 0)
 	if errno != 0 {

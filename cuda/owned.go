@@ -10,9 +10,9 @@ import (
 	"github.com/torchstream/torchstream/internal/origin"
 )
 
-// OwnedStream is an exclusive stream, whereas the streams of [NewStream] may be shared. Use it for
-// long-lived parts of a program, and if you need more streams than the pool's 32. Use its Stream
-// like any other.
+// OwnedStream is an exclusive stream. The streams of [NewStream] may be shared instead. Use an
+// OwnedStream for long-lived parts of a program, and if you need more streams than the pool's 32.
+// Use its Stream like any other stream.
 //
 // Close every OwnedStream. The package does not take back a stream that becomes unreachable before
 // its Close, since copies of its Stream may exist; [Leaks] counts it.
@@ -50,8 +50,8 @@ func NewOwnedStream(d Device, o StreamOptions) (*OwnedStream, error) {
 }
 
 // NewSideStream returns an exclusive stream with the device and the priority of another stream, for
-// work that runs in parallel with it. Nothing orders the two: see [Fork]. NewSideStream does not
-// wait for the device.
+// work that runs in parallel with that stream. Nothing orders the two streams: see [Fork].
+// NewSideStream does not wait for the device.
 func NewSideStream(of Stream) (*OwnedStream, error) {
 	priority, err := of.Priority()
 	if err != nil {
@@ -65,8 +65,8 @@ func NewSideStream(of Stream) (*OwnedStream, error) {
 	return NewOwnedStream(of.Device(), StreamOptions{Priority: max(priority, greatest)})
 }
 
-// Multiprocessors returns the number of multiprocessors that the stream's kernels run on, by
-// StreamOptions.MaxMultiprocessors. 0: on all.
+// Multiprocessors returns the number of multiprocessors that run the stream's kernels, as limited
+// by StreamOptions.MaxMultiprocessors. 0 means all.
 func (o *OwnedStream) Multiprocessors() int { return o.multiprocessors }
 
 func newOwnedStream(s Stream) *OwnedStream {

@@ -85,10 +85,10 @@ func (p *Pinned) Bytes() []byte {
 	return p.memory
 }
 
-// Close frees the memory; for a buffer of [RegisterPinned] it unpins the memory. It does not wait:
-// before the call, wait until no copy from or to the memory is in flight, and no goroutine uses
-// slices of it. After an error of the driver the buffer stays open, and Close may be called again.
-// Further calls, and calls on nil, do nothing and return nil.
+// Close frees the memory. For a buffer of [RegisterPinned] it unpins the memory. Close does not
+// wait. Before you call it, wait until no copy from or to the memory is in flight, and no goroutine
+// uses slices of it. After an error of the driver the buffer stays open, and Close may be called
+// again. Further calls, and calls on nil, do nothing and return nil.
 func (p *Pinned) Close() error {
 	if p == nil || p.closed.Swap(true) {
 		return nil

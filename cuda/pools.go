@@ -11,9 +11,9 @@ type PoolKind int
 
 // The kinds of pools.
 const (
-	DefaultPool PoolKind = capi.PoolDefault    // everything else
-	OwnPool     PoolKind = capi.PoolMemoryPool // of a MemoryPool
-	GraphPool   PoolKind = capi.PoolGraph      // of a Graph, or of several that share it
+	DefaultPool PoolKind = capi.PoolDefault    // memory of no other kind
+	OwnPool     PoolKind = capi.PoolMemoryPool // belongs to a MemoryPool
+	GraphPool   PoolKind = capi.PoolGraph      // belongs to a Graph, or to several Graphs that share it
 	// EndedPool is the pool of a closed MemoryPool or Graph. Live tensors hold its memory, or the
 	// allocator has not returned it yet.
 	EndedPool PoolKind = capi.PoolEnded
@@ -89,7 +89,7 @@ func poolStats(s capi.PoolStats) PoolStats {
 	}
 }
 
-// Stats returns the state of the pool. It walks the pool's segments. Otherwise it is as
+// Stats returns the state of the pool. It walks the pool's segments. Otherwise it behaves like
 // [MemoryPool.Bytes].
 func (p *MemoryPool) Stats() (PoolStats, error) {
 	var s PoolStats

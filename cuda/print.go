@@ -89,15 +89,16 @@ func (o *OwnedStream) String() string {
 	return "owned " + o.Stream.String()
 }
 
-// String returns the kinds that there are: "12 kernels, 2 copies"; "no nodes" if there are none.
+// String lists the counts that are not 0: "12 kernels, 2 copies". Without any it returns "no
+// nodes".
 func (n NodeKinds) String() string {
 	return counts("no nodes", "kernels", n.Kernels, "copies", n.Copies, "fills", n.Fills, "host functions",
 		n.HostFunctions,
 		"event records", n.EventRecords, "event waits", n.EventWaits, "empty nodes", n.Empty, "other nodes", n.Others)
 }
 
-// String returns the counts that are not 0: "2 events, 1 pinned buffers of 1.5 MiB"; "no leaks" if
-// all are.
+// String lists the counts that are not 0: "2 events, 1 pinned buffers of 1.5 MiB". If all are 0 it
+// returns "no leaks".
 func (l LeakCounts) String() string {
 	s := counts("no leaks", "events", int(l.Events), "graphs", int(l.Graphs), "streams", int(l.Streams),
 		"pinned buffers", int(l.Pinned))
@@ -107,7 +108,7 @@ func (l LeakCounts) String() string {
 	return s
 }
 
-// counts lists pairs of a name and a count, without those that are 0.
+// counts formats pairs of a name and a count, except pairs whose count is 0.
 func counts(none string, pairs ...any) string {
 	var parts []string
 	for i := 0; i+1 < len(pairs); i += 2 {

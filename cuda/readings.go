@@ -36,7 +36,7 @@ func (d Device) PCIBusID() (string, error) {
 
 // Readings are the driver's measurements of a GPU. A value that the GPU does not report is -1.
 type Readings struct {
-	Power      float64 // watts, averaged over a second or less, as the GPU does
+	Power      float64 // watts; the GPU averages over a second or less
 	PowerLimit float64 // watts
 	Energy     float64 // joules since the driver was loaded
 	// Temperature of the GPU's die, in degrees Celsius.
@@ -51,7 +51,7 @@ type Readings struct {
 	Throttle ThrottleReasons
 }
 
-// ThrottleReasons is a set of reasons for which a GPU lowers its clocks.
+// ThrottleReasons is a set of reasons why a GPU lowers its clocks.
 type ThrottleReasons uint64
 
 // The reasons of a [ThrottleReasons], as NVML defines them.

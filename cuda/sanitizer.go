@@ -18,10 +18,10 @@ type FindingKind = racecheck.Kind
 
 // Kinds of findings.
 const (
-	// FindingRace is a read or write that no edge orders after an earlier access to the same bytes,
-	// of which one is a write.
+	// FindingRace is an access that nothing orders after an earlier access to the same bytes. At
+	// least one of the two accesses is a write.
 	FindingRace = racecheck.KindRace
-	// FindingFreed is memory that is freed while a stream may still use it: its owner's stream is
+	// FindingFreed is memory that is freed while a stream may still use it. The owner's stream is
 	// not ordered after that use, and no RecordStream names the stream.
 	FindingFreed = racecheck.KindFreed
 
@@ -31,8 +31,8 @@ const (
 	// FindingNotRecorded is a wait for an event that was never recorded, which returned
 	// ErrNotRecorded.
 	FindingNotRecorded = racecheck.KindNotRecorded
-	// FindingEventNotAwaited is an event that was recorded, and that nothing waited for before its
-	// Close.
+	// FindingEventNotAwaited is an event that was recorded and then closed, although nothing had
+	// waited for it.
 	FindingEventNotAwaited = racecheck.KindEventNotAwaited
 	// FindingSharedStream is a stream that NewStream returned a second time.
 	FindingSharedStream = racecheck.KindSharedStream
@@ -53,15 +53,16 @@ type SanitizerOptions struct {
 	Notes bool
 	// MaxFindings is the maximum number of findings to report; 0 means 100.
 	MaxFindings int
-	// Ignore drops findings of which a function or a file:line of either stack matches, such as
+	// Ignore drops a finding if a function or a file:line of either stack matches, for example of
 	// tests that race on purpose. In the environment it is TORCHSTREAM_SANITIZE_IGNORE.
 	Ignore *regexp.Regexp
 }
 
-// Sanitizer checks, while the program runs, that events, waits and the host order all work on the
-// streams of all devices. docs/sanitizer.md describes its coverage. There is one per process, for
-// all goroutines. The variable TORCHSTREAM_SANITIZE=1 of the environment starts one with the
-// program, and its findings are written to standard error.
+// Sanitizer checks a running program for missing order between streams: events, waits or the host
+// must order conflicting accesses to the same memory, on all streams of all devices.
+// docs/sanitizer.md describes its coverage. There is one per process, for all goroutines. If the
+// environment variable TORCHSTREAM_SANITIZE is 1, a sanitizer starts with the program and writes
+// its findings to standard error.
 type Sanitizer struct {
 	check   *racecheck.Checker
 	running *capi.Sanitizer // nil: the environment started it

@@ -16,12 +16,13 @@ var ErrInFlight = errors.New("cuda: the memory is in flight")
 // larger alignment.
 const slotAlign = 256
 
-// Slab is pinned memory for several slots of one size in one allocation. It needs one call to the
-// driver, and does not round to powers of two, as LibTorch's own allocator of pinned memory does.
-// It tracks the slots that [Slab.InFlight] reports as in flight, and does not hand those out.
+// Slab is pinned memory for several slots of one size, in one allocation. It needs one call to the
+// driver, and does not round sizes to powers of two, as LibTorch's own allocator of pinned memory
+// does. While a copy from or to a slot is in flight ([Slab.InFlight]), the Slab does not hand out
+// the slot.
 //
-// Any number of goroutines may use a Slab at once. Close every Slab; see [Pinned] for the leak of
-// one.
+// Any number of goroutines may use a Slab at once. Close every Slab. The comment of [Pinned] says
+// what happens to pinned memory that is never closed.
 type Slab struct {
 	bytes, stride int
 	done          func(*capi.Event) (bool, error) // capi.QueryEvent; tests replace it
@@ -99,8 +100,8 @@ func (s *Slab) InFlight(i int, e *Event) error {
 	return nil
 }
 
-// Wait blocks until the copies of slot i that InFlight reported are done. It also blocks the
-// goroutine's OS thread.
+// Wait blocks until the copies of slot i that were declared with InFlight are done. It also blocks
+// the goroutine's OS thread.
 func (s *Slab) Wait(i int) error {
 	s.mu.Lock()
 	if err := s.check("Slab.Wait", i); err != nil {
@@ -120,9 +121,9 @@ func (s *Slab) Wait(i int) error {
 	return errors.Join(errs...)
 }
 
-// Close frees the memory. It does not wait: while a slot is in flight it returns [ErrInFlight] and
-// does nothing, and may be called again, as after an error of the driver. Further calls, and calls
-// on nil, do nothing and return nil.
+// Close frees the memory. It does not wait. While a slot is in flight, it returns [ErrInFlight] and
+// does nothing. After that error, or after an error of the driver, it may be called again. Further
+// calls, and calls on nil, do nothing and return nil.
 func (s *Slab) Close() error {
 	if s == nil {
 		return nil

@@ -19,17 +19,17 @@ type Stream struct{ s capi.Stream }
 // StreamOptions are the options of [NewStream] and [NewOwnedStream]. The zero value is a stream of
 // normal priority.
 type StreamOptions struct {
-	// Priority is 0 for normal; lower values are more urgent, down to the minimum of PriorityRange.
+	// Priority is 0 for normal. Lower values are more urgent, down to the minimum of PriorityRange.
 	// Values outside of that range are refused with ErrInvalidArgument. The device starts queued
-	// work of urgent streams first; it does not interrupt running work.
+	// work of urgent streams first. It does not interrupt running work.
 	Priority int
-	// MaxMultiprocessors bounds the number of the device's multiprocessors that run the stream's
-	// kernels, and leaves the others to other work. 0 is no bound. Only [NewOwnedStream] accepts
+	// MaxMultiprocessors limits the number of the device's multiprocessors that run the stream's
+	// kernels, and leaves the others to other work. 0 means no limit. Only [NewOwnedStream] accepts
 	// it, because all callers share the pool's streams. The driver rounds it down (to a multiple of
-	// 8 on an H100): see [OwnedStream.Multiprocessors]. All bounded streams of a device with the
-	// same number share the same multiprocessors. Unbounded streams may use them too. Copies are
-	// not bounded. Fewer than the driver's minimum (8 on an H100) are refused with
-	// ErrInvalidArgument. It needs a driver of CUDA 12.5 or later.
+	// 8 on an H100): see [OwnedStream.Multiprocessors]. All streams of a device with the same limit
+	// share the same multiprocessors. Streams without a limit may use them too. Copies are not
+	// limited. A value below the driver's minimum (8 on an H100) is refused with
+	// ErrInvalidArgument. The option needs a driver of CUDA 12.5 or later.
 	MaxMultiprocessors int
 }
 
@@ -65,8 +65,8 @@ func PriorityRange() (least, greatest int, err error) {
 }
 
 // DefaultStream returns the device's default stream, which receives the work of goroutines that
-// have set no other stream. It does not fail. If the device does not exist, calls that use the
-// stream do.
+// have set no other stream. It does not fail, even if the device does not exist. Calls that use the
+// stream then fail.
 func DefaultStream(d Device) Stream { return Stream{capi.Stream{ID: 0, Device: int32(d)}} }
 
 // ExternalStream wraps a cudaStream_t that other code made on device d. That code keeps ownership
@@ -92,8 +92,8 @@ func ExternalStream(handle uintptr, d Device) (Stream, error) {
 func (s Stream) Forget() error { return checked(capi.ForgetStream(s.s)) }
 
 // SameQueue reports whether the two streams are one queue, so that their work runs one after the
-// other. They are if they are == (such as the pool's 33rd stream and its first), or if both stand
-// for one CUDA stream that was obtained in two ways.
+// other. That is the case if they are == (such as the pool's 33rd stream and its first), or if both
+// stand for the same CUDA stream.
 func (s Stream) SameQueue(other Stream) (bool, error) {
 	same, err := capi.SameStream(s.s, other.s)
 	return same, checked(err)
@@ -110,13 +110,13 @@ func (s Stream) String() string {
 	return fmt.Sprintf("%v stream %d", s.Device(), s.s.ID)
 }
 
-// Wait makes work that is queued on s from now on start after everything queued on other so far.
-// The host does not wait. The streams may belong to two devices.
+// Wait orders s after other. Work that is later queued on s starts only after everything that is
+// already queued on other. The host does not wait. The streams may belong to two devices.
 func (s Stream) Wait(other Stream) error { return WaitCUDAStream(s, other) }
 
-// WaitEvent makes work that is queued on s from now on start after the latest Record of e. The host
-// does not wait. A later Record of e does not change this wait. An event that was never recorded
-// orders nothing and is refused with [ErrNotRecorded].
+// WaitEvent orders s after the latest Record of e. Work that is later queued on s starts only after
+// that record. The host does not wait. A later Record of e does not change this wait. An event that
+// was never recorded orders nothing and is refused with [ErrNotRecorded].
 func (s Stream) WaitEvent(e *Event) error {
 	c, err := e.use("Stream.WaitEvent")
 	if err != nil {

@@ -106,7 +106,7 @@ func split(name string) (bucket *url.URL, key string, err error) {
 	return u, key, nil
 }
 
-// lasting is the error err with a kind that the loader does not retry.
+// lasting wraps the error err with a kind of error that the loader does not retry.
 type lasting struct{ err, kind error }
 
 func (e lasting) Error() string   { return e.err.Error() }

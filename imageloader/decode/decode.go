@@ -9,9 +9,9 @@
 //	err = d.Decode(ctx, pixels, upload)
 //
 // A Decoder may serve all requests of a program at once. Its options limit the bytes, the pixels
-// and the memory of requests, whatever the requests contain. Faults of images are [Errors]. Each
-// has a kind, so that a server can choose its answer. All other errors are faults of the machine or
-// of the program.
+// and the memory of requests, whatever the requests contain. If images are at fault, the error is
+// an [Errors]. Each fault in it has a kind, so that a server can choose its answer. All other
+// errors are faults of the machine or of the program.
 package decode
 
 import (
@@ -56,9 +56,10 @@ type Options struct {
 	// is half of it for a HEIC, and a quarter for an AVIF.
 	MaxPixels int64
 	// MaxMemory is the maximum memory in bytes that all calls together use for decoding at a time,
-	// as estimated from the images' headers; 0: 1 GiB. An image that alone needs more is
-	// [ErrTooLarge]. Other images wait for each other. The limit does not include the compressed
-	// bytes, the caller's pixels, and up to 16 MiB that each worker keeps for its next image.
+	// as estimated from the images' headers; 0: 1 GiB. An image that alone needs more fails with
+	// [ErrTooLarge]. Any other image waits until enough memory is free. The limit does not include
+	// the compressed bytes, the caller's pixels, and up to 16 MiB that each worker keeps for its
+	// next image.
 	MaxMemory int64
 	// Workers is the maximum number of images that are decoded at a time, over all calls; 0:
 	// GOMAXPROCS.
@@ -70,9 +71,9 @@ type DamagePolicy = codec.DamagePolicy
 
 // The policies.
 const (
-	Warned  = codec.Warned  // those that Pillow and torchvision decode
-	Partial = codec.Partial // also images that are cut off
-	Refuse  = codec.Refuse  // none
+	Warned  = codec.Warned  // decodes the damaged images that Pillow and torchvision decode
+	Partial = codec.Partial // also decodes images that are cut off
+	Refuse  = codec.Refuse  // decodes no damaged image
 )
 
 // Decoder decodes images. It is safe for concurrent use; all callers share its limits. Close it
@@ -167,8 +168,8 @@ func (o *Options) setLimits() error {
 	return nil
 }
 
-// Close frees the decoder's memory. Images that are being decoded are finished. All later calls
-// return [ErrClosed]. Close never fails, and further calls do nothing.
+// Close frees the decoder's memory. A running call finishes the images that it is decoding. All
+// later calls return [ErrClosed]. Close never fails, and further calls do nothing.
 func (d *Decoder) Close() error {
 	d.cleanup.Stop()
 	d.close()
@@ -199,12 +200,13 @@ func (d *Decoder) Transform() transform.Transform { return d.compiled.Transform(
 // (i+1)*Bytes()], as uint8 [Size, Size, 3], or [3, Size, Size] with Options.Planar. len(dst) must
 // be exactly len(images) * Bytes().
 //
-// If images are at fault, Decode returns [Errors], which names each of them. Their pixels are zero,
-// and the other images are decoded. After any other error, and when ctx ends, dst is undefined.
+// If images are at fault, Decode returns [Errors], which names each of them. The pixels of these
+// images are zero, and the other images are decoded. After any other error, and when ctx ends, dst
+// is undefined.
 //
 // Decode waits for Workers and MaxMemory, which it shares with other calls, and for the images that
-// it has started to decode. Only the first wait stops when ctx ends. Decoding one image allocates
-// nothing in the steady state.
+// it has started to decode. When ctx ends, only the first of these waits stops. Decoding one image
+// allocates nothing in the steady state.
 func (d *Decoder) Decode(ctx context.Context, dst []byte, images ...[]byte) error {
 	defer runtime.KeepAlive(d) // its cleanup would close the pool between two images
 	if err := d.room(dst, len(images)); err != nil {
@@ -319,10 +321,10 @@ func planar(dst, src []byte) {
 	}
 }
 
-// Whole decodes one image at its own size. It applies only ApplyEXIFOrientation of the transform.
+// Whole decodes one image at its own size. Of the transform, it applies only ApplyEXIFOrientation.
 // The pixels are in buffer if its capacity suffices. Otherwise they are in new memory, which counts
 // for Options.MaxMemory while Whole runs. Pixels always have three bytes, and the caller owns them.
-// Errors and waiting are as for [Decoder.Decode]. After an error the content of buffer is
+// Errors and waiting are the same as for [Decoder.Decode]. After an error the content of buffer is
 // undefined. A side has at most 65,535 pixels.
 func (d *Decoder) Whole(ctx context.Context, data, buffer []byte) (transform.Pixels, error) {
 	defer runtime.KeepAlive(d)
@@ -381,8 +383,8 @@ func (p *pool) with(ctx context.Context, data []byte, room int, fn func(*worker)
 	})
 }
 
-// open calls fn with a worker that has read an image's header. fn returns the memory in bytes that
-// the worker has needed at most.
+// open calls fn with a worker that has read an image's header. fn returns the maximum memory in
+// bytes that the worker has needed.
 func (p *pool) open(ctx context.Context, data []byte, fn func(*worker) (int64, error)) error {
 	switch {
 	case len(data) == 0:
@@ -466,8 +468,8 @@ func (p *pool) take() (*worker, error) {
 	return w, nil
 }
 
-// keptMemory is the maximum memory in bytes of a worker that is kept, estimated from its last
-// image. Decoders keep their memory for the next image.
+// keptMemory is the maximum memory in bytes of a worker that the pool keeps. A worker keeps its
+// memory for the next image, so the memory is estimated from its last image.
 const keptMemory = 16 << 20
 
 // put returns a worker to the pool. need is the memory that its last image needed.

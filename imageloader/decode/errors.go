@@ -27,7 +27,7 @@ var (
 )
 
 // Errors lists the images of a call that are at fault, in the call's order. All other images were
-// decoded. errors.Is and errors.As look into each.
+// decoded. errors.Is and errors.As look into each element.
 type Errors []*Error
 
 func (e Errors) Error() string {
@@ -46,7 +46,7 @@ func (e Errors) Unwrap() []error {
 	return list
 }
 
-// Error is an image at fault.
+// Error describes an image at fault.
 type Error struct {
 	Image int   // its position in the call
 	Kind  error // ErrNotImage, ErrUnsupported, ErrDamaged, ErrTooLarge or ErrRejected
@@ -54,8 +54,8 @@ type Error struct {
 	// Offset is the decoder's position in the image when it met the damage of ErrDamaged, in bytes
 	// from the start of the image. It is at most the image's size. The damage is at or near this
 	// byte, since decoders read ahead and count whole blocks. The error's text ends with this
-	// offset. Offset is -1 for another kind, and if the format's decoder does not report it: for
-	// AVIF and HEIC, for the bit streams of WebP, and for the strips of a TIFF.
+	// offset. Offset is -1 for the other kinds. It is also -1 for parts of files whose decoder does
+	// not report an offset: AVIF, HEIC, the bit streams of WebP, and the strips of a TIFF.
 	Offset int64
 }
 
@@ -84,7 +84,7 @@ func (e *LimitError) Error() string {
 
 func fault(kind, err error) error { return &Error{Kind: kind, Err: err, Offset: -1} }
 
-// faultOf returns err as a fault of an image, or nil if it is none.
+// faultOf returns err as a fault of an image, or nil if err is another error.
 func faultOf(err error) *Error {
 	f, _ := err.(*Error)
 	return f
@@ -94,8 +94,8 @@ func tooLarge(limit string, value, most int64, unit string) error {
 	return fault(ErrTooLarge, &LimitError{limit, value, most, unit})
 }
 
-// imageFault converts the error of an image that was not decoded to an *Error. It returns an error
-// that is not the image's fault unchanged.
+// imageFault converts an error of decoding an image to an *Error. If the image is not at fault, it
+// returns the error unchanged.
 func imageFault(err error) error {
 	var e *imagecapi.Error
 	if !errors.As(err, &e) {
@@ -110,8 +110,8 @@ func imageFault(err error) error {
 	return fmt.Errorf("decode: %w", err)
 }
 
-// together combines the errors of a call's images: to [Errors], or to the first error that is not
-// an image's fault.
+// together combines the errors of a call's images. If all errors are faults of images, it returns
+// [Errors]. Otherwise it returns the first error that is not.
 func together(failed []error) error {
 	var faults Errors
 	for _, err := range failed {

@@ -21,7 +21,7 @@ import (
 // the transform needs the host, and if there is room in plans.Memory and plans.Rows. With
 // Options.Planar no image gets a plan. The plan has no entry points, so the consumer itself finds
 // damage in the rest of the file. [Decoder.DecodeRows] decodes the images without a plan, including
-// those at fault, and the images that the consumer cannot decode.
+// the images at fault, and the images that the consumer cannot decode.
 //
 // Plan waits for Workers, but not for MaxMemory. Each of Workers keeps up to 4 MiB for plans.
 // Errors are faults of the machine or the program, or the end of ctx.
@@ -103,8 +103,8 @@ func (t *planning) put(i int, plan []byte) {
 // keptPlan is the maximum size in bytes of the memory for plans that a worker keeps.
 const keptPlan = 4 << 20
 
-// plan makes the plan of image i of a call from the worker's geometry and the drawn operations. An
-// image that gets no plan is left to the host, which also checks it for faults.
+// plan makes the plan of image i of a call, from the worker's geometry and the drawn operations. If
+// an image gets no plan, the host decodes it and also checks it for faults.
 func (w *worker) plan(i int, data []byte, to *planning) {
 	if w.info.Format != imagecapi.JPEG || w.info.Progressive {
 		return

@@ -139,8 +139,8 @@ func (p *program) affine(a affine, i Interpolation, c *Color) {
 	p.add(imagecapi.AugmentAffine, fill(i.or(Nearest), c), m[:]...)
 }
 
-// rotate is torchvision's F.rotate: quarter turns around the middle move whole pixels, and other
-// angles resample them.
+// rotate adds the operations of torchvision's F.rotate. Quarter turns around the middle move whole
+// pixels, and other angles resample them.
 func (p *program) rotate(degrees float64, centre *[2]float64, expand bool, i Interpolation, c *Color) {
 	degrees = math.Mod(degrees, 360)
 	if degrees < 0 {
@@ -164,7 +164,7 @@ func (p *program) rotate(degrees float64, centre *[2]float64, expand bool, i Int
 	}
 }
 
-// expanded returns the size that contains a whole rotated image. It is torchvision's
+// expanded returns the size that contains a whole rotated image. It computes torchvision's
 // _compute_affine_output_size, with the same float32 arithmetic.
 func expanded(m [6]float64, w, h int) (int, int) {
 	var size [2]int

@@ -10,10 +10,11 @@ import (
 
 // AugMix blends the image with the results of MixtureWidth (0: 3) chains of operations, as in
 // Hendrycks et al., "AugMix: A Simple Data Processing Method to Improve Robustness and
-// Uncertainty". A chain has ChainDepth operations (0: 1, 2 or 3, with equal probability). Each
-// operation has one of the Severity (0: 3) weakest of ten strengths. The weights are drawn from
-// Dirichlet distributions whose parameters are all Alpha (0: 1). PartialOps excludes brightness,
-// color, contrast and sharpness, like torchvision's all_ops=False. A GPU that decodes runs it too.
+// Uncertainty". A chain has ChainDepth operations (0: 1, 2 or 3, with equal probability). The
+// strength of each operation is drawn from the Severity (0: 3) weakest of ten strengths. The
+// weights are drawn from Dirichlet distributions whose parameters are all Alpha (0: 1). PartialOps
+// excludes brightness, color, contrast and sharpness, like torchvision's all_ops=False. A GPU that
+// decodes runs it too.
 type AugMix struct {
 	Severity     int
 	MixtureWidth int

@@ -5,8 +5,8 @@ import (
 	"math/rand/v2"
 )
 
-// AutoAugment applies a random one of the 25 rules of a Policy. A rule has up to two operations. A
-// GPU that decodes runs it too.
+// AutoAugment applies one of the 25 rules of a Policy, chosen at random. A rule has up to two
+// operations. A GPU that decodes runs it too.
 type AutoAugment struct {
 	Policy        AutoAugmentPolicy
 	Interpolation Interpolation

@@ -12,10 +12,11 @@ import (
 // the image's area is uniform in Scale (zero value: 0.02 to 0.33). The logarithm of its
 // height/width is uniform between the logarithms of Ratio (zero value: 0.3 to 3.3).
 //
-// Value is the colour before normalisation, like all colours in Ops: torchvision's value=0 after
-// Normalize is 255 * Mean here. With Random, as with torchvision's value="random", the bytes are
-// random instead: they have a standard normal distribution after normalisation, clipped to the
-// range 0 to 255. A GPU that decodes runs it too. With Random it keeps its samples on the host.
+// Value is a colour before normalisation, like all colours in Ops. If torchvision's RandomErasing
+// follows Normalize, its value=0 corresponds to Value 255 * Mean. With Random, as with
+// torchvision's value="random", the bytes are random instead: they have a standard normal
+// distribution after normalisation, clipped to the range 0 to 255. A GPU that decodes runs it too.
+// With Random it keeps its samples on the host.
 type RandomErasing struct {
 	P            float64
 	Scale, Ratio [2]float64

@@ -12,8 +12,8 @@ import (
 // 100,000,000 pixels is an attack, not a photograph.
 const maxResized = 1<<16 - 1
 
-// geometry selects the pixels of a width x height image that become the result. It depends only on
-// its arguments and rng's numbers. t must have its defaults.
+// geometry selects the part of a width x height image that becomes the result. It depends only on
+// its arguments and the numbers that rng returns. t must have its defaults.
 func (t *Transform) geometry(rng *rand.Rand, width, height int32, g *imagecapi.Geometry) error {
 	size := int32(t.Size)
 	if t.RandomResizedCrop {

@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// ForMasks returns an error that names a field of the transform that can't be applied to an image
-// and its mask together. It returns nil if there is none.
+// ForMasks returns an error if a field of the transform can't be applied to an image together with
+// its mask. The error names the field.
 func (p *Compiled) ForMasks() error {
 	if len(p.t.Mix) > 0 {
 		return errors.New("field Mix mixes the labels of images, which masks have none of: leave it out")
@@ -39,9 +39,10 @@ func (a *Augmenter) Moves() bool {
 		func(op imagecapi.AugmentOp) bool { return slices.Contains(moves, op.Kind) })
 }
 
-// ApplyMoves applies the moves from the last Draw, which was for an image, to the image's mask of
-// Size x Size x 3 bytes, in place. Every pixel becomes a copy of all three bytes of the nearest
-// one. Pixels from outside of the mask get fill, unless the image gets copies of its edge there.
+// ApplyMoves applies the moves of the last Draw, which was for an image, to the image's mask, in
+// place. The mask has Size x Size x 3 bytes. Every pixel becomes a copy of the nearest source
+// pixel, with all three bytes. A pixel from outside of the mask becomes fill, unless the image gets
+// a copy of its edge there.
 func (a *Augmenter) ApplyMoves(mask []byte, fill Color) error {
 	a.moved = a.moved[:0]
 	for _, op := range a.program.ops {

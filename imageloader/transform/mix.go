@@ -8,15 +8,15 @@ import (
 )
 
 // BatchOp mixes the samples of a batch and their labels: [MixUp] or [CutMix]. As in torchvision,
-// each sample is mixed with the previous sample of the batch, and the first with the last. So the
-// epoch should be shuffled.
+// each sample is mixed with the previous sample of the batch, and the first with the last. The
+// epoch should therefore be shuffled.
 //
 // The bytes are mixed on the host, before the batch is copied to the device. Random choices depend
 // only on (Options.Seed, epoch, index of the batch's first sample).
 type BatchOp interface {
 	checkMix() error
-	// mix mixes n images of size x size pixels. It returns the share, from 0 to 1, that each image
-	// keeps of itself.
+	// mix mixes n images of size x size pixels. It returns the share of its own pixels, from 0 to
+	// 1, that each image keeps.
 	mix(rng *rand.Rand, images []byte, n, size int, scratch *[]byte) float64
 }
 

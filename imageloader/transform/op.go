@@ -17,11 +17,11 @@ import (
 // defaults. If torchvision has no default, the comment says what zero means. [Func] is a step that
 // the caller writes.
 //
-// The parameters of a step are drawn from (Options.Seed, epoch, sample index), after those of the
-// crop and the flip. So adding a step changes neither the crop nor the flip.
+// The parameters of a step are drawn from (Options.Seed, epoch, sample index), after the parameters
+// of the crop and the flip. Adding a step therefore changes neither the crop nor the flip.
 //
 // A GPU that decodes (prefetcher.Options.Decode) also runs the steps, with the same results to the
-// bit, if it can run all those that are drawn for a sample. Otherwise the sample is decoded on the
+// bit, if it can run all steps that are drawn for a sample. Otherwise the sample is decoded on the
 // host, and its steps run there. The comment of each step says which is the case. A step with a
 // probability keeps only those samples on the host for which it is drawn.
 type Op interface {
@@ -87,8 +87,8 @@ func (f Func) check(w, h int) (int, int, error) {
 
 func (f Func) draw(_ *rand.Rand, p *program) { p.call(f) }
 
-// call runs f. It returns a panic as an error. The caller of a loader couldn't recover it, because
-// f runs in the loader's goroutines.
+// call runs f. It returns a panic as an error, because f runs in the loader's goroutines, where the
+// program that uses the loader could not recover the panic.
 func (f Func) call(rng *rand.Rand, image *Pixels) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -98,7 +98,7 @@ func (f Func) call(rng *rand.Rand, image *Pixels) (err error) {
 	return f(rng, image)
 }
 
-// checkOps checks steps that must keep the size together.
+// checkOps checks that the steps, one after another, keep the image's size.
 func checkOps(ops []Op, width, height int) error {
 	w, h := width, height
 	for i, op := range ops {
@@ -132,7 +132,7 @@ func checkOps(ops []Op, width, height int) error {
 	return nil
 }
 
-// checkEach checks steps that must each keep the size.
+// checkEach checks that each step alone keeps the image's size.
 func checkEach(ops []Op, w, h int) error {
 	for i := range ops {
 		if err := checkOps(ops[i:i+1], w, h); err != nil {

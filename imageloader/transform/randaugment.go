@@ -82,8 +82,8 @@ func (o TrivialAugmentWide) draw(rng *rand.Rand, p *program) {
 	p.policy(op, signed(rng, op, m), o.Interpolation, outside(o.Fill))
 }
 
-// outside returns the fill of torchvision's policies for c. For black it is torchvision's default
-// None, which differs from black where pixels are blended.
+// outside returns the fill that torchvision's policies use for c. For black it returns
+// torchvision's default None, which differs from black where pixels are blended.
 func outside(c Color) *Color {
 	if c == (Color{}) {
 		return nil
@@ -148,8 +148,8 @@ func (s *space) magnitude(op policyOp, bin, bins, w, h int) float64 {
 	return 0
 }
 
-// linspace returns element i of torch.linspace(start, end, n), with the same float32 arithmetic,
-// because rounding decides on which side of an integer a threshold is.
+// linspace returns element i of torch.linspace(start, end, n). It uses the same float32 arithmetic,
+// because rounding decides whether a threshold is above or below an integer.
 func linspace(start, end float64, i, n int) float64 {
 	from, to := float32(start), float32(end)
 	step := (to - from) / float32(n-1)
@@ -167,7 +167,7 @@ func signed(rng *rand.Rand, op policyOp, m float64) float64 {
 	return m
 }
 
-// policy is torchvision's _apply_image_or_video_transform.
+// policy adds the operations of torchvision's _apply_image_or_video_transform.
 func (p *program) policy(op policyOp, m float64, i Interpolation, c *Color) {
 	degrees := math.Atan(m) * (180 / math.Pi)
 	switch op {
