@@ -42,6 +42,8 @@ func TestProgramWithoutCgo(t *testing.T) {
 		{[]string{"doctor"}, 1, "-> `make setup` as root, or: apt-get install g++\n", ""},
 		{[]string{"setup", "-only-libtorch"}, 0, site + "\n", ""},
 		{[]string{"setup", "-only-libtorch", "-cpu", "-libtorch", "2.15"}, 1, "", "it goes with neither -libtorch"},
+		{[]string{"setup", "-only-libtorch", "2.15"}, 1, "", `unexpected argument "2.15"`},
+		{[]string{"doctor", "x"}, 1, "", `unexpected argument "x"`},
 		{[]string{"setup"}, 1, "", "built without cgo"},
 		{[]string{"train"}, 1, "", "install a C compiler (apt-get install g++)"},
 		{nil, 1, "", "built without cgo"},

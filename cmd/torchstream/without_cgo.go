@@ -51,7 +51,7 @@ func bootstrap(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		only := set.Bool("only-libtorch", false, "install only LibTorch, and print its folder")
 		release := set.String("libtorch", "", "LibTorch release: "+releases())
 		cpu := set.Bool("cpu", false, "LibTorch without CUDA")
-		if err := set.Parse(args); err != nil {
+		if err := parseAll(set, args); err != nil {
 			return err
 		}
 		if *only {
@@ -62,13 +62,24 @@ func bootstrap(ctx context.Context, args []string, stdout, stderr io.Writer) err
 			return libTorchOnly(ctx, chosen, stdout, stderr)
 		}
 	case "doctor":
-		if err := set.Parse(args); err != nil {
+		if err := parseAll(set, args); err != nil {
 			return err
 		}
 		return bareDoctor(ctx, stdout)
 	}
 	return fmt.Errorf("this program was built without cgo, so it has only `doctor` and `setup -only-libtorch`: "+
 		"install a C compiler (apt-get install g++), and build it again (CGO_ENABLED is %q)", os.Getenv("CGO_ENABLED"))
+}
+
+// parseAll parses the options of a command that takes no further arguments.
+func parseAll(set *flag.FlagSet, args []string) error {
+	if err := set.Parse(args); err != nil {
+		return err
+	}
+	if set.NArg() > 0 {
+		return fmt.Errorf("%s: unexpected argument %q: it takes options alone", set.Name(), set.Arg(0))
+	}
+	return nil
 }
 
 // bareDoctor reports what building torchstream needs, and opens no library.

@@ -125,30 +125,72 @@ func readNetrc(file string) (map[string]*url.Userinfo, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the netrc file: %w", err)
 	}
+	return parseNetrc(string(text)), nil
+}
+
+// parseNetrc reads a netrc file as Python's module netrc does. Where a keyword is expected, a word
+// that starts with # starts a comment, which ends with the line. A macro ends at an empty line.
+func parseNetrc(text string) map[string]*url.Userinfo {
 	logins := map[string]*url.Userinfo{}
-	host, name := "", ""
-	words := strings.Fields(string(text))
-	for i := 0; i < len(words); i++ {
-		if words[i] == "default" {
-			host, name = "", ""
+	var host, name, password string
+	keyword, macro := "", false // keyword: its value comes next
+	for line := range strings.Lines(text) {
+		if macro {
+			macro = strings.TrimSpace(line) != ""
 			continue
 		}
-		if i+1 == len(words) {
-			break
+		for word, rest := netrcWord(line); word != "" || rest != ""; word, rest = netrcWord(rest) {
+			switch keyword {
+			case "machine":
+				host, name, password = word, "", ""
+			case "login", "user":
+				name = word
+			case "password":
+				password = word
+			case "":
+				switch {
+				case strings.HasPrefix(word, "#"):
+					rest = ""
+				case word == "macdef":
+					macro, rest = true, ""
+				case word == "default":
+					host, name, password = "", "", ""
+				case slices.Contains([]string{"machine", "login", "user", "password", "account"}, word):
+					keyword = word
+				}
+				continue
+			}
+			keyword = ""
+			if password != "" {
+				logins[host] = url.UserPassword(name, password)
+			}
 		}
-		switch value := words[i+1]; words[i] {
-		case "machine":
-			host, name = value, ""
-		case "login":
-			name = value
-		case "password":
-			logins[host] = url.UserPassword(name, value)
-		default:
-			continue
-		}
-		i++
 	}
-	return logins, nil
+	return logins
+}
+
+// netrcWord returns the first word of a line of a netrc file, and the rest of the line. Both are ""
+// at the end of the line. Quotes enclose a word with spaces. A backslash takes the next character
+// literally.
+func netrcWord(line string) (word, rest string) {
+	line = strings.TrimLeft(line, " \t\r\n")
+	var b strings.Builder
+	quoted := strings.HasPrefix(line, `"`)
+	if quoted {
+		line = line[1:]
+	}
+	for i := 0; i < len(line); i++ {
+		c := line[i]
+		switch {
+		case quoted && c == '"', !quoted && strings.IndexByte(" \t\r\n", c) >= 0:
+			return b.String(), line[i+1:]
+		case c == '\\' && i+1 < len(line):
+			i++
+			c = line[i]
+		}
+		b.WriteByte(c)
+	}
+	return b.String(), ""
 }
 
 // environmentIndex returns the index that the environment or pip's configuration files name, or the

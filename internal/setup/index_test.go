@@ -3,9 +3,11 @@ package setup
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -36,6 +38,12 @@ func TestIndexTakesPasswordsFromNetrc(t *testing.T) {
 		{"another host", "machine other login me password secret", locked.URL, false},
 		{"an empty file", "", locked.URL, false},
 		{"a cut-off file", "machine 127.0.0.1 login", locked.URL, false},
+		{"a macro", "machine 127.0.0.1 login me password secret\nmacdef init\nmachine 127.0.0.1\n" +
+			"login x password y\n\nmachine other login x password y\n", locked.URL, true},
+		{"comments", "# machine 127.0.0.1 login x password y\nmachine 127.0.0.1 # login x\n" +
+			"login me password secret # password y\n", locked.URL, true},
+		{"the password first", "machine 127.0.0.1 password secret login me", locked.URL, true},
+		{"quotes", `machine 127.0.0.1 login "me" password s\ecret`, locked.URL, true},
 		{"the URL", "machine 127.0.0.1 login x password y", own, true},
 	} {
 		netrc := filepath.Join(t.TempDir(), "netrc")
@@ -45,6 +53,58 @@ func TestIndexTakesPasswordsFromNetrc(t *testing.T) {
 		if _, err := i.install(t.Context(), lockText); (err == nil) != c.ok || err != nil &&
 			(!strings.Contains(err.Error(), "401") || strings.Contains(err.Error(), "secret")) {
 			t.Errorf("%s: got %v, want success: %v", c.name, err, c.ok)
+		}
+	}
+}
+
+// Words of a netrc file are read as by Python's netrc module.
+func TestWordsOfNetrc(t *testing.T) {
+	for text, want := range map[string]string{
+		`machine h login "a b" password #c\"d`: `h: a b #c"d`,
+		"machine h\nlogin\na\npassword\nb":     "h: a b",
+		"machine h account x login a password b macdef m\nmachine i login c password d\n\n" +
+			"machine h login e password f": "h: e f",
+		"machine h login a": "",
+		"default login a password b machine h user c password d": ": a b, h: c d",
+	} {
+		logins := parseNetrc(text)
+		var got []string
+		for _, host := range slices.Sorted(maps.Keys(logins)) {
+			password, _ := logins[host].Password()
+			got = append(got, host+": "+logins[host].Username()+" "+password)
+		}
+		if got := strings.Join(got, ", "); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
+// The name and password of a page's URL are sent to files on the same host, but not from an https
+// page to an http link.
+func TestPasswordsAreNotSentUnencrypted(t *testing.T) {
+	w := wheel{name: "torch", version: "1.0", sha256: strings.Repeat("0", 64)}
+	for _, c := range []struct{ page, link, want string }{
+		{"https", "/a.whl", "https://me:secret@HOST/a.whl"},
+		{"https", "https://HOST/a.whl", "https://me:secret@HOST/a.whl"},
+		{"https", "http://HOST/a.whl", "http://HOST/a.whl"},
+		{"http", "https://HOST/a.whl", "https://me:secret@HOST/a.whl"},
+		{"http", "http://HOST/a.whl", "http://me:secret@HOST/a.whl"},
+		{"https", "https://other/a.whl", "https://other/a.whl"},
+	} {
+		handler := http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+			fmt.Fprintf(out, `<a href="%s#sha256=%s">a</a>`, strings.Replace(c.link, "HOST", r.Host, 1), w.sha256)
+		})
+		s := httptest.NewUnstartedServer(handler)
+		if c.page == "https" {
+			s.StartTLS()
+		} else {
+			s.Start()
+		}
+		_, host, _ := strings.Cut(s.URL, "://")
+		got, err := find(t.Context(), s.Client(), c.page+"://me:secret@"+host+"/simple/torch/", w)
+		s.Close()
+		if want := strings.Replace(c.want, "HOST", host, 1); err != nil || got != want {
+			t.Errorf("%s page, link %s: got %q, %v, want %q", c.page, c.link, got, err, want)
 		}
 	}
 }

@@ -302,8 +302,10 @@ func find(ctx context.Context, client *http.Client, address string, w wheel) (st
 		if err != nil {
 			return "", fmt.Errorf("%s: a link: %w", printable.URL(page.String()), invalid(link))
 		}
-		if u.User == nil && u.Host == page.Host {
-			u.User = page.User // the index requires the page's name and password for its files too
+		// The index requires the page's name and password for its files too. A link must not make them
+		// travel without encryption.
+		if u.User == nil && u.Host == page.Host && (u.Scheme == page.Scheme || u.Scheme == "https") {
+			u.User = page.User
 		}
 		u.Fragment = ""
 		return u.String(), nil
