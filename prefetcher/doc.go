@@ -13,6 +13,10 @@
 //		...
 //	} // everything computed from the batch is freed, and its slot goes back
 //
+// [Samples] makes a Source of a function that writes one sample: rows of a table, records of a
+// database, images with boxes. It has the loader's shuffling, workers, ranks, resume and treatment
+// of bad samples.
+//
 // # The ring
 //
 //	source --fills--> pinned slot k --copy + finish on P--> device slot j --ready(j)--> consumer

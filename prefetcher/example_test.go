@@ -78,3 +78,41 @@ func Example() {
 	// batch 2 of 2 sum 17 squares [64 81]
 	// 3 batches
 }
+
+// A table in memory becomes batches of float32 features and int64 labels.
+func ExampleSamples() {
+	heights := []float32{1.62, 1.81, 1.7, 1.58, 1.93}
+	people, err := prefetcher.Samples(len(heights), []torch.Spec{
+		{Name: "height", DType: torch.Float32, Shape: []int64{1}},
+		{Name: "labels", DType: torch.Int64},
+	}, func(i int, s *prefetcher.Sample) error {
+		s.Float32("height")[0] = heights[i]
+		if heights[i] > 1.75 {
+			s.Int64("labels")[0] = 1
+		}
+		return nil
+	}, prefetcher.SamplesOptions{BatchSize: 2}) // Shuffle: true for training
+	if err != nil {
+		log.Fatal(err)
+	}
+	feed, err := prefetcher.New(people, prefetcher.Options{Device: cuda.CPU})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer feed.Close()
+	for batch, err := range feed.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		labels, err := batch.Labels.Int64s()
+		if err != nil {
+			log.Fatal(err)
+		}
+		info := batch.Info.(prefetcher.SampleInfo)
+		fmt.Println("samples", info.Indices, "labels", labels, "state", info.State.Batches())
+	}
+	// Output:
+	// samples [0 1] labels [0 1] state 1
+	// samples [2 3] labels [0 0] state 2
+	// samples [4] labels [1] state 3
+}

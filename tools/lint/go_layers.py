@@ -143,8 +143,10 @@ LAYERS = {
     # internal/capi: the decoder.
     "prefetcher": [
         "cuda",
+        "internal/assembly",
         "internal/capi",
         "internal/decodeplan",
+        "internal/order",
         "internal/origin",
         "prefetcher/internal/ring",
         "tensor",
