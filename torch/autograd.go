@@ -9,8 +9,8 @@ import (
 
 // BackwardOptions are the options of [Tensor.BackwardWith].
 type BackwardOptions struct {
-	Gradient    *Tensor // of t, with t's shape; nil means 1 and requires a scalar
-	RetainGraph bool    // keep the data of backward for another call
+	Gradient    *Tensor // gradient of t, with t's shape; nil means 1, and t must be a scalar
+	RetainGraph bool    // keep the data of the backward pass for another call
 }
 
 // Backward computes the gradients of the scalar t with respect to the leaves that require them, and
@@ -190,9 +190,10 @@ func CopyBatch(stream cuda.Stream, after *cuda.Event, dst, src []*Tensor, done *
 	})
 }
 
-// RecordStream tells LibTorch's allocator that the stream uses the tensor's memory. Once freed, the
-// memory is not reused before the stream's work so far is done. Call it for a tensor that another
-// stream uses, and that is closed without waiting for that use.
+// RecordStream tells LibTorch's allocator that the stream uses the tensor's memory. After the
+// tensor is freed, its memory is not reused until the work that is already on the stream is done.
+// Call it for a tensor that another stream uses, if the tensor is closed without waiting for that
+// use.
 func (t *Tensor) RecordStream(s cuda.Stream) error {
 	return t.use("RecordStream", func(c *capi.Tensor) error { return capi.RecordStream(c, s.CAPI()) })
 }
@@ -215,7 +216,7 @@ func GeneratorState(device cuda.Device) (*Tensor, error) {
 }
 
 // SetGeneratorState replaces the state of a device's default random generator. Operators then draw
-// the numbers that followed when [GeneratorState] was called. It copies the state.
+// the same numbers as after the call of [GeneratorState]. It copies the state.
 func SetGeneratorState(device cuda.Device, state *Tensor) error {
 	return state.use("SetGeneratorState",
 		func(c *capi.Tensor) error { return capi.SetGeneratorState(int32(device), c) })
@@ -233,17 +234,18 @@ func SetNumThreads(n int) error {
 	return capi.SetNumThreads(int32(n))
 }
 
-// NumThreads returns the value of SetNumThreads.
+// NumThreads returns the number of threads that LibTorch uses inside one operator on the CPU.
 func NumThreads() int { return capi.NumThreads() }
 
 // GradOptions are the options of [Grad].
 type GradOptions struct {
-	// Gradients has the gradient of each output, with its shape; nil means 1 and requires a scalar.
+	// Gradients has the gradient of each output, with the output's shape. nil means 1, and the
+	// output must be a scalar.
 	Gradients []*Tensor
-	// RetainGraph keeps the data of backward for another call.
+	// RetainGraph keeps the data of the backward pass for another call.
 	RetainGraph bool
-	// CreateGraph records the computation of the gradients, so that they have gradients themselves.
-	// It also keeps the data of backward.
+	// CreateGraph records the computation of the gradients, so that they can be differentiated too.
+	// It also keeps the data of the backward pass.
 	CreateGraph bool
 	// AllowUnused returns nil for an input that no output depends on, instead of an error.
 	AllowUnused bool
@@ -267,7 +269,7 @@ func Grad(outputs, inputs []*Tensor, o GradOptions) ([]*Tensor, error) {
 	if o.Gradients != nil && len(o.Gradients) != len(outputs) {
 		return nil, opError("Grad", all, invalid("%d gradients for %d outputs", len(o.Gradients), len(outputs)))
 	}
-	at := make([]int, len(outputs)) // where the output's gradient is in all; 0: it has none
+	at := make([]int, len(outputs)) // index in all of the output's gradient; 0: it has none
 	for i, g := range o.Gradients {
 		if g != nil {
 			at[i] = len(all)

@@ -8,11 +8,12 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Borrow returns a CPU tensor over the slice, without copying. Changes of either are seen in both.
-// The shape must have as many elements as data; without a shape the tensor has one dimension. The
-// slice stays in memory, and is not moved, until the tensor and everything that shares its storage
-// (views, autograd) has gone. The caller must keep memory that is not Go's valid for as long.
-// Accesses are not ordered: do not use the slice while an operator uses the tensor.
+// Borrow returns a CPU tensor over the slice, without copying. Slice and tensor share the memory: a
+// change of one is visible in the other. The shape must have as many elements as data; without a
+// shape the tensor has one dimension. The slice stays in memory, and is not moved, until the tensor
+// and everything that shares its storage (views, autograd) has gone. If data is not Go memory, the
+// caller must keep it valid until then. Accesses are not ordered: do not use the slice while an
+// operator uses the tensor.
 func Borrow[T Element](data []T, shape ...int64) (*Tensor, error) {
 	if len(shape) == 0 {
 		shape = []int64{int64(len(data))}
@@ -44,7 +45,7 @@ func BorrowStrided[T Element](data []T, shape, strides []int64) (*Tensor, error)
 	return borrow("BorrowStrided", data, shape, strides)
 }
 
-// Matrix is a matrix of numbers, such as every matrix of gonum.
+// Matrix is a matrix of numbers. All matrices of gonum implement it.
 type Matrix interface {
 	Dims() (rows, columns int)
 	At(row, column int) float64

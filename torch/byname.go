@@ -21,9 +21,10 @@ import (
 // positional arguments.
 type Keywords map[string]any
 
-// Call runs any operator of LibTorch, by its name and overload: "aten::upsample_bilinear2d.vec".
-// Without a namespace the name is in aten. Without an overload, or with the overload "default", it
-// is the operator's overload without a name; if there is none, the error lists the overloads.
+// Call runs any operator of LibTorch, by its name and overload: "aten::upsample_bilinear2d.vec". A
+// name without a namespace is in aten. A name without an overload, or with the overload "default",
+// selects the operator's overload without a name. If the operator has no such overload, the error
+// lists the overloads.
 //
 //	y, err := torch.Call("upsample_bilinear2d", x, []int64{64, 64}, false)
 //	y, err := torch.Call("scaled_dot_product_attention", q, k, v, torch.Keywords{"is_causal": true})
@@ -53,11 +54,11 @@ type Keywords map[string]any
 // A nil for an argument that is not optional takes the schema's default. Other types, such as
 // Dimname, take only nil.
 //
-// The results are the tensors of the schema's results in order, with the elements of lists among
-// them, and nil where LibTorch leaves a result undefined. They join scopes, are recorded for
-// backward and inherit NoGrad as the results of methods do. A result that is an argument which the
-// operator changed in place is the argument's own handle. Operators that return something other
-// than tensors (a number, a string) are refused: see [CallValues].
+// Call returns the tensors of the schema's results, in order. A list contributes its elements. A
+// result that LibTorch leaves undefined is nil. The results join scopes, are recorded for backward
+// and inherit NoGrad as the results of methods do. If the operator returns an argument that it has
+// changed in place, the result is the argument's own handle. Call refuses operators that return
+// something other than tensors (a number, a string): see [CallValues].
 //
 // If Call fails, it returns the error, and as many failed tensors as the schema has results (none
 // for a list of tensors or an unknown operator). Call blocks as methods do. The first call of a
@@ -86,8 +87,8 @@ func Call(name string, args ...any) ([]*Tensor, error) {
 //	Scalar                          int64, float64, bool, complex128, as the element's dtype is
 //	T?                              the same as for T, or nil
 //
-// No operator of LibTorch returns numbers in another form. Tensors are as in Call. If CallValues
-// fails, it returns no results. It blocks until numbers are computed.
+// No operator of LibTorch returns numbers of other types. Tensors are the same as for Call. If
+// CallValues fails, it returns no results. It blocks until numbers are computed.
 func CallValues(name string, args ...any) ([]any, error) {
 	n, err := find(name)
 	if err != nil {
@@ -96,8 +97,8 @@ func CallValues(name string, args ...any) ([]any, error) {
 	return n.values(args)
 }
 
-// Call1 is [Call] for an operator with one tensor as its result. Like a method's, this tensor
-// carries the error:
+// Call1 is [Call] for an operator with one tensor as its result. Like the result of a method, this
+// tensor carries the error:
 //
 //	y := torch.Call1("erf", x).Mul(z)
 func Call1(name string, args ...any) *Tensor {
@@ -158,7 +159,7 @@ type namedOperator struct {
 	list    bool   // a result is a list of tensors
 	others  bool   // a result is neither a tensor nor a list of them
 	returns string // the results in the schema's notation
-	written []int  // for each result that is an argument: the argument's index; else -1
+	written []int  // for each result that is an argument: the argument's index; otherwise -1
 }
 
 type parameter struct {
@@ -201,15 +202,16 @@ var kinds = map[string]kind{
 	"SymInt": kindInt, "SymInt[]": kindInts,
 }
 
-// namedOperators holds the operators by the names that were found. LibTorch's registry bounds their
-// number. A new name makes a new map, so that calls read it without a lock.
+// namedOperators maps each name that was looked up to its operator. It has at most as many
+// operators as LibTorch's registry. Adding a name replaces the map, so that calls read it without a
+// lock.
 var namedOperators atomic.Pointer[map[string]*namedOperator]
 
 // addingOperator is held while a name is added to namedOperators.
 var addingOperator sync.Mutex
 
-// recentOperators caches some of namedOperators by the address of the name's text, which is nearly
-// always a constant. So a call seldom has to hash the name.
+// recentOperators caches some of namedOperators. Its key is the address of the name's text, which
+// is nearly always a constant. A call therefore seldom has to hash the name.
 var recentOperators [64]atomic.Pointer[recentOperator]
 
 type recentOperator struct {
@@ -500,7 +502,7 @@ func (n *namedOperator) values(given []any) ([]any, error) {
 	return out, err
 }
 
-// wrapAll makes the tensors among results of any type.
+// wrapAll makes the Tensors for the C tensors among results of any type.
 func (n *namedOperator) wrapAll(p provenance, a *arguments, all *capi.Results) ([]*Tensor, error) {
 	of := make([]int, len(all.Tensors))
 	for i := range of {
@@ -554,8 +556,8 @@ func (n *namedOperator) wrap(p provenance, a *arguments, results []*capi.Tensor)
 	return n.wrapEach(p, a, results, n.written)
 }
 
-// wrapEach makes the tensors of results. written, unless nil, has the argument that each result is,
-// or -1.
+// wrapEach makes the tensors of results. written[i] is the number of the argument that result i is,
+// or -1. written may be nil.
 func (n *namedOperator) wrapEach(p provenance, a *arguments, results []*capi.Tensor, written []int) ([]*Tensor, error) {
 	out := make([]*Tensor, len(results))
 	var err error
@@ -590,7 +592,7 @@ func (n *namedOperator) collect(a *arguments, given []any) error {
 	params, args := n.params[:len(given)], a.args.first[:len(given)]
 	for i, v := range given {
 		p, arg := &params[i], &args[i]
-		switch p.kind { // the values of most calls, in few comparisons
+		switch p.kind { // handles the values of most calls in few comparisons
 		case kindTensor:
 			if t, ok := tensorIn(v); ok && a.in.n < len(a.in.first) {
 				*arg = tensorArg(a.in.n)
@@ -697,7 +699,8 @@ func (n *namedOperator) collectWords(a *arguments, given []any) error {
 	return nil
 }
 
-// checkWords checks the names of arguments that follow a number of positional ones.
+// checkWords checks the names of the arguments in words. positions is the number of positional
+// arguments before them.
 func (n *namedOperator) checkWords(words Keywords, positions int) error {
 	for word := range words {
 		i := slices.IndexFunc(n.params, func(p parameter) bool { return p.name == word })

@@ -20,23 +20,23 @@ type operatorInfo struct {
 	waits    bool   // it waits for a GPU
 }
 
-// entry has the fields of an operator that calls need. Calls read one small struct instead of a row
-// of operators, which is large.
+// entry has the fields of an operator that calls need. Calls read this small struct instead of a
+// row of operators, which is large.
 type entry struct {
 	op      *capi.Operator
 	name    string // for errors
-	flags   int32  // of every call: the C function's, checkedNil, takesCasts
-	unknown error  // why there is no op
+	flags   int32  // flags of every call: the C function's flags, checkedNil, takesCasts
+	unknown error  // the reason why op is nil
 }
 
 const (
-	// checkedNil tells that nil operands were checked: an optional argument, or an absent element
-	// of a Tensor?[], refers to each.
+	// checkedNil says that nil operands are allowed: each nil is an optional argument, or an absent
+	// element of a Tensor?[].
 	checkedNil int32 = 1 << 29
-	// takesCasts tells that the casts of a ParameterCasts may replace the operands.
+	// takesCasts says that the casts of a ParameterCasts may replace the operands.
 	takesCasts int32 = 1 << 27
 
-	entryFlags = checkedNil | takesCasts // not the C function's
+	entryFlags = checkedNil | takesCasts // bits that are not flags of the C function
 )
 
 var entries [len(operators)]atomic.Pointer[entry]
@@ -120,14 +120,14 @@ func (o operator) call(in []*Tensor, args []capi.Arg, lists *capi.Lists, out []*
 	return invoke(o.entry(), in, args, lists, out)
 }
 
-// run runs an operator with one result: the operator by, or o if by is nil. An operator that
-// changes an operand in place returns that operand: in[inPlace], with the marks of all operands;
-// inPlace is -1 for others. If by is not nil, run returns nil for a result that LibTorch leaves
-// undefined.
+// run runs an operator with one result: the operator by, or o if by is nil. If the operator changes
+// an operand in place, run returns that operand, in[inPlace], with the marks of all operands. For
+// other operators inPlace is -1. If by is not nil, run returns nil for a result that LibTorch
+// leaves undefined.
 //
-// run contains its own copy of hold and letGo, because the size of the code and the depth of the
-// calls matter. An operator runs so much code that the code of run has left the instruction cache
-// before the next call, and the processor predicts returns only up to a limited depth.
+// run contains a copy of hold and letGo, because the size of the code and the depth of the calls
+// matter. An operator runs so much code that the code of run has left the instruction cache before
+// the next call, and the processor predicts returns only up to a limited depth.
 func (o operator) run(by *entry, in []*Tensor, args []capi.Arg, lists *capi.Lists, inPlace int) *Tensor {
 	e := by
 	if e == nil {
@@ -210,7 +210,7 @@ func (e *entry) runMany(defined bool, in []*Tensor, args []capi.Arg, lists *capi
 	return e.otherwise(defined, p, in, room[0], err)
 }
 
-// refused returns the error of refuse as a tensor, for an operand whose acquire failed.
+// refused returns the error of refuse as a tensor. The acquire of operand n has failed.
 //
 //go:noinline
 func (e *entry) refused(in []*Tensor, n int) *Tensor {

@@ -22,10 +22,10 @@ type ParameterCasts struct {
 	used       []atomic.Bool // by parameter: an operator could use a cast
 }
 
-// castsTogether is the number of parameters that are cast in one call. Their gradients are ready
-// together, so with a small number a reduction of gradients can start during backward, and fewer
-// gradients exist in both dtypes at a time. The gradients share one allocation, which is freed with
-// the last of them.
+// castsTogether is the number of parameters that are cast in one call. Their gradients are ready at
+// the same time. A small number lets a reduction of gradients start during backward, and keeps few
+// gradients in both dtypes at a time. The gradients of one call share an allocation, which is freed
+// with the last of them.
 const castsTogether = 16
 
 // passCasts are the casts of one pass.
@@ -108,8 +108,8 @@ func (o operator) castsOperands() bool {
 	return false
 }
 
-// castsOperandsOf is castsOperands of the operator with a name in LibTorch, such as "aten::addmm",
-// and an overload.
+// castsOperandsOf is castsOperands for an operator that is given by its LibTorch name, such as
+// "aten::addmm", and its overload.
 func castsOperandsOf(aten, overload string) bool {
 	for i := range operators {
 		if operators[i].aten == aten && operators[i].overload == overload {
@@ -119,7 +119,7 @@ func castsOperandsOf(aten, overload string) bool {
 	return false
 }
 
-// replace substitutes the casts of parameters for the operands, which are held.
+// replace replaces operands that are parameters by their casts. The operands are held.
 func (p *passCasts) replace(in []*Tensor, cs []*capi.Tensor, m marks) {
 	if m&(autocastBFloat16|autocastFloat16) != p.mark {
 		return

@@ -12,8 +12,8 @@ import (
 )
 
 // The control file of a shared tensor is an unnamed file in memory. Other processes open it through
-// the owner's /proc/PID/fd. It disappears with the processes, in whatever order they end. Its first
-// page has the handle's nonce. The elements of a tensor on the CPU follow.
+// the owner's /proc/PID/fd. It disappears when all processes that use it have ended. Its first page
+// has the handle's nonce. The elements of a tensor on the CPU follow.
 //
 // Locks on two of its bytes show which processes use the tensor. They belong to open file
 // descriptions, so the kernel releases them when a process is killed.
@@ -22,7 +22,7 @@ const (
 	controlBytes = 4096
 
 	ownerByte = 0 // locked by the owner until its Close
-	usersByte = 1 // each user has a shared lock, and Close the exclusive one
+	usersByte = 1 // each user holds a shared lock, and Close takes an exclusive one
 )
 
 // Numbers of Linux that package syscall lacks.
@@ -110,7 +110,7 @@ func openControl(h *sharedHandle) (*os.File, error) {
 	return file, nil
 }
 
-// ownerHolds returns an error unless the owner has the tensor shared.
+// ownerHolds returns an error unless the owner still shares the tensor.
 func ownerHolds(file *os.File, h *sharedHandle) error {
 	held, err := isLocked(file, ownerByte)
 	if err == nil && !held {
@@ -175,7 +175,7 @@ func control(file *os.File, command, argument uintptr) (result int, err error) {
 	return result, err
 }
 
-// lock takes a lock on one byte. It reports false if another process, or another opening of the
+// lock takes a lock on one byte. It returns false if another process, or another opening of the
 // file, has a conflicting lock. It does not wait.
 func lock(file *os.File, at int64, kind lockKind) (ok bool, err error) {
 	l := syscall.Flock_t{Type: int16(kind), Start: at, Len: 1}

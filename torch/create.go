@@ -76,10 +76,11 @@ type TensorOptions struct {
 	Scope *Scope
 	// MemoryFormat is the order of the elements in memory. ChannelsLast needs four dimensions.
 	MemoryFormat MemoryFormat
-	// Pinned makes a tensor on the CPU in pinned memory of LibTorch's caching allocator, for any
-	// value of Device. Copies between it and a GPU do not make the host wait (NonBlocking). A
-	// tensor uses its size, rounded up to a power of two. cuda.PinnedAllocator has the sums. The
-	// memory of a closed tensor is reused after the copies from and to it. Pinned needs a GPU.
+	// Pinned makes a tensor on the CPU, whatever the value of Device, in pinned memory of
+	// LibTorch's caching allocator. Copies between it and a GPU do not make the host wait
+	// (NonBlocking). A tensor uses its size, rounded up to a power of two. cuda.PinnedAllocator
+	// reports the totals. The memory of a closed tensor is reused after the copies from and to it.
+	// Pinned needs a GPU.
 	Pinned bool
 }
 
@@ -135,7 +136,7 @@ func (o TensorOptions) Eye(n int64) (*Tensor, error) {
 	return o.computed("Eye", []int64{n, n}, "eye.out", n)
 }
 
-// RandInt returns a tensor of random integers from low to before high.
+// RandInt returns a tensor of random integers from low to high-1.
 func (o TensorOptions) RandInt(low, high int64, shape ...int64) (*Tensor, error) {
 	return o.filled("RandInt", shape, func(t *Tensor) *Tensor { return t.Random_(low, high, RandomOptions{}) })
 }
@@ -188,9 +189,9 @@ func (o TensorOptions) filled(op string, shape []int64, fill func(*Tensor) *Tens
 	return t, nil
 }
 
-// PinMemory returns t if it is in pinned memory, else a copy of the CPU tensor t in pinned memory
-// of LibTorch's caching allocator (see TensorOptions.Pinned). It copies on the host and returns
-// when the copy is done. It needs a GPU.
+// PinMemory returns t if it is in pinned memory. Otherwise it returns a copy of the CPU tensor t in
+// pinned memory of LibTorch's caching allocator (see TensorOptions.Pinned). It copies on the host
+// and returns when the copy is done. It needs a GPU.
 func (t *Tensor) PinMemory() *Tensor {
 	if cuda.DeviceCount() == 0 && t.Err() == nil {
 		return failed(opError("PinMemory", []*Tensor{t}, noDevice(0)))

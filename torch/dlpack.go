@@ -15,10 +15,11 @@ type DLPackOptions struct {
 	// cudaStream_t. The zero value, like any default stream, is the default stream of the tensor's
 	// GPU. It has no meaning for host memory.
 	//
-	// The memory is returned in order with the stream. So the other library must not destroy the
-	// stream of an imported tensor before the struct's deleter is called, which may be later than
-	// the tensor's Close. It must not destroy the stream of an exported tensor before the tensor
-	// and everything that shares its memory have gone.
+	// The memory is returned in order with the work on the stream. The other library must therefore
+	// keep the stream for long enough. For an imported tensor, it must not destroy the stream
+	// before the struct's deleter is called, which may be later than the tensor's Close. For an
+	// exported tensor, it must not destroy the stream before the tensor and everything that shares
+	// its memory have gone.
 	Stream cuda.Stream
 	// NoOrder leaves the ordering to the program: no stream waits for another. It is the
 	// specification's stream -1.
@@ -36,10 +37,10 @@ type DLPackOptions struct {
 // other's changes. The memory lives until the struct's deleter is called, also after the tensor's
 // Close. The other library calls the deleter. If no library takes the struct, call [FreeDLPack].
 //
-// Work that is queued on o.Stream from now on starts after the work so far of the tensor's current
-// stream. The memory is not reused before the work that o.Stream has when the deleter is called is
-// done. If this program continues to write to the tensor, it must order the writes after o.Stream
-// itself.
+// ToDLPack orders o.Stream after the work that is already on the current stream of the tensor's
+// GPU. When the deleter is called, the memory is not reused before the work that is then on
+// o.Stream is done. If this program continues to write to the tensor, it must order the writes
+// after o.Stream itself.
 //
 // ToDLPack refuses, with cuda.ErrInvalidArgument, tensors that require a gradient (Detach them),
 // views that negate or conjugate (Clone them), dtypes that DLPack lacks, and tensors of a slot,
@@ -71,9 +72,9 @@ func refuseLent(c *capi.Tensor) error {
 // owns the struct. Otherwise the caller still owns it (see [FreeDLPack]). The caller owns the
 // tensor.
 //
-// Work that is queued on the current stream from now on starts after the work so far of o.Stream.
-// When the tensor and everything that shares its memory have gone, o.Stream waits for the work so
-// far of two sets of streams: the stream that is current now, and the streams of
+// FromDLPack orders the current stream after the work that is already on o.Stream. When the tensor
+// and everything that shares its memory have gone, o.Stream waits for the work that is then on two
+// sets of streams: the stream that was current in the call of FromDLPack, and the streams of
 // [Tensor.RecordStream]. Then a thread of the library calls the struct's deleter, which may be a Go
 // function. One thread returns all foreign memory, including shared tensors' ([OpenShared]), in the
 // order in which the tensors end. A deleter that blocks delays later deleters, but no call of the

@@ -118,6 +118,7 @@
 // Further callers wait as goroutines. This bound needs no configuration.
 //
 // On a GPU, LibTorch keeps handles and workspaces for every OS thread that has computed there
-// (cuBLAS alone 32 MiB on Hopper), and a goroutine may move to a new thread at any call. A training
-// loop whose device memory must stay constant to the byte holds runtime.LockOSThread.
+// (cuBLAS alone 32 MiB on Hopper), and a goroutine may move to a new thread at any call. If the
+// device memory of a training loop must stay constant to the byte, the loop has to call
+// runtime.LockOSThread.
 package torch

@@ -57,8 +57,8 @@ type FunctionContext struct {
 
 // SaveForBackward keeps tensors for Backward: inputs, outputs, or others. It is called in Forward,
 // and each call adds to the tensors. They are kept until the first backward pass without
-// RetainGraph, or until the outputs are gone. If a saved input or output is changed in place
-// before, Backward fails.
+// RetainGraph, or until the outputs are gone. If a saved input or output is changed in place before
+// Backward runs, Backward fails.
 func (c *FunctionContext) SaveForBackward(tensors ...*Tensor) { c.saved = append(c.saved, tensors...) }
 
 // SavedTensors returns the tensors of SaveForBackward, in Backward.
@@ -70,7 +70,8 @@ func (c *FunctionContext) MarkNonDifferentiable(outputs ...*Tensor) {
 	c.constant = append(c.constant, outputs...)
 }
 
-// NeedsInputGrad reports whether the input requires gradients, and the results get a history.
+// NeedsInputGrad reports whether the input requires gradients. It returns false if the results get
+// no history.
 func (c *FunctionContext) NeedsInputGrad(input int) bool {
 	return input >= 0 && input < len(c.needs) && c.needs[input]
 }
@@ -102,8 +103,8 @@ func (f Function) name() string {
 	return f.Name
 }
 
-// apply implements Apply. If ended is not nil and there is a graph node, the end of the node calls
-// ended.
+// apply implements Apply. ended, if not nil, is called when the function's node in the autograd
+// graph ends, if there is one.
 func (f Function) apply(inputs []*Tensor, ended func()) ([]*Tensor, error) {
 	op := f.name()
 	if f.Forward == nil || f.Backward == nil {
@@ -166,8 +167,8 @@ func (f Function) apply(inputs []*Tensor, ended func()) ([]*Tensor, error) {
 	return results, err
 }
 
-// forward runs Forward. It reports which outputs are constant, and detaches the others that have a
-// history, except inputs.
+// forward runs Forward. It reports which outputs are constant. It detaches all other outputs that
+// have a history, unless they are inputs.
 func (f Function) forward(c *FunctionContext, in []*Tensor) (out []*Tensor, constant []bool, err error) {
 	out, err = f.Forward(c, in)
 	if err != nil {

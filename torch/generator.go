@@ -10,9 +10,9 @@ import (
 )
 
 // Generator is an independent sequence of random numbers, for operators with a generator argument.
-// Without one, operators draw from the device's default generator, which the whole process shares
-// (see [ManualSeed]). Any number of goroutines may use one Generator. Each operator then draws all
-// its numbers at once.
+// Without a Generator, operators draw from the device's default generator, which the whole process
+// shares (see [ManualSeed]). Any number of goroutines may use one Generator. Each operator then
+// draws all its numbers at once.
 //
 // A graph captures draws from any number of generators of its GPU. Each replay draws the numbers
 // that follow. In a captured function, the methods that read or set a GPU's generator return
@@ -23,7 +23,7 @@ type Generator struct {
 	cleanup runtime.Cleanup
 	mu      sync.Mutex      // calls do not hold it, since they may wait for the end of a capture
 	c       *capi.Generator // guarded by mu, as are the following fields; nil when it is freed
-	calls   int             // running
+	calls   int             // number of running calls
 	closed  bool            // the last call frees c
 }
 
@@ -112,9 +112,9 @@ func (g *Generator) InitialSeed() (seed uint64, err error) {
 	return seed, err
 }
 
-// Offset returns the position of a GPU's generator in the sequence of its seed: how many numbers
-// each thread of a kernel has drawn. The CPU's generator has no offset, and Offset returns an
-// error.
+// Offset returns the position of a GPU's generator in the sequence of its seed: the number of
+// numbers that each thread of a kernel has drawn. The CPU's generator has no offset: for it, Offset
+// returns an error.
 func (g *Generator) Offset() (offset uint64, err error) {
 	err = g.use("Offset", func(c *capi.Generator) (err error) {
 		offset, err = capi.GeneratorOffset(c)
@@ -142,7 +142,7 @@ func (g *Generator) State() (*Tensor, error) {
 	return provenance{}.tensor(state), nil
 }
 
-// SetState restores a State: g then draws the numbers that followed. It copies state.
+// SetState restores a State. g then draws the numbers that followed the State. It copies state.
 func (g *Generator) SetState(state *Tensor) error {
 	return state.use("Generator.SetState", func(t *capi.Tensor) error {
 		return g.use("SetState", func(c *capi.Generator) error { return capi.WriteGenerator(c, t) })

@@ -45,7 +45,7 @@ type Graphed struct {
 	entries map[string]*list.Element // guarded by mu, as are the following fields
 	order   list.List                // of *graphedEntry, most recently used first
 	eager   []*Tensor                // results of the last call without a graph
-	warmed  map[string]bool          // kins with a graph, for WarmOnce
+	warmed  map[string]bool          // kins (see graphedEntry) with a graph, for WarmOnce
 	emptied int                      // captures before which the allocator's cache was emptied
 	stats   GraphedStats
 	closed  bool
@@ -62,10 +62,11 @@ type GraphedOptions struct {
 	// 0 means 1. The first step of an optimizer, for example, does other work than later steps.
 	Warmup int
 
-	// WarmOnce affects arguments that differ only in their addresses, such as the slots of a
-	// prefetcher. It runs the function before a capture only for the first of them. The call with
-	// the next one captures and replays, so the memory of a run and the graphs' memory are not
-	// needed at once. It is for functions whose every call does the same work after the first.
+	// WarmOnce is for arguments that differ only in their addresses, such as the slots of a
+	// prefetcher. The function then runs before a capture only for the first of these arguments.
+	// The first call with another of them captures and replays at once, so the memory of a run is
+	// not needed together with the memory of the graphs. Set WarmOnce only if every call of the
+	// function does the same work after its first call.
 	WarmOnce bool
 
 	// ReplayFirst replays the graph in the call that captured it, which then returns the graph's
@@ -77,10 +78,10 @@ type GraphedOptions struct {
 	// any other reason for a new capture.
 	FixedArguments bool
 
-	// Fallback lets a function that cannot be captured, because it waits or reads a value, run
-	// without a graph at every call. The call that tried to capture it returns the results of the
-	// run before. The attempt may have run the function halfway. Its effects on the device did not
-	// happen. The function itself must undo its effects on the host.
+	// Fallback is for a function that cannot be captured, because it waits or reads a value. The
+	// function then runs without a graph at every call. The call that tried to capture it returns
+	// the results of the run before. The attempt may have run the function halfway. Its effects on
+	// the device did not happen. The function itself must undo its effects on the host.
 	Fallback bool
 
 	// Device is the device of the function's work if it has no arguments.
@@ -93,9 +94,9 @@ type GraphedStats struct {
 	Hits     int64 // replays of an existing graph
 	Eager    int64 // calls that ran the function: to warm up, on the CPU, and of CallEager
 	Captures int64
-	Stale    int64 // graphs dropped because a tensor that is no argument had moved
+	Stale    int64 // graphs dropped because a tensor that is not an argument had moved
 	Evicted  int64 // graphs dropped to make room for others
-	Refused  error // with Fallback, why the latest function that could not be captured was refused
+	Refused  error // with Fallback: the reason why the function could not be captured
 	Graphs   int   // kept now
 }
 
@@ -149,7 +150,7 @@ func (g *Graphed) Call(arguments ...*Tensor) ([]*Tensor, error) {
 }
 
 // CallEager runs the function without a graph for any arguments, and returns its results as Call
-// does. Use it for arguments that will not come again, such as a short last batch.
+// does. Use it for arguments that will not occur again, such as a short last batch.
 func (g *Graphed) CallEager(arguments ...*Tensor) ([]*Tensor, error) {
 	return g.results("Graphed.CallEager", arguments, func(arguments []*Tensor) ([]*Tensor, error) {
 		g.stats.Calls++
@@ -257,8 +258,8 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 		results, err = g.keep(g.run(arguments))
 		return err
 	}
-	// One begin surrounds both runs: libraries prepare themselves for this OS thread at their first
-	// use.
+	// One call of begin surrounds both runs, because libraries initialise themselves for an OS
+	// thread at their first use.
 	err = g.on.begin(device, func() error {
 		if !g.o.WarmOnce || !g.warmed[e.kin] || e.refused {
 			if err := run(); err != nil {
@@ -306,10 +307,10 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 }
 
 // makeRoom prepares the device's memory for a capture. The memory of earlier runs is cached for
-// their streams, and a graph cannot use it. The first captures release this cache, so that the
-// memory of a run and the graphs' memory are not held at once. If a Graphed captures more often,
-// because its arguments do not come again, other work may use the device's memory too. makeRoom
-// then keeps the cache as long as the driver has room.
+// their streams, and a graph cannot use it. Before the first captures, makeRoom releases this
+// cache, so that the memory of a run and the graphs' memory are not held at once. If a Graphed
+// captures more often, because its arguments do not occur again, other work may use the device's
+// memory too. makeRoom then keeps the cache as long as the driver has room.
 func (g *Graphed) makeRoom(device cuda.Device, ran bool) error {
 	needed := ran && g.emptied < g.o.MaxGraphs
 	if needed {
@@ -440,8 +441,8 @@ func (g *Graphed) String() string {
 	return fmt.Sprintf("graphed function with %d graphs", g.graphs())
 }
 
-// Close frees the graphs and their results, as closing a tensor does. Queued replays still run.
-// Further calls do nothing. Call then returns ErrClosed.
+// Close frees the graphs and closes their results. Queued replays still run. Further calls do
+// nothing. Call then returns ErrClosed.
 func (g *Graphed) Close() error {
 	if g == nil || g.fn == nil {
 		return nil
@@ -590,7 +591,7 @@ func (g *Graphed) device(args []argument) cuda.Device {
 
 // sideStreams captures with package cuda, on one exclusive stream per device. The stream has the
 // priority of the stream that was current when the first graph was made, because a graph's kernels
-// have the priority of the capture's stream, on whatever stream it is replayed.
+// have the priority of the capture's stream, whatever stream it is replayed on.
 type sideStreams struct {
 	streams map[cuda.Device]*cuda.OwnedStream
 }

@@ -11,18 +11,19 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// ErrPendingBackward is in the error of a [GraphedModule]'s Forward while its previous forward pass
-// can still have its backward pass: a second forward would overwrite data that this backward needs.
-// Call Backward first, or, for a pass without one, close its results (end the batch's scope).
-// Evaluate under NoGrad. Use one GraphedModule for each of several passes of one step.
+// ErrPendingBackward is in the error of a [GraphedModule]'s Forward if the backward pass of its
+// previous forward pass may still come. A second forward pass would overwrite data that this
+// backward pass needs. First call Backward. If there is no backward pass, close the results (end
+// the batch's scope). Evaluate under NoGrad. If one step needs several passes, use one
+// GraphedModule for each.
 var ErrPendingBackward = errors.New(
 	"torch: the previous forward pass of the GraphedModule has not had its backward pass")
 
 // ErrOverwritten is in the error of a backward pass through a [GraphedModule] if another pass has
-// overwritten data that the backward needs. That pass is a forward pass of the module, after
-// BackwardOptions.RetainGraph kept the graph, or a pass of a module of the same pool that was
-// captured earlier. Call Backward of modules that share a pool in the reverse order of their
-// forward passes, or call one Backward for all results.
+// overwritten data that the backward pass needs. There are two such passes: a forward pass of the
+// module after BackwardOptions.RetainGraph kept the graph, and a pass of a module of the same pool
+// that was captured earlier. Call Backward of modules that share a pool in the reverse order of
+// their forward passes, or call one Backward for all results.
 var ErrOverwritten = errors.New(
 	"torch: a later forward pass of the GraphedModule has overwritten what this backward pass needs")
 
@@ -52,12 +53,11 @@ var ErrOverwritten = errors.New(
 // The function must do the same work at every call and follow the rules of cuda.Capture: it must
 // not read values or wait. Modes that it reads on the host, such as training or evaluation of an
 // nn.Module, stay as they were at the capture: see nn.NewGraphed, which checks them. If a parameter
-// or another tensor that the function uses has received other memory (SetData, nn.To), it is
-// captured again.
+// or another tensor that the function uses has received other memory (SetData, nn.To), the function
+// is captured again.
 //
-// Between a forward pass and its backward pass no other forward pass may come: it returns
-// [ErrPendingBackward]. Gradients of gradients are not possible through the graphs, and are an
-// error of Grad.
+// A second forward pass before the backward pass of the first returns [ErrPendingBackward].
+// Gradients of gradients are not possible through the graphs, and are an error of Grad.
 //
 // Calls may be made on any stream. A call on another stream than the previous one waits for the
 // work of that stream. The backward pass runs on the stream of its forward pass, as all operators
@@ -96,8 +96,8 @@ func (c *moduleCalls) note(args []argument) {
 // differ reports whether the arguments are of another kind than the first call's.
 func (c *moduleCalls) differ(args []argument) bool { return c.kin != "" && c.kin != kin(args) }
 
-// pendingPass is the forward pass whose backward is possible, by its number; 0 for none. It has a
-// separate lock, since the end of a graph's node may come in any call.
+// pendingPass is the number of the forward pass whose backward pass may still run, or 0. It has a
+// separate lock, because a node of the autograd graph may end in any call.
 type pendingPass struct {
 	mu   sync.Mutex
 	pass uint64
@@ -110,7 +110,7 @@ func (p *pendingPass) number() uint64 {
 	return p.pass
 }
 
-// replace replaces the pass whose backward has not run yet, if it is from.
+// replace replaces the number from by the number to. It does nothing if the number is not from.
 func (p *pendingPass) replace(from, to uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,15 +122,15 @@ func (p *pendingPass) replace(from, to uint64) {
 // GraphedModuleOptions are the options of [NewGraphedModule].
 type GraphedModuleOptions struct {
 	// Warmup is the number of eager calls before the first replay; 0 means 3, as in PyTorch. The
-	// last of them captures the function too. The others should be followed by their backward
-	// passes, which prepare LibTorch's thread.
+	// last of these calls also captures the function. Each of the others should be followed by its
+	// backward pass, which initialises LibTorch's thread.
 	Warmup int
 
-	// SharePool is another GraphedModule whose graphs the new one shares memory with: memory that a
-	// graph needs only while it runs. The data that a module keeps for its backward pass may be in
-	// such memory of a module that was captured before it. So the modules should run in the order
-	// of their first calls. A call that comes while a later module waits for its backward pass runs
-	// eagerly. The library orders the replays on the device.
+	// SharePool is another GraphedModule. Graphs of both modules then use the same memory for data
+	// that a graph needs only while it runs. A pass of a module may overwrite the data that a
+	// module captured after it keeps for its backward pass. The modules should therefore run in the
+	// order of their first calls. A call that comes while a later module waits for its backward
+	// pass runs eagerly. The library orders the replays on the device.
 	SharePool *GraphedModule
 }
 
@@ -139,9 +139,9 @@ type GraphedModuleStats struct {
 	Calls    int64 // of Forward
 	Replays  int64 // calls that replayed the graph
 	Backward int64 // backward passes that replayed the graph
-	Eager    int64 // calls that ran the function: Calls - Replays, without those that failed
+	Eager    int64 // calls that ran the function: Calls - Replays, without failed calls
 	Captures int64
-	Stale    int64 // calls that dropped graphs, because a tensor that is no argument had moved
+	Stale    int64 // calls that dropped graphs, because a tensor that is not an argument had moved
 	// Fallback is the reason why the latest eager call did not replay; nil for calls that warm up.
 	Fallback error
 	// Refused is the reason why the function could not be captured. It then always runs eagerly.
@@ -153,8 +153,8 @@ type GraphedModuleStats struct {
 type modulePool struct {
 	mu     sync.Mutex
 	on     moduleDevice
-	graphs []replayer // open graphs; any of them has the memory
-	used   bool       // there was a capture
+	graphs []replayer // open graphs; each of them holds the memory
+	used   bool       // whether there was a capture
 	users  int        // modules that are not closed
 
 	// order is held from the check that a pass overwrites nothing until the pass is enqueued. It
@@ -312,8 +312,8 @@ func (m *GraphedModule) begin(arguments []*Tensor) (run int, err error) {
 	return runCapture, nil
 }
 
-// runAndCapture runs the function eagerly and then captures it, for the calls that follow. Both are
-// on one OS thread, for which libraries prepare themselves at their first use.
+// runAndCapture runs the function eagerly and then captures it for later calls. Both happen on one
+// OS thread, because libraries initialise themselves for a thread at their first use.
 func (m *GraphedModule) runAndCapture(arguments []*Tensor) (out []*Tensor, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -408,8 +408,9 @@ func (m *GraphedModule) capture(arguments []*Tensor) (e *moduleEntry, err error)
 			e = nil
 		}
 	}()
-	// For each leaf, LibTorch has one node that adds to its gradient, with a stream. The captured
-	// passes must not use an eager pass's node, and later passes must not use the capture's.
+	// For each leaf, LibTorch has one node that adds to the leaf's gradient. The node has a stream.
+	// The captured passes must not use an eager pass's node, and later passes must not use the
+	// capture's node.
 	if err := forgetAccumulators(m.parameters); err != nil {
 		return e, err
 	}
@@ -444,7 +445,7 @@ func (m *GraphedModule) capture(arguments []*Tensor) (e *moduleEntry, err error)
 // makeGradients makes the gradients of the outputs that have some, for the backward graph, and
 // returns both.
 func (e *moduleEntry) makeGradients(parameters []*Tensor) (outputs, given []*Tensor, err error) {
-	// The gradient of another leaf would be missing.
+	// A leaf that is neither an input nor a parameter would get no gradient.
 	leaves := append(append([]*Tensor(nil), e.inputs...), parameters...)
 	all := append(append([]*Tensor(nil), leaves...), e.recorded...)
 	err = with("GraphedModule.Forward", all, func(c []*capi.Tensor) error {
@@ -712,8 +713,8 @@ func (m *GraphedModule) Close() error {
 	return nil
 }
 
-// drop returns the entry after a tensor that is not an argument has moved. The caller frees the
-// entry without the lock. The next call captures again.
+// drop removes the entry and returns it, after a tensor that is not an argument has moved. The
+// caller frees the entry without the lock. The next call captures again.
 func (m *GraphedModule) drop() *moduleEntry {
 	e := m.entry
 	m.entry = nil
@@ -778,9 +779,10 @@ type moduleDevice interface {
 	capturer
 	// capturing reports whether the current stream is being captured.
 	capturing(device cuda.Device) (bool, error)
-	// follow returns the current stream, after making it wait for the work of the last one.
+	// follow returns the current stream. It first makes that stream wait for the work of last.
 	follow(device cuda.Device, last *cuda.Stream) (cuda.Stream, error)
-	// release makes the memory of a tensor, once freed, wait for the work of the stream.
+	// release delays the reuse of a tensor's memory, after the tensor is freed, until the work of
+	// the stream is done.
 	release(t *Tensor, last cuda.Stream) error
 }
 

@@ -24,8 +24,9 @@ import (
 // A hook's work is enqueued on the stream on which the forward operator ran, which is current in
 // the hook. For a leaf, this is the stream that was current when a forward pass first used it.
 // LibTorch orders the gradient before the hook's work, and the rest of the backward pass after it.
-// If the hook sets another current stream, that ends with the hook. A callback at the end of the
-// pass runs with the streams that were current where Backward was called.
+// If the hook sets another current stream, that stream is current only until the hook returns. A
+// callback at the end of the pass runs with the streams that were current where Backward was
+// called.
 //
 // Handles that a hook gets, and tensors that it computes from them, belong to a scope that ends
 // with the hook's call. Keep tensors that must live longer. Gradients are marked NoGrad, unless the
@@ -110,11 +111,11 @@ func (t *Tensor) register(op string, add func(*capi.Tensor, capi.Callback) (*cap
 	return h, nil
 }
 
-// QueueCallback registers fn to run at the end of a backward pass. It must be called from a hook,
-// or from the Backward of a [Function], of that pass. When fn runs, all gradients are accumulated.
+// QueueCallback registers fn to run at the end of a backward pass. It must be called in that pass,
+// from a hook or from the Backward of a [Function]. When fn runs, all gradients are accumulated.
 // They are ordered on the streams that are current for the caller of Backward, and these streams
 // are current in fn too. Callbacks run in the order of their registration. Backward returns fn's
-// error or panic. A pass that fails does not call fn. Outside of a backward pass QueueCallback
+// error or panic. If the pass fails, fn is not called. Outside of a backward pass QueueCallback
 // returns an error. [Hook] documents where fn runs.
 func QueueCallback(fn func() error) error {
 	if fn == nil {
@@ -127,8 +128,8 @@ func QueueCallback(fn func() error) error {
 	return nil
 }
 
-// callback returns fn in the form of package capi. fn gets handles of a scope that ends with the
-// call, nil for an undefined gradient, and returns handles, or nil.
+// callback converts fn to the form of package capi. fn gets handles of a scope that ends with the
+// call, and nil for an undefined gradient. It returns handles or nil.
 func callback(op string, fn func([]*Tensor) ([]*Tensor, error)) capi.Callback {
 	file, line := caller()
 	return func(tensors, results []*capi.Tensor, createGraph bool, numerics int32) (err error) {
@@ -165,7 +166,7 @@ func callback(op string, fn func([]*Tensor) ([]*Tensor, error)) capi.Callback {
 	}
 }
 
-// deliver writes new references to the tensors, of which some may be nil.
+// deliver writes new references to the tensors into results. A tensor may be nil.
 func deliver(tensors []*Tensor, results []*capi.Tensor) error {
 	for i, t := range tensors {
 		if t == nil {

@@ -74,8 +74,8 @@ func (t *Tensor) At(positions ...int64) *Tensor {
 func (t *Tensor) Index(indices ...any) *Tensor { return t.index("Index", indices) }
 
 // SetIndex_ works in place: it writes value to the elements that the indices of [Tensor.Index]
-// select. value is a *Tensor whose shape broadcasts to theirs, or a number (int, int64, float64,
-// bool, complex128). It is Python's t[...] = value:
+// select. value is a *Tensor whose shape broadcasts to the shape of these elements, or a number
+// (int, int64, float64, bool, complex128). It is Python's t[...] = value:
 //
 //	x.SetIndex_(0, torch.All, torch.From(1)) // x[:, 1:] = 0
 //	x.SetIndex_(1, mask)                     // x[mask] = 1
@@ -118,8 +118,8 @@ func (t *Tensor) index(op string, indices []any) *Tensor {
 	return result
 }
 
-// selection is a running index operation. x is t after the indices so far, except for tensors,
-// which are applied to it together at the end.
+// selection is a running index operation. x is t after the indices so far, except for tensors. All
+// tensors are applied to it together at the end.
 type selection struct {
 	op      string
 	x       *Tensor
@@ -132,7 +132,7 @@ func (s *selection) fail(err error) *Tensor {
 	return failed(opErrorOnce(s.op, []*Tensor{s.x}, err))
 }
 
-// close frees the intermediate results. Those without a scope would not be freed otherwise.
+// close frees the intermediate results. Otherwise nothing would free the results without a scope.
 func (s *selection) close() {
 	for _, t := range s.made {
 		t.Close()

@@ -23,7 +23,7 @@ type Numerics struct {
 }
 
 // Numerics returns a marked handle to the same tensor, with the same owner. Operators with a marked
-// operand run under these switches, all of them instead of the process's, and mark their results.
+// operand run under all of these switches instead of the process's, and mark their results.
 // Backward of a marked tensor runs the whole pass under its switches, including parts of the graph
 // whose operators ran under others, and marks the gradients that hooks get. Replays of a graph keep
 // the switches of the captured operators. Operands of one operator that are marked with different
@@ -32,12 +32,12 @@ type Numerics struct {
 //	loss := net.Forward(batch.Images.Numerics(torch.Numerics{MatmulTF32: true})).CrossEntropy(batch.Labels)
 //	err := loss.Backward()
 //
-// LibTorch has one value of each switch in the process, which operators read on the host. So
-// operators and nodes of backward passes under different switches take turns. They wait until the
-// running ones have been issued, or on the CPU until they are computed. Operators under equal
-// switches, including the process's, run at the same time. If all switches are equal, this has no
-// measurable cost. If goroutines use different ones, each turn costs the host some microseconds.
-// The turns are fair.
+// LibTorch has one value of each switch in the process, which operators read on the host. Operators
+// and nodes of backward passes under different switches therefore take turns. A turn ends when its
+// operators have been issued to the GPU, or computed on the CPU. Operators under equal switches,
+// including the process's, run at the same time. If all switches are equal, this has no measurable
+// cost. If goroutines use different switches, each turn costs the host some microseconds. The turns
+// are fair.
 //
 // Go code that a pass calls (hooks, the Backward of a [Function]) has no turn and may wait for any
 // goroutine. Copies, and operators that only read values, take no turn. An operator that must wait

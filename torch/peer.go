@@ -9,10 +9,10 @@ import (
 // are on dstStream's device, the sources on srcStream's. Pairs must have the same shape and dtype.
 // Otherwise CopyPeer returns an error and enqueues nothing.
 //
-// The copies run on srcStream, after all work that both streams have queued so far. Work that is
-// queued on either stream from now on starts after the copies. The host does not wait. For a copy
-// during compute, neither stream may be the compute stream, and srcStream must not be the default
-// stream, because the driver orders default streams against the work of both devices:
+// The copies run on srcStream, after all work that is already on either stream. Work that is later
+// queued on either stream starts after the copies. The host does not wait. For a copy during
+// compute, neither stream may be the compute stream, and srcStream must not be the default stream,
+// because the driver orders default streams against the work of both devices:
 //
 //	side0.Wait(compute0)                          // src is computed there
 //	torch.CopyPeer(dst, side1, src, side0)

@@ -36,10 +36,10 @@ func (t *Tensor) LogValue() slog.Value {
 //	[[ 1.0000, -2.5000,  0.0000],
 //	 [ 0.1000, 12.0000,     nan]]
 //
-// %v and %s print floats with four digits after the point, and with an exponent if they differ
-// much. Of a tensor of more than 1000 elements they print the first and last three of each
-// dimension. %.2v prints two digits, %+v all elements. %f, %e and %g print floats in that notation:
-// %.3g. A failed tensor prints its error.
+// %v and %s print floats with four digits after the point, or with an exponent if their magnitudes
+// differ much. Of a tensor of more than 1000 elements they print the first and last three of each
+// dimension. %.2v prints two digits, %+v all elements. %f, %e and %g print floats in that notation,
+// for example %.3g. A failed tensor prints its error.
 //
 // Format reads the values. For a GPU's tensor it waits for the work that computes them, so do not
 // print in a loop that keeps a GPU busy. Package log/slog prints a tensor without its values, and
@@ -85,7 +85,7 @@ type printer struct {
 	all       bool
 
 	shape  []int64 // of the values
-	cut    []bool  // the dimension's middle is left out
+	cut    []bool  // whether the middle of the dimension is left out
 	values []string
 	width  int
 }
@@ -237,8 +237,8 @@ func (p *printer) pad(counts []bool) {
 	}
 }
 
-// write writes the values from the index at on, of the dimension d and those after it. It returns
-// the index of the next value.
+// write writes the values of dimension d and of the dimensions after it, starting with value number
+// at. It returns the index of the next value.
 func (p *printer) write(b *strings.Builder, d, at int) int {
 	b.WriteByte('[')
 	n := int(p.shape[d])

@@ -89,9 +89,10 @@ func read[T any](t *Tensor, op string, as DType) ([]T, error) {
 	return values, nil
 }
 
-// Memory returns the memory of a contiguous CPU tensor as [Tensor.Bytes] does, without copying, as
-// a slice of its elements. The dtype must be T's. A library that takes slices then works on the
-// tensor itself, such as gonum's mat.NewDense(rows, columns, values) for a matrix of float64.
+// Memory returns the memory of a contiguous CPU tensor as a slice of its elements, without copying.
+// The rules of [Tensor.Bytes] apply. The dtype must be T's. A library that takes slices, such as
+// gonum's mat.NewDense(rows, columns, values) for a matrix of float64, then works on the tensor
+// itself.
 func Memory[T Element](t *Tensor) ([]T, error) {
 	var values []T
 	err := t.use("Memory", func(c *capi.Tensor) error {
@@ -125,7 +126,7 @@ func (t *Tensor) Bytes() ([]byte, error) {
 	return b, err
 }
 
-// ReadBytes copies the elements to dst, in logical order and contiguous. dst must have exactly
+// ReadBytes copies the elements to dst, in logical order and without gaps. dst must have exactly
 // their size. ReadBytes blocks until the elements are computed.
 func (t *Tensor) ReadBytes(dst []byte) error {
 	return t.use("ReadBytes", func(c *capi.Tensor) error { return capi.ReadTensor(c, dst) })
@@ -133,11 +134,11 @@ func (t *Tensor) ReadBytes(dst []byte) error {
 
 // CopyOptions are the options of [Tensor.CopyFrom].
 type CopyOptions struct {
-	// NonBlocking returns without waiting where the hardware allows: between pinned host memory and
-	// a GPU, with the same dtype, both contiguous. The source must then stay unchanged until the
-	// copy is done. Host reads of a tensor through this package (Float32s, Bytes, an operator) wait
-	// for the copies into it. A slice from before the copy shows the new values when the copy is
-	// done.
+	// NonBlocking returns without waiting where the hardware allows it: between pinned host memory
+	// and a GPU, with the same dtype, both contiguous. The source must then stay unchanged until
+	// the copy is done. Host reads of a tensor through this package (Float32s, Bytes, an operator)
+	// wait for the copies into it. A slice that Bytes returned before the copy shows the new values
+	// when the copy is done.
 	NonBlocking bool
 }
 

@@ -16,7 +16,7 @@ import (
 // from its tensors. Any number of goroutines may use one scope.
 //
 // If a scope becomes unreachable before it was closed, the garbage collector closes it with all its
-// tensors, and [Caught] counts these.
+// tensors. [Caught] counts these tensors.
 type Scope struct {
 	s       *scopeState
 	cleanup runtime.Cleanup
@@ -42,7 +42,8 @@ type scopeState struct {
 	adopted []adopted
 }
 
-// adopted is a loose tensor. The references keep its net, the cleanup, from running.
+// adopted is a loose tensor that the scope owns. The references keep the tensor's cleanup from
+// running.
 type adopted struct {
 	h    *handle
 	more *more

@@ -52,9 +52,9 @@ type Shared struct {
 // Share makes the tensor's memory usable by other processes.
 //
 // A GPU's tensor is shared without a copy, and stays in memory until the Close of the Shared. The
-// work of processes that open it is ordered after the work so far of the current stream: see
-// [Shared.Ready]. LibTorch hands out parts of larger allocations, and the other process maps the
-// whole allocation that contains the tensor. The tensor must not be in an expandable segment
+// work of processes that open it is ordered after the work that is already on the current stream:
+// see [Shared.Ready]. LibTorch hands out parts of larger allocations, and the other process maps
+// the whole allocation that contains the tensor. The tensor must not be in an expandable segment
 // (cuda.ConfigureAllocator).
 //
 // For a tensor on the CPU, Share makes a contiguous copy in shared memory, which [Shared.Tensor]
@@ -194,10 +194,11 @@ func (s *Shared) open() bool {
 	return s.control != nil
 }
 
-// Ready declares that the values are written when the work so far of the current stream of the
-// tensor's GPU is done. Processes that call [OpenShared] from now on read on their streams after
-// it. Share calls it first. It orders nothing for processes that have already opened the tensor:
-// share an event with them (cuda.EventOptions.Interprocess). On the CPU it does nothing.
+// Ready declares that the values are written when the work that is already on the current stream of
+// the tensor's GPU is done. A process that calls [OpenShared] later reads the values on its streams
+// only after this work. Share calls Ready once. Ready orders nothing for processes that have
+// already opened the tensor: share an event with them (cuda.EventOptions.Interprocess). On the CPU
+// it does nothing.
 func (s *Shared) Ready() error {
 	if s == nil || s.tensor == nil {
 		return invalid("the Shared is nil or zero: make it with Share")
@@ -212,8 +213,8 @@ func (s *Shared) Ready() error {
 	return s.ready.Record(stream)
 }
 
-// InUse reports whether a process has the tensor open. This is so while a tensor of [OpenShared],
-// or anything that shares its memory, is not closed, or GPU work that uses it is not done.
+// InUse reports whether a process has the tensor open. It does while a tensor of [OpenShared], or
+// anything that shares its memory, is not closed, or while GPU work that uses it is not done.
 func (s *Shared) InUse() (bool, error) {
 	if s == nil {
 		return false, ErrClosed
@@ -226,9 +227,9 @@ func (s *Shared) InUse() (bool, error) {
 	return isLocked(s.control, usersByte)
 }
 
-// Close frees the memory, unless a process has the tensor open: then it returns an error that
-// matches cuda.ErrBusy, nothing has changed, and Close may be called again. Later calls of
-// OpenShared fail. Further calls, and calls on nil, do nothing and return nil.
+// Close frees the memory. If a process has the tensor open, it instead returns an error that
+// matches cuda.ErrBusy. Nothing has changed then, and Close may be called again. After Close, calls
+// of OpenShared fail. Further calls, and calls on nil, do nothing and return nil.
 func (s *Shared) Close() error {
 	if s == nil {
 		return nil
@@ -289,11 +290,11 @@ func (s *Shared) Wait(ctx context.Context) error {
 // tensor. The owner's Shared counts it as a use until the tensor and everything that shares its
 // memory is closed.
 //
-// A GPU's tensor is on the same GPU, which may have another index here. Work that is queued on the
-// current stream from now on comes after the owner's [Shared.Ready]. When the tensor ends, the use
-// lasts until the work so far is done on two sets of streams: the stream that is current now, and
-// the streams of [Tensor.RecordStream]. The owner cannot open its own GPU's tensor. In a captured
-// function OpenShared returns cuda.ErrCapture.
+// A GPU's tensor is on the same GPU, which may have another index here. Work that is later queued
+// on the current stream is ordered after the owner's [Shared.Ready]. When the tensor ends, the use
+// lasts until the work that is then on two sets of streams is done: the stream that was current in
+// the call of OpenShared, and the streams of [Tensor.RecordStream]. The owner cannot open its own
+// GPU's tensor. In a captured function OpenShared returns cuda.ErrCapture.
 //
 // The error matches [ErrClosed] if the owner has closed the Shared, or has ended.
 func OpenShared(h SharedHandle) (*Tensor, error) {

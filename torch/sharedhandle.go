@@ -12,12 +12,13 @@ import (
 )
 
 // SharedHandle names a tensor that another process shares. It is a value that processes pass to
-// each other as bytes. It is not a secret: the operating system protects the memory, by the user.
+// each other as bytes. It is not a secret: the operating system protects the memory from other
+// users.
 type SharedHandle struct{ h sharedHandle }
 
 type sharedHandle struct {
-	pid, fd int32    // of the owner, and of its control file there
-	nonce   [16]byte // in the control file, since process and file numbers are reused
+	pid, fd int32    // the owner's process number, and its descriptor of the control file
+	nonce   [16]byte // also in the control file, because process numbers and descriptors are reused
 	dtype   int32
 	size    []int64
 	stride  []int64
@@ -32,7 +33,7 @@ type sharedHandle struct {
 // handleMagic starts the bytes of a handle. It changes with their format.
 const handleMagic = "tsshare1"
 
-const maxSharedDims = 64 // as of LibTorch
+const maxSharedDims = 64 // LibTorch's maximum
 
 // MarshalBinary returns the handle as bytes, for another process with the same version of this
 // library.
@@ -168,5 +169,5 @@ func goneOwner(h *sharedHandle) error {
 	return closedError(fmt.Sprintf("the tensor is no longer shared: process %d has closed it, or has ended", h.pid))
 }
 
-// closeDescriptor closes a descriptor that C has not taken.
+// closeDescriptor closes a descriptor that the C++ side has not taken over.
 func closeDescriptor(fd int) { os.NewFile(uintptr(fd), "shared").Close() }

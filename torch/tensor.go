@@ -61,7 +61,7 @@ func (t *Tensor) acquire() (*capi.Tensor, error) {
 	return nil, t.gone()
 }
 
-// gone returns the error of a tensor whose handle is closed, or that has none.
+// gone returns the error of a tensor without a handle or with a closed one.
 func (t *Tensor) gone() error {
 	if t.h == nil {
 		return errZero
@@ -243,17 +243,17 @@ func (t *Tensor) Lend(lent bool) error {
 }
 
 // In returns a handle to the same tensor that the scope s owns. The ownership of t does not change
-// if it is a tensor of a constructor, of Keep, or of another scope, or a parameter (see
+// if t comes from a constructor, from Keep or from another scope, or is a parameter (see
 // [Tensor.SetRequiresGrad]).
 //
-// A result of an operator that no scope owns ends with s too, because nothing else would close it:
-// w.Narrow(0, 0, n).In(s) leaves nothing behind. To use such a result after the end of s, give it
-// to a longer-lived scope before the first In:
+// If t is the result of an operator and no scope owns it, t ends with s too, because nothing else
+// would close it: w.Narrow(0, 0, n).In(s) leaves nothing behind. To use such a result after the end
+// of s, give it to a longer-lived scope before the first In:
 //
 //	mask = program.Own(ones.Tril(0)) // not mask := ones.Tril(0)
 //
 // A function that takes tensors of its caller, and must not end them, writes s.Own(t.Keep()) for
-// those without a scope.
+// tensors without a scope.
 func (t *Tensor) In(s *Scope) *Tensor {
 	in := t.within(s)
 	if in.failure() == nil && t.scope == nil {
@@ -295,7 +295,8 @@ func (t *Tensor) NoGrad() *Tensor { return t.mark("NoGrad", 0, noGrad) }
 
 // EnableGrad returns a handle to the same tensor without the mark of NoGrad, with the same owner.
 // It is for a hook, or the Backward of a [Function], that runs a forward pass and needs its
-// gradients: the handles that they get are marked. EnableGrad makes no call to LibTorch.
+// gradients, because the handles that such a function gets are marked. EnableGrad makes no call to
+// LibTorch.
 func (t *Tensor) EnableGrad() *Tensor { return t.mark("EnableGrad", noGrad, 0) }
 
 // Autocast returns a marked handle to the same tensor, with the same owner. Operators with a marked
@@ -308,12 +309,12 @@ func (t *Tensor) EnableGrad() *Tensor { return t.mark("EnableGrad", noGrad, 0) }
 //	loss := net.Forward(batch.Images.Autocast(torch.BFloat16)).CrossEntropy(batch.Labels)
 //	err := loss.Backward()
 //
-// Parameters stay float32 and get float32 gradients. Only casts of them are of lower precision.
-// Unlike PyTorch, an operator keeps no cast for the next one. So a weight that a forward pass uses
-// several times is cast as often, and its gradients are added in float32. [ParameterCasts] casts
-// the weights of a pass once. Backward runs each operator in the dtypes of its forward pass,
-// outside of autocast. Float16 needs a scaled loss: see GradScaler in package optim. Operands of
-// one operator that are marked with different dtypes are an error.
+// Parameters stay float32 and get float32 gradients. Only their casts are of lower precision.
+// Unlike in PyTorch, an operator keeps no cast for the next operator. A weight that a forward pass
+// uses several times is therefore cast each time, and its gradients are added in float32.
+// [ParameterCasts] casts the weights of a pass once. Backward runs each operator in the dtypes of
+// its forward pass, outside of autocast. Float16 needs a scaled loss: see GradScaler in package
+// optim. Operands of one operator that are marked with different dtypes are an error.
 func (t *Tensor) Autocast(dtype DType) *Tensor {
 	var as marks
 	switch dtype {
@@ -337,7 +338,8 @@ func (t *Tensor) NoAutocast() *Tensor {
 	return t.mark("NoAutocast", autocastBFloat16|autocastFloat16, 0)
 }
 
-// mark returns a handle to the same tensor without some marks and with others.
+// mark returns a handle to the same tensor. It removes the marks in without and adds the marks in
+// with.
 func (t *Tensor) mark(op string, without, with marks) *Tensor {
 	if err := t.Err(); err != nil {
 		if t == nil || t.failure() == nil {
@@ -348,7 +350,7 @@ func (t *Tensor) mark(op string, without, with marks) *Tensor {
 	return &Tensor{h: t.h, scope: t.scope, more: t.more, marks: t.marks&^without | with}
 }
 
-// marked returns a handle with the marks of t and m, which is t if t has them.
+// marked returns a handle that has the marks of t and also m. It returns t if t has them all.
 func (t *Tensor) marked(m marks) *Tensor {
 	if t.marks|m == t.marks {
 		return t

@@ -5,15 +5,15 @@ import "github.com/torchstream/torchstream/internal/capi"
 // Tidy calls fn with handles to the tensors of in, and returns its result as a new handle, which
 // joins the youngest scope among in like an operator's result (TensorFlow.js's tidy). All other
 // tensors that fn computes from these handles end when fn returns. Autograd keeps the tensors that
-// the backward pass needs. So a layer whose forward pass is in a Tidy uses as much memory as in
-// Python, where locals end with their function:
+// the backward pass needs. A layer whose forward pass is in a Tidy therefore uses as much memory as
+// in Python, where locals end with their function:
 //
 //	func (b *Block) Forward(x *torch.Tensor) *torch.Tensor {
 //		return torch.Tidy(b.forward, x)
 //	}
 //
-// A tensor that fn stores elsewhere, such as in a field, is closed too: Keep it there. Tidy makes
-// no call to the device, and does not wait.
+// Tidy also closes a tensor that fn stores elsewhere, such as in a field. Store the result of Keep
+// there. Tidy makes no call to the device, and does not wait.
 func Tidy(fn func(in ...*Tensor) *Tensor, in ...*Tensor) *Tensor {
 	scope := newScope("torch.Tidy")
 	defer scope.Close()
@@ -44,7 +44,7 @@ func Tidy(fn func(in ...*Tensor) *Tensor, in ...*Tensor) *Tensor {
 }
 
 // Within reports whether s is outer, or the scope of a [Tidy] whose results join outer, directly or
-// through others.
+// through other scopes of Tidy.
 func (s *Scope) Within(outer *Scope) bool {
 	for ; s != nil; s = s.outer {
 		if s == outer {

@@ -340,8 +340,8 @@ func overview(b *bytes.Buffer, ops []op) {
 
 func exported(name string) string { return strings.ToUpper(name[:1]) + name[1:] }
 
-// write writes the method, and its options unless options, by name, has them already: an operator
-// and its form in place share them.
+// write writes the method and its options struct. It omits a struct that known already has, because
+// an operator and its in-place form share their options.
 func (o op) write(b *bytes.Buffer, known map[string]string) error {
 	var params []string
 	options := false
@@ -471,8 +471,8 @@ func preformatted(text string) string {
 	return wrap(text, "//\t", "//\t    ", 97)
 }
 
-// wrap breaks the text at spaces into lines of at most so many characters, which start with first
-// or next.
+// wrap breaks the text at spaces into lines of at most columns characters. The first line starts
+// with first, and all other lines with next.
 func wrap(text, first, next string, columns int) string {
 	var b strings.Builder
 	line, words := first, 0
