@@ -142,13 +142,13 @@ func (w *wireState) check() error {
 		order.CheckCount("bytes", int(w.Archive.Bytes)))
 }
 
-// mark returns the place of the state.
+// mark returns the position of the state.
 func (w *wireState) mark() order.Mark {
 	return order.Mark{Epoch: w.Epoch, Kind: w.Order, Share: order.Share{Rank: w.Rank, World: w.World},
 		Done: order.Positions{Next: w.Next, Ahead: w.Ahead}, Before: w.Before, Batches: w.Batches, Turns: w.Turns}
 }
 
-// mark returns the place of the state. Its Share has only the rank and the number of ranks.
+// mark returns the position of the state. Its Share has only the rank and the number of ranks.
 func (s State) mark() order.Mark {
 	r := s.run
 	return order.Mark{Epoch: r.epoch, Kind: r.order, Share: order.Share{Rank: r.rank, World: r.world},

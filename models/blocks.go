@@ -34,7 +34,7 @@ func classes(numClasses int) int {
 	return numClasses
 }
 
-// probability returns p, the default for 0, or 0 for a negative p.
+// probability returns p. For 0 it returns the default, and for a negative p it returns 0.
 func probability(p, def float64) float64 {
 	if p == 0 {
 		return def
@@ -45,8 +45,9 @@ func probability(p, def float64) float64 {
 // reluInPlace returns a ReLU that overwrites its input, which must be the result of another layer.
 func reluInPlace() nn.Module { return nn.Func((*torch.Tensor).ReLU_) }
 
-// convNorm returns torchvision's Conv2dNormActivation: a convolution that pads to keep the size
-// (before the stride), batch normalisation, and the activation if it is not nil.
+// convNorm returns torchvision's Conv2dNormActivation: a convolution, batch normalisation, and the
+// activation if it is not nil. The convolution pads its input so that only the stride changes the
+// size.
 func convNorm(in, out, kernel int, conv nn.Conv2dOptions, norm nn.BatchNorm2dOptions,
 	activation func() nn.Module) *nn.Sequential {
 	conv.Padding, conv.NoBias = (kernel-1)/2, true

@@ -18,13 +18,13 @@ type ConvNeXt struct {
 // ConvNeXtOptions are the options of NewConvNeXtT.
 type ConvNeXtOptions struct {
 	NumClasses int // 0 means 1000
-	// StochasticDepth is the probability of dropping the last block. It grows linearly from 0 at
-	// the first block. 0 stands for 0.1, a negative value for none.
+	// StochasticDepth is the probability of dropping the last block. The probability grows linearly
+	// from 0 at the first block. 0 stands for 0.1, and a negative value for no dropping.
 	StochasticDepth float64
 }
 
-// NewConvNeXtT returns torchvision's convnext_tiny: images [N 3 H W], of at least 32 x 32 pixels,
-// give logits [N classes].
+// NewConvNeXtT returns torchvision's convnext_tiny. It maps images [N 3 H W], of at least 32 x 32
+// pixels, to logits [N classes].
 func NewConvNeXtT(o ConvNeXtOptions) (*ConvNeXt, error) {
 	const kind = "ConvNeXt-T"
 	if o.NumClasses < 0 {
@@ -66,8 +66,8 @@ func (c *ConvNeXt) Forward(x *torch.Tensor) *torch.Tensor {
 // Parts returns the modules by torchvision's names.
 func (c *ConvNeXt) Parts() nn.Parts { return featuresAndClassifier(c.features, c.Classifier) }
 
-// convNeXtBlock adds a scaled branch to its input: a depthwise convolution, and a network of two
-// linear layers at each pixel.
+// convNeXtBlock adds a scaled branch to its input. The branch is a depthwise convolution and a
+// network of two linear layers at each pixel.
 type convNeXtBlock struct {
 	scale *torch.Tensor // [channels 1 1]
 	block *nn.Sequential

@@ -1,6 +1,6 @@
-// Package models provides published networks: each with the definition, the names of parameters and
-// the initialisation of its reference, so that the reference's checkpoints load without renaming,
-// and the same seed gives the same numbers.
+// Package models provides published networks. Each network has the definition, the parameter names
+// and the initialisation of its reference. The reference's checkpoints therefore load without
+// renaming, and the same seed gives the same numbers.
 //
 //	name in ByName        constructor           parameters   reference
 //	resnet18              NewResNet18           11,689,512   torchvision
@@ -26,21 +26,21 @@
 // The zero value of the options is the published model. A constructor returns an error for options
 // that make no sense, or if there is no memory.
 //
-// The tests hold the logits, the loss and the gradients of each model, but the GPT-2s above the
-// smallest, against torchvision 0.26, Hugging Face's transformers 4.57 and PyTorch 2.11, with
-// parameters filled by a formula. In float32 on a CPU with one thread the logits are equal to the
-// last bit on the processor that computed the reference, and within 1e-5 of the largest logit on
-// others. Two cases are within 1e-5 everywhere: a ViT with several images, because PyTorch's
-// attention multiplies their rows in another order, and GPT-2 with Hugging Face's default
+// The tests compare the logits, the loss and the gradients of each model with torchvision 0.26,
+// Hugging Face's transformers 4.57 and PyTorch 2.11, with parameters filled by a formula. Of the
+// GPT-2s, they compare only the smallest. In float32 on a CPU with one thread the logits are equal
+// to the last bit on the processor that computed the reference, and within 1e-5 of the largest
+// logit on others. Two cases are within 1e-5 everywhere: a ViT with several images, because
+// PyTorch's attention multiplies their rows in another order, and GPT-2 with Hugging Face's default
 // activation, which is GELU with tanh written as elementary operators.
 //
 // Pretrained weights are not part of the package. A checkpoint of the reference (safetensors, .pt
-// or .pth) loads with [nn.Load], and with [nn.LoadWith] and Partial if the head has another number
-// of classes: the package's example fine-tunes a network in this way. The head of a classifier is a
-// field, and may be replaced by another module before training. The published files of GPT-2 lack
-// the prefix "transformer." and load into [GPT2.Transformer]. Some files of torchvision's ViTs have
-// the names of its older versions, mlp.linear_1 and mlp.linear_2: in Python, load them into
-// torchvision's model and save its state_dict.
+// or .pth) loads with [nn.Load]. If the head has another number of classes, it loads with
+// [nn.LoadWith] and Partial: the package's example fine-tunes a network in this way. The head of a
+// classifier is a field, and may be replaced by another module before training. The published files
+// of GPT-2 lack the prefix "transformer." and load into [GPT2.Transformer]. Some files of
+// torchvision's ViTs have the names of its older versions, mlp.linear_1 and mlp.linear_2. In
+// Python, load such a file into torchvision's model and save the model's state_dict.
 //
 // Images are float32 [N 3 H W], normalised with ImageNet's mean and standard deviation as the
 // reference's weights expect. The memory format torch.ChannelsLast works too, and so do other

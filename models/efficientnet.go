@@ -22,13 +22,14 @@ type EfficientNet struct {
 type EfficientNetOptions struct {
 	NumClasses int     // 0 stands for 1000
 	Dropout    float64 // the probability before the last layer; 0 stands for 0.2, a negative value for none
-	// StochasticDepth, times i/16, is the probability of dropping block i of the 16 blocks, which
-	// count from 0. 0 stands for 0.2, a negative value for none.
+	// StochasticDepth determines the probability of dropping a block: StochasticDepth * i/16 for
+	// block i of the 16 blocks, counted from 0. 0 stands for 0.2, and a negative value for no
+	// dropping.
 	StochasticDepth float64
 }
 
-// NewEfficientNetB0 returns torchvision's efficientnet_b0: images [N 3 H W] give logits
-// [N classes].
+// NewEfficientNetB0 returns torchvision's efficientnet_b0. It maps images [N 3 H W] to logits [N
+// classes].
 func NewEfficientNetB0(o EfficientNetOptions) (*EfficientNet, error) {
 	const kind = "EfficientNet-B0"
 	if o.NumClasses < 0 {

@@ -29,13 +29,13 @@ type GPT2Options struct {
 	Layers    int // 0 stands for 12
 	Heads     int // of each layer; 0 stands for 12
 	Width     int // of an embedding, a multiple of Heads; 0 stands for 768
-	// the probability after embeddings, attention and each part; 0 stands for 0.1, a negative value
-	// for none
+	// probability of dropout after embeddings, attention and each part; 0 stands for 0.1, a
+	// negative value for none
 	Dropout float64
 }
 
-// NewGPT2 returns a GPT-2. For tokens [N T] of int64 it returns logits [N T VocabSize], which
-// predict the token after each.
+// NewGPT2 returns a GPT-2. It maps tokens [N T] of int64 to logits [N T VocabSize], which predict
+// the token after each token.
 func NewGPT2(o GPT2Options) (*GPT2, error) {
 	const kind = "GPT-2"
 	for _, size := range []struct {
@@ -69,7 +69,8 @@ func NewGPT2(o GPT2Options) (*GPT2, error) {
 	return checked(kind, &GPT2{t}, t.initialise())
 }
 
-// Forward computes the logits [N T VocabSize] of the token after each of the tokens [N T].
+// Forward computes the logits [N T VocabSize] that predict the token after each of the tokens [N
+// T].
 func (g *GPT2) Forward(tokens *torch.Tensor) *torch.Tensor {
 	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
 		x, batch := g.transformer.run(in[0], nil)
@@ -78,9 +79,9 @@ func (g *GPT2) Forward(tokens *torch.Tensor) *torch.Tensor {
 }
 
 // Embed computes the input of the first block: vectors [N T Width] for the tokens [N T], with
-// position embeddings. Embed, the Blocks in order, and Logits compute the same bits as Forward.
-// Call them directly to work between two blocks, for example to copy the next block's parameters to
-// the device.
+// position embeddings. Embed, the Blocks in order, and Logits together compute the same bits as
+// Forward. Call them instead of Forward to do other work between two blocks, for example to copy
+// the next block's parameters to the device.
 func (g *GPT2) Embed(tokens *torch.Tensor) *torch.Tensor { return g.transformer.embed(tokens, 0) }
 
 // Blocks returns the transformer's layers. Each maps vectors [N T Width] to the same shape. They
@@ -108,8 +109,8 @@ type GenerateOptions struct {
 	// Temperature divides the logits before a token is drawn from their softmax; 0 takes the most
 	// probable token instead.
 	Temperature float64
-	TopK        int              // draws among so many of the most probable tokens; 0 for all
-	Generator   *torch.Generator // draws from it; nil for the device's default generator
+	TopK        int              // draws only among the TopK most probable tokens; 0 for all
+	Generator   *torch.Generator // source of the random draws; nil for the device's default generator
 }
 
 // Generate continues the sequences of tokens [N T], with T at least 1, and returns tokens [N
@@ -150,8 +151,8 @@ func (g *GPT2) Generate(tokens *torch.Tensor, o GenerateOptions) *torch.Tensor {
 	return result
 }
 
-// next returns the token [N 1] that follows the cached tokens and tokens. The result has no scope.
-// All intermediate tensors are closed.
+// next returns the token [N 1] that follows the cached tokens and the argument tokens. The result
+// has no scope. All intermediate tensors are closed.
 func (g *GPT2) next(tokens *torch.Tensor, caches []*nn.KVCache, o GenerateOptions) *torch.Tensor {
 	scope := torch.NewScope("models.GPT2.Generate: a token")
 	defer scope.Close()
@@ -219,8 +220,8 @@ func (g *gpt2Transformer) Forward(tokens *torch.Tensor) *torch.Tensor {
 	}, tokens)
 }
 
-// run returns the vectors as rows. If tokens continue cached sequences, caches has one cache per
-// block.
+// run returns the vectors as rows. If tokens continue cached sequences, caches has one cache for
+// each block.
 func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) (*torch.Tensor, gpt2Batch) {
 	past := int64(0)
 	if caches != nil {
@@ -276,8 +277,8 @@ func (g *gpt2Transformer) Parts() nn.Parts {
 	return nn.Parts{Modules: append(modules, nn.Child{Name: "ln_f", Module: g.norm})}
 }
 
-// initialise draws the weights again, in Hugging Face's order. The projections that end a residual
-// branch have a smaller deviation, because 2*layers of them add up.
+// initialise draws the weights again, in Hugging Face's order. The projections at the end of a
+// residual branch have a smaller deviation, because 2*layers of them add up.
 func (g *gpt2Transformer) initialise() error {
 	const std = 0.02
 	small := nn.Normal(0, std/math.Sqrt(float64(2*len(g.blocks))))
@@ -295,8 +296,8 @@ func (g *gpt2Transformer) initialise() error {
 	return err
 }
 
-// gpt2Block is causal attention and a network of two layers, each after a normalisation and added
-// to its input.
+// gpt2Block is causal attention followed by a network of two layers. Each of the two normalises its
+// input first, and its result is added to that input.
 type gpt2Block struct {
 	norm1, norm2 *nn.LayerNorm
 	attention    *gpt2Attention
@@ -325,7 +326,7 @@ func (b *gpt2Block) Forward(x *torch.Tensor) *torch.Tensor {
 	}, x)
 }
 
-// run is Forward of rows.
+// run implements Forward for rows.
 func (b *gpt2Block) run(x *torch.Tensor, batch gpt2Batch, cache *nn.KVCache) *torch.Tensor {
 	return torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
 		x := in[0]
@@ -347,8 +348,8 @@ func (b *gpt2Block) Parts() nn.Parts {
 	}}
 }
 
-// gpt2Attention lets each token attend to itself and those before it. Its projections are stored
-// transposed, so that nn.MultiheadAttention would not load them.
+// gpt2Attention lets each token attend to itself and to earlier tokens. Its projections are stored
+// transposed, so nn.MultiheadAttention could not load them.
 type gpt2Attention struct {
 	in, out    *conv1D
 	heads      int64
@@ -375,10 +376,10 @@ func (a *gpt2Attention) Forward(x *torch.Tensor) *torch.Tensor {
 	return batch.sequences(a.run(x, batch, nil), a.width)
 }
 
-// run is Forward of rows, after the positions of the cache unless that is nil. Each sequence has
-// one position if the cache has some.
+// run implements Forward for rows. If cache is not nil, the rows follow the positions in the cache.
+// If the cache is not empty, each sequence has one position.
 func (a *gpt2Attention) run(x *torch.Tensor, batch gpt2Batch, cache *nn.KVCache) *torch.Tensor {
-	// One view before the split, not one for each part after it.
+	// One view before the split saves a view for each part after it.
 	parts, err := a.in.rows(x).View(batch.n, batch.t, 3*a.heads, a.width/a.heads).Split(a.heads, 2)
 	if err != nil {
 		return torch.Fail("models.GPT2", err)
@@ -386,7 +387,7 @@ func (a *gpt2Attention) run(x *torch.Tensor, batch gpt2Batch, cache *nn.KVCache)
 	for i, part := range parts { // [N T heads Width/heads] to [N heads T Width/heads]
 		parts[i] = part.Transpose(1, 2)
 	}
-	// A single position after cached ones sees all of them.
+	// A single position after cached positions attends to all of them.
 	o := torch.ScaledDotProductAttentionOptions{IsCausal: cache == nil || cache.Len() == 0}
 	if cache != nil {
 		if parts[1], parts[2], err = cache.Append(parts[1], parts[2]); err != nil {
@@ -437,7 +438,7 @@ func (c *conv1D) Forward(x *torch.Tensor) *torch.Tensor {
 	return c.rows(x.Flatten(0, -2)).Unflatten(0, shape[:len(shape)-1])
 }
 
-// rows is Forward of rows [M in].
+// rows implements Forward for rows [M in].
 func (c *conv1D) rows(x *torch.Tensor) *torch.Tensor {
 	return c.bias.AddMM(x, c.weight, torch.AddMMOptions{})
 }

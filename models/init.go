@@ -6,9 +6,9 @@ import (
 	"github.com/torchstream/torchstream/nn"
 )
 
-// initialise fills the parameters of m again, in PyTorch's order of modules: convolutions' weights
-// by conv, linear layers' weights by linear, and the biases of both with zeros. A nil Init leaves
-// the layer's own weight and bias.
+// initialise fills the parameters of m again, in PyTorch's order of modules. conv fills the weights
+// of convolutions and linear the weights of linear layers. The biases of both become zeros. If conv
+// or linear is nil, these layers keep their weights and biases.
 func initialise(m nn.Module, conv, linear nn.Init) error {
 	filled := false // whether the weight before a bias was filled
 	for _, p := range nn.NamedParameters(m) {

@@ -29,7 +29,7 @@ type mobileNetBlock struct {
 	stride                    int
 }
 
-// NewMobileNetV3Small returns torchvision's mobilenet_v3_small: images [N 3 H W] give logits
+// NewMobileNetV3Small returns torchvision's mobilenet_v3_small. It maps images [N 3 H W] to logits
 // [N classes].
 func NewMobileNetV3Small(o MobileNetV3Options) (*MobileNetV3, error) {
 	return newMobileNetV3("MobileNetV3-Small", 1024, o, []mobileNetBlock{
@@ -47,7 +47,7 @@ func NewMobileNetV3Small(o MobileNetV3Options) (*MobileNetV3, error) {
 	})
 }
 
-// NewMobileNetV3Large returns torchvision's mobilenet_v3_large: images [N 3 H W] give logits
+// NewMobileNetV3Large returns torchvision's mobilenet_v3_large. It maps images [N 3 H W] to logits
 // [N classes].
 func NewMobileNetV3Large(o MobileNetV3Options) (*MobileNetV3, error) {
 	return newMobileNetV3("MobileNetV3-Large", 1280, o, []mobileNetBlock{
@@ -112,7 +112,7 @@ func newMobileNetBlock(b mobileNetBlock, norm nn.BatchNorm2dOptions) *invertedRe
 	return &invertedResidual{block: nn.NewSequential(layers...), adds: b.stride == 1 && b.in == b.out}
 }
 
-// divisibleBy8 rounds n to a multiple of 8, but not down by more than a tenth, as torchvision's
+// divisibleBy8 rounds n to a multiple of 8, but never down by more than a tenth, like torchvision's
 // _make_divisible.
 func divisibleBy8(n int) int {
 	rounded := max(8, (n+4)/8*8)

@@ -7,8 +7,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ResNet is a residual network of torchvision, with the stride of a bottleneck in its 3x3
-// convolution ("ResNet v1.5"; https://arxiv.org/abs/1512.03385).
+// ResNet is a residual network of torchvision. In a bottleneck, the 3x3 convolution has the stride
+// ("ResNet v1.5"; https://arxiv.org/abs/1512.03385).
 type ResNet struct {
 	FC nn.Module // the head: [N 512] to classes, or [N 2048] from ResNet-50 on; may be replaced
 
@@ -31,27 +31,27 @@ type ResNetOptions struct {
 	Groups, WidthPerGroup int
 }
 
-// NewResNet18 returns torchvision's resnet18: images [N 3 H W] give logits [N classes].
+// NewResNet18 returns torchvision's resnet18. It maps images [N 3 H W] to logits [N classes].
 func NewResNet18(o ResNetOptions) (*ResNet, error) {
 	return newResNet("ResNet-18", false, [4]int{2, 2, 2, 2}, o)
 }
 
-// NewResNet34 returns torchvision's resnet34: images [N 3 H W] give logits [N classes].
+// NewResNet34 returns torchvision's resnet34. It maps images [N 3 H W] to logits [N classes].
 func NewResNet34(o ResNetOptions) (*ResNet, error) {
 	return newResNet("ResNet-34", false, [4]int{3, 4, 6, 3}, o)
 }
 
-// NewResNet50 returns torchvision's resnet50: images [N 3 H W] give logits [N classes].
+// NewResNet50 returns torchvision's resnet50. It maps images [N 3 H W] to logits [N classes].
 func NewResNet50(o ResNetOptions) (*ResNet, error) {
 	return newResNet("ResNet-50", true, [4]int{3, 4, 6, 3}, o)
 }
 
-// NewResNet101 returns torchvision's resnet101: images [N 3 H W] give logits [N classes].
+// NewResNet101 returns torchvision's resnet101. It maps images [N 3 H W] to logits [N classes].
 func NewResNet101(o ResNetOptions) (*ResNet, error) {
 	return newResNet("ResNet-101", true, [4]int{3, 4, 23, 3}, o)
 }
 
-// NewResNet152 returns torchvision's resnet152: images [N 3 H W] give logits [N classes].
+// NewResNet152 returns torchvision's resnet152. It maps images [N 3 H W] to logits [N classes].
 func NewResNet152(o ResNetOptions) (*ResNet, error) {
 	return newResNet("ResNet-152", true, [4]int{3, 8, 36, 3}, o)
 }
@@ -140,7 +140,7 @@ func (r *ResNet) Parts() nn.Parts {
 type residualBlock struct {
 	convs      []*nn.Conv2d
 	norms      []*nn.BatchNorm2d
-	downsample *nn.Sequential // brings the input to the output's shape; nil if it has it
+	downsample *nn.Sequential // changes the input to the output's shape; nil if the shapes are equal
 	out        int            // channels
 }
 

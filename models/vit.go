@@ -17,7 +17,7 @@ type ViT struct {
 
 	image      int64
 	projection *nn.Conv2d
-	classToken *torch.Tensor // [1 1 768], attends in front of the patches
+	classToken *torch.Tensor // [1 1 768]; precedes the patches
 	encoder    *vitEncoder
 }
 
@@ -25,10 +25,10 @@ type ViT struct {
 type ViTOptions struct {
 	NumClasses int     // 0 stands for 1000
 	ImageSize  int     // pixels per side of an image, a multiple of 16; 0 stands for 224
-	Dropout    float64 // the probability after each part; the published model has none, as 0 and negative values
+	Dropout    float64 // probability after each part; 0 or less for none, as in the published model
 }
 
-// NewViTB16 returns torchvision's vit_b_16: images [N 3 size size] give logits [N classes].
+// NewViTB16 returns torchvision's vit_b_16. It maps images [N 3 size size] to logits [N classes].
 func NewViTB16(o ViTOptions) (*ViT, error) {
 	const kind, patch, width, layers, heads = "ViT-B/16", 16, 768, 12, 12
 	image := o.ImageSize
@@ -134,8 +134,8 @@ func (e *vitEncoder) Parts() nn.Parts {
 	}
 }
 
-// vitBlock is attention and a network of two linear layers, each after a normalisation and added to
-// its input.
+// vitBlock is attention followed by a network of two linear layers. Each of the two normalises its
+// input first, and its result is added to that input.
 type vitBlock struct {
 	norm1, norm2 *nn.LayerNorm
 	attention    *nn.MultiheadAttention

@@ -26,9 +26,9 @@ type chromeEvent struct {
 
 func micro(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// WriteChrome writes the trace-event format of https://ui.perfetto.dev and chrome://tracing. It
-// contains a process for the host and one process per device, a thread per OS thread and per
-// stream, and an arrow from each CUDA call to the work that the call enqueued.
+// WriteChrome writes the trace-event format of https://ui.perfetto.dev and chrome://tracing. The
+// file has a process for the host and one per device, a thread for each OS thread and each stream,
+// and an arrow from each CUDA call to the work that the call enqueued.
 func (t *Trace) WriteChrome(w io.Writer) error {
 	named, out := t.chrome(-1)
 	return encodeChrome(w, append(named, out...))

@@ -1,5 +1,5 @@
-// Package trace records the work of each stream over time, and presents the recording as events, as
-// a picture of the timeline, as a file for Perfetto or chrome://tracing, and as summary figures. It
+// Package trace records the work of each stream over time. It presents a recording as events, as a
+// picture of the timeline, as a file for Perfetto or chrome://tracing, and as summary figures. It
 // uses LibTorch's profiler (Kineto and CUPTI) and does not need Python.
 //
 //	rec, err := trace.Start(trace.Options{})

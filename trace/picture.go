@@ -19,13 +19,13 @@ type PictureOptions struct {
 	Title string
 	// From and To bound the drawn time, on the clock of Event.Start. If both are 0, the picture
 	// covers all work on devices and the calls that enqueued it. The figures in the header cover
-	// the same time; an event across a border counts with the part inside.
+	// the same time. If an event extends beyond a bound, only its part inside counts.
 	From, To time.Duration
 	// Width is in pixels; 0 means 1200. A PNG has twice as many pixels, for sharp text.
 	Width int
 }
 
-// The colours differ for readers who do not distinguish red from green, and in greyscale.
+// Readers who do not distinguish red from green can tell the colours apart, also in greyscale.
 var (
 	white    = picture.RGB(0xffffff)
 	ink      = picture.RGB(0x1f2933)
@@ -179,8 +179,8 @@ func (p *painter) finish(y float64) picture.Picture {
 	return p.Picture
 }
 
-// cut returns the part of the trace between two times, and shortens events across a border. If both
-// times are 0, it returns the whole trace.
+// cut returns the part of the trace between two times. It shortens events that extend beyond them.
+// If both times are 0, it returns the whole trace.
 func (t *Trace) cut(from, to time.Duration) *Trace {
 	if from == 0 && to == 0 {
 		return t
@@ -389,7 +389,8 @@ func labels(e Event) []string {
 	return []string{fmt.Sprintf("%s %s", name, formatBytes(e.Bytes)), name, string(kind)}
 }
 
-// fit returns the first text that fits into room, or a clipped version of the last.
+// fit returns the first text that fits into room. If none does, it returns a clipped version of the
+// last text.
 func fit(texts []string, size, room float64) string {
 	for _, text := range texts {
 		if measure(text, size, false) <= room {
@@ -434,8 +435,8 @@ func (u timeUnit) label(t time.Duration) string {
 	return text + " " + u.name
 }
 
-// tick returns the distance of the ruler's marks: 1, 2 or 5 times a power of ten, for at most count
-// marks.
+// tick returns the distance between the marks of the ruler: 1, 2 or 5 times a power of ten, such
+// that there are at most count marks.
 func tick(span time.Duration, count int) (time.Duration, timeUnit) {
 	shortest := max(1, (span+time.Duration(max(1, count))-1)/time.Duration(max(1, count)))
 	step := time.Duration(1)
@@ -500,7 +501,7 @@ func deviceRows(t *Trace, s Summary) []row {
 	return rows
 }
 
-// Kinds of the strips below a device's streams and a rank's rows, which the picture draws as
+// Kinds of the strips below a device's streams and a rank's rows. The picture draws strips like
 // events.
 const (
 	hidden Kind = -1 - iota
@@ -508,8 +509,8 @@ const (
 	late
 )
 
-// hostRows returns the rows of the threads that made the most calls, or, without calls, ran the
-// most operators.
+// hostRows returns the rows of the threads that made the most calls. Without calls, it returns the
+// rows of the threads that ran the most operators.
 func hostRows(t *Trace) []row {
 	byThread := map[int64]map[Kind][]Event{}
 	calls := map[int64]int{}

@@ -60,7 +60,7 @@ func weight(bold bool) float64 {
 	return 0
 }
 
-// fill draws a rectangle whose borders may be at fractions of a pixel. Border pixels blend in
+// fill draws a rectangle. Its borders may be at fractions of a pixel: pixels at a border blend in
 // proportion to their coverage.
 func fill(canvas *image.RGBA, x, y, w, h float64, c color.RGBA) {
 	cover := func(from, to float64, i int) float64 {

@@ -36,7 +36,7 @@ type Collective struct {
 	Last   int // the rank that started last
 }
 
-// Waited returns how long a rank waited for the last one.
+// Waited returns the time that a rank waited for the last one.
 func (c Collective) Waited(rank int) time.Duration { return c.Starts[c.Last] - c.Starts[rank] }
 
 // RankWaits summarises one rank's waiting.
@@ -50,7 +50,7 @@ type RankWaits struct {
 // clockError is the maximum difference between the clocks of two ranks.
 const clockError = 100 * time.Microsecond
 
-// begin returns the earliest Begin.
+// begin returns the earliest start of a recording.
 func (r Ranks) begin() time.Time {
 	return slices.MinFunc(r, func(a, b *Trace) int { return a.Begin.Round(0).Compare(b.Begin.Round(0)) }).Begin.Round(0)
 }
@@ -89,10 +89,10 @@ func collective(e Event) string {
 }
 
 // Collectives returns the collectives that all ranks recorded, sorted by the start of the last
-// rank. Events with the same name match if they overlap and their ends are closest: a collective
-// ends on no rank before it has started on all, and it ends on all at about the same time. A
-// collective that some ranks did not record is omitted. An example is a Gloo collective just before
-// Stop: its record ends after its wait.
+// rank. Events of the same name belong to one collective if they overlap and their ends are
+// closest, because a collective ends on no rank before it has started on all, and it ends on all at
+// about the same time. A collective that some ranks did not record is omitted. An example is a Gloo
+// collective just before Stop: its record ends after its wait.
 func (r Ranks) Collectives() []Collective { return r.aligned().collectives() }
 
 func (r Ranks) collectives() []Collective {
@@ -181,8 +181,8 @@ func waits(ranks int, all []Collective) []RankWaits {
 }
 
 // Straggler returns the rank that caused most of the waiting, and its share of the total. The rank
-// is -1 if no rank caused more than twice its equal share (with two ranks: four fifths), or if the
-// waiting is less than a hundredth of the ranks' time.
+// is -1 in two cases: no rank caused more than twice its equal share (with two ranks: four fifths),
+// or the waiting is less than a hundredth of the ranks' time.
 func (r Ranks) Straggler() (rank int, share float64) {
 	if len(r) < 2 {
 		return -1, 0

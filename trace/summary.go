@@ -22,7 +22,7 @@ const (
 )
 
 // CopyKind returns the kind of a Copy event, and whether its host memory is pageable. The driver
-// stages copies of pageable memory and blocks the caller meanwhile.
+// stages copies of pageable memory, and blocks the caller while it does.
 func (e Event) CopyKind() (kind CopyKind, pageable bool) {
 	pageable = strings.Contains(e.Name, "Pageable")
 	switch { // CUPTI's terms: "Memcpy HtoD (Pinned -> Device)"
@@ -71,12 +71,13 @@ type DeviceSummary struct {
 	Idle    time.Duration // neither such a copy nor compute
 	Total   time.Duration // from the summary's Start to its End
 
-	// LongestGap is the longest time between two works of the device; nil if there is none.
+	// LongestGap is the longest time between two pieces of work of the device; nil if there is
+	// none.
 	LongestGap *Gap
 }
 
-// HiddenShare returns the fraction of the copy time, 0 to 1, that overlaps with compute. 1 is
-// complete overlap. It returns 0 without copies.
+// HiddenShare returns the fraction of the copy time, 0 to 1, that overlaps with compute. Without
+// copies it returns 0.
 func (d DeviceSummary) HiddenShare() float64 { return share(d.Hidden, d.Copy) }
 
 // IdleShare returns the fraction of the total time, 0 to 1, in which the device was idle.
@@ -120,7 +121,7 @@ func copyName(kind CopyKind, pageable bool) string {
 	return string(kind) + " pinned"
 }
 
-// Gap is a time during which a device was idle between two works.
+// Gap is a time during which a device was idle between two pieces of work.
 type Gap struct {
 	Device     int
 	Start, End time.Duration
@@ -133,8 +134,8 @@ type Gap struct {
 	// Stream is the name of After's stream.
 	Stream string
 	// Host lists the events of the calling thread between Start and Call, longest first, without
-	// nested events. It is nil if After was queued before the gap: After then waited for other work
-	// on a device.
+	// nested events. If After was queued before the gap, Host is nil: After then waited for other
+	// work on a device.
 	Host []HostShare
 }
 
@@ -263,8 +264,8 @@ func (t *Trace) device(device int, events []Event, window span, calls map[int64]
 		Hidden: copied.and(computes).total(), Idle: idle.total(),
 		Total: window.duration(),
 	}
-	// A gap is between two works of the device. The recording holds no cause for idle time before
-	// the first work and after the last.
+	// A gap is between two pieces of work of the device. The recording has no cause for idle time
+	// before the first and after the last one.
 	var longest span
 	for i := 1; i < len(busy); i++ {
 		if gap := (span{busy[i-1].end, busy[i].start}); gap.duration() > longest.duration() {
@@ -296,9 +297,9 @@ func (t *Trace) gap(device int, events []Event, at span, calls map[int64]Event) 
 	return g
 }
 
-// hostShares returns the time that a thread spent in its events during in. It counts the outermost
-// of nested events. CUDA calls take precedence over the operators around them, because a blocking
-// call is the likely cause of a gap.
+// hostShares returns the time that a thread spent in each of its events during in. Of nested events
+// it counts the outermost one. CUDA calls take precedence over the operators around them, because a
+// blocking call is the likely cause of a gap.
 func (t *Trace) hostShares(thread int64, in span) []HostShare {
 	type key struct {
 		kind Kind
@@ -432,8 +433,8 @@ func formatTime(d time.Duration) string {
 	return fmt.Sprintf("%d ns", d.Nanoseconds())
 }
 
-// digits formats x with three significant digits, or with all digits before the decimal point if
-// there are more.
+// digits formats x with three significant digits. If the integer part has more digits, it formats
+// all of them.
 func digits(x float64) string {
 	switch {
 	case x >= 99.95 || x <= -99.95:
@@ -456,7 +457,7 @@ func formatBytes(n int64) string {
 	return fmt.Sprintf("%d B", n)
 }
 
-// percent formats a fraction. It formats only 1 as 100 % and only 0 as 0 %.
+// percent formats a fraction. Only 1 becomes 100 %, and only 0 becomes 0 %.
 func percent(x float64) string {
 	text := fmt.Sprintf("%.1f %%", 100*x)
 	switch {

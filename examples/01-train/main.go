@@ -7,7 +7,7 @@
 //	01-train predict FILE...                    predict photographs, or archives or folders of them
 //	01-train serve                              predict photographs that are uploaded over HTTP
 //
-// Start reading in train.go: train sets everything up, and trainer.epoch has the training loop.
+// Start reading in train.go: train sets up all parts, and trainer.epoch has the training loop.
 package main
 
 import (

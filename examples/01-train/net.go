@@ -35,8 +35,8 @@ func newNet(classes, width int) nn.Module {
 	)
 }
 
-// resizeFor returns the size of the shorter side of a resized test image, before its centre is
-// cropped: 8/7 of the crop, like 256 for 224.
+// resizeFor returns the size of the shorter side to which a test image is resized before its centre
+// is cropped: 8/7 of the crop, like 256 for 224.
 func resizeFor(size int) int { return size * 8 / 7 }
 
 // settings describes a checkpoint's network. It is stored with the weights.

@@ -121,8 +121,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answers) // fails if the client is gone
 }
 
-// predict returns the most probable classes. Requests compute concurrently. The scope frees the
-// tensors of each.
+// predict returns the most probable classes. Requests compute concurrently. A scope for each
+// request frees its tensors.
 func (h *handler) predict(ctx context.Context, upload []byte) (answers []answer, err error) {
 	scope := torch.NewScope("request")
 	defer scope.Close()

@@ -227,8 +227,8 @@ func (t *totals) add(logits, loss, labels *torch.Tensor, n int) error {
 	return t.right.Add_(logits.NoGrad().ArgMax(1, false).Eq(labels).Sum()).Err()
 }
 
-// read returns the mean loss and the accuracy since the last read, and sets both to 0. It waits for
-// the device.
+// read returns the mean loss and the accuracy since its last call, and sets both totals to 0. It
+// waits for the device.
 func (t *totals) read() (loss, accuracy float64, err error) {
 	if t.samples == 0 {
 		return 0, 0, fmt.Errorf("the archive gave no samples")

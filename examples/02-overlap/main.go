@@ -194,8 +194,8 @@ func (e *experiment) copy(memory string, stream cuda.Stream) func() error {
 	}
 }
 
-// once issues all steps' parts and waits for the GPU. It returns the total time, and the time until
-// all work was issued.
+// once issues the parts of all steps and waits for the GPU. It returns the total time, and the time
+// until all work was issued.
 func (e *experiment) once(parts ...func() error) (took, held time.Duration, err error) {
 	if err := e.device.Synchronize(); err != nil {
 		return 0, 0, err

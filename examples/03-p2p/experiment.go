@@ -110,8 +110,8 @@ func (e *experiment) compute(operands ...*torch.Tensor) error {
 	return nil
 }
 
-// median returns the median time of fn in milliseconds, from idle devices until both are idle
-// again.
+// median returns the median time of fn in milliseconds. A time starts with idle devices and ends
+// when both are idle again.
 func (e *experiment) median(ctx context.Context, fn func() error) (float64, error) {
 	const warm = 3
 	var took []float64

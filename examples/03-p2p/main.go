@@ -9,9 +9,9 @@
 //	go run ./examples/03-p2p -timeline p2p.svg       # and a picture of two choices
 //	go run ./examples/03-p2p -json
 //
-// It needs two GPUs: -device and the next one. Result: a copy between GPUs overlaps only if neither
-// of its streams computes and the sender's stream is not the default stream. The driver orders the
-// default stream against the work of both devices.
+// It needs two GPUs: -device and the next one. Result: a copy between GPUs overlaps with
+// computation only if neither of the copy's streams computes and the sender's stream is not the
+// default stream. The driver orders the default stream against the work of both devices.
 package main
 
 import (
@@ -79,7 +79,7 @@ type choice struct {
 	CopyPeer    float64 `json:"copy_peer_ms"`
 	Blocking    float64 `json:"copy_from_ms"`
 	NonBlocking float64 `json:"copy_from_non_blocking_ms"`
-	// Hidden is the hidden share of the shorter of copy and compute, for copy_peer_ms.
+	// Hidden is the share of the shorter of copy and compute that CopyPeer hides.
 	Hidden float64 `json:"hidden"`
 }
 
@@ -94,7 +94,8 @@ type peerJSON struct {
 	} `json:"workloads"`
 }
 
-// hidden returns the hidden share of the shorter of two times, when both together take `together`.
+// hidden returns the share of the shorter of two times that is hidden if both together take
+// `together`.
 func hidden(a, b, together float64) float64 {
 	return max(0, min(1, (a+b-together)/min(a, b)))
 }

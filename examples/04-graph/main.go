@@ -186,8 +186,8 @@ func (s *sequence) measure(device cuda.Device, rounds int) error {
 	if err := stream.Wait(cuda.DefaultStream(device)); err != nil {
 		return err
 	}
-	// Use one thread for all calls, because a library's first use on a thread must precede the
-	// capture.
+	// Use one thread for all calls: a library must be used on a thread once before a capture on
+	// that thread.
 	return cuda.WithStream(stream.Stream, func() error {
 		for range 3 {
 			if err := s.fn(); err != nil {

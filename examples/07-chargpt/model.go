@@ -65,7 +65,7 @@ func (g *gpt) Parts() nn.Parts {
 // Forward returns the logits [N T symbols] of the tokens [N T].
 func (g *gpt) Forward(tokens *torch.Tensor) *torch.Tensor { return g.step(tokens, nil) }
 
-// step is like Forward. With caches, one per block, tokens follow the cached ones.
+// step is like Forward. With caches, one for each block, tokens follow the cached tokens.
 func (g *gpt) step(tokens *torch.Tensor, caches []*nn.KVCache) *torch.Tensor {
 	shape := tokens.Shape()
 	if len(shape) != 2 {

@@ -55,7 +55,7 @@ func (t *text) Fill(ctx context.Context, epoch int, lend func(context.Context) (
 	deliver func(int, any) error) error {
 	rng := rand.New(rand.NewPCG(t.seed, uint64(epoch)))
 	for range t.batches {
-		memory, err := lend(ctx) // waits for a free slot, and ends with the epoch
+		memory, err := lend(ctx) // waits for a free slot, or for the end of the epoch
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
-// Command 08-finetune trains a network on twelve photographs. It then gives the checkpoint a new
-// task with a head of another size: to name the kind of subject. The trunk stays frozen, so only
-// the head learns. For comparison, an untrained network gets the same number of steps.
+// Command 08-finetune trains a network on twelve photographs. It then trains the checkpoint, with a
+// head of another size, for a new task: to name the kind of subject. The trunk stays frozen, so
+// only the head learns. For comparison, an untrained network gets the same number of steps.
 //
 //	08-finetune                            both archives are in examples/data
 //	08-finetune -checkpoint resnet.pth     start from another checkpoint of this network

@@ -195,7 +195,7 @@ func (g *gan) step(real *torch.Tensor) (critic, generator *torch.Tensor, err err
 		y := g.critic.Forward(x)
 		return y.BCEWithLogitsLoss(y.FullLike(truth))
 	}
-	critic = verdict(real, 0.9).Add(verdict(made.Detach(), 0)) // 0.9: an overconfident critic teaches nothing
+	critic = verdict(real, 0.9).Add(verdict(made.Detach(), 0)) // 0.9, because an overconfident critic teaches nothing
 	if err := critic.Backward(); err != nil {
 		return nil, nil, err
 	}
@@ -209,7 +209,7 @@ func (g *gan) step(real *torch.Tensor) (critic, generator *torch.Tensor, err err
 	if err := g.forge.Step(); err != nil {
 		return nil, nil, err
 	}
-	return critic, generator, torch.ClearGrads(nn.Parameters(g.critic)...) // left there by the generator's loss
+	return critic, generator, torch.ClearGrads(nn.Parameters(g.critic)...) // the generator's loss has left gradients there
 }
 
 // result holds the images, [N 1 side side] from 0 to 1 as one slice, and the last losses.

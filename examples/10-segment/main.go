@@ -124,8 +124,8 @@ func draw(rng *rand.Rand) (image.Image, image.Image) {
 	return picture, mask
 }
 
-// unet halves the image twice and doubles it again. On the way up it also gets the intermediate
-// images of the way down, which hold the exact positions.
+// unet halves the image twice and doubles it again. Each doubling step also gets the intermediate
+// images of the halving steps, which hold the exact positions.
 type unet struct {
 	down [2]nn.Module
 	deep nn.Module
@@ -288,7 +288,7 @@ func closeUnless(ok bool, loader *imageloader.Loader) error {
 func masks(batch *prefetcher.Batch) *torch.Tensor { return batch.Tensors()[1] }
 
 // evaluate returns the intersection over union, averaged over the classes. If picture is not "", it
-// draws the first images there.
+// draws the first images to that file.
 func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, device cuda.Device,
 	picture string) (float64, error) {
 	nn.Train(net, false)

@@ -111,8 +111,8 @@ func main() {
 	}
 }
 
-// message returns a rank's description of its failure. One rank reports in full why the job has
-// ended, so the others do not repeat it.
+// message returns a rank's description of its failure. One rank reports in full the reason why the
+// job has ended, so the others do not repeat it.
 func message(err error) string {
 	var e *distributed.Error
 	if !errors.As(err, &e) || e.Culprit < 0 {
@@ -149,8 +149,8 @@ func (o *options) check() error {
 	return nil
 }
 
-// run trains until all epochs are complete or its context ends. In that case all ranks stop after
-// the same step.
+// run trains until all epochs are complete or its context ends. When the context ends, all ranks
+// stop after the same step.
 func run(terminated context.Context, o options, out io.Writer) (r *result, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -409,8 +409,8 @@ func (t *trainer) step(epoch int, batch *prefetcher.Batch, sums *torch.Tensor) e
 	return t.onStep(step{t.world.Rank(), epoch, info.State.Batches(), t.net, batch.Images, info, loss})
 }
 
-// afterwards writes a checkpoint when it is due. If a rank was told to leave, it ends the job after
-// the same step on all ranks.
+// afterwards writes a checkpoint when one is due. If a rank was told to leave, it ends the job
+// after the same step on all ranks.
 func (t *trainer) afterwards(steps int) error {
 	leave, err := t.stop.Sync()
 	if err != nil {

@@ -282,7 +282,7 @@ func (m *model) close() error {
 }
 
 // bind sets the block's parameters to a slot's memory, without a copy. They are valid until the end
-// of the iteration. Then the prefetcher refills the slot, after the block's work.
+// of the iteration. After the block's work, the prefetcher refills the slot.
 func (m *model) bind(fields []*torch.Tensor) error {
 	for i, p := range m.state {
 		if err := p.Tensor.SetData(fields[i].Index(0)); err != nil { // [1 ...], a batch of one block
@@ -298,8 +298,8 @@ func (m *model) bind(fields []*torch.Tensor) error {
 }
 
 // generate extends the sequences of tokens [N T] by count tokens, always the most probable ones.
-// Each token takes a pass over all blocks. It calls seen with the logits of each pass, which are
-// valid during the call. The caller closes the result.
+// Each token takes a pass over all blocks. generate calls seen with the logits of each pass. They
+// are valid during that call. The caller closes the result.
 func (m *model) generate(ctx context.Context, tokens *torch.Tensor, count int,
 	seen func(pass int, logits *torch.Tensor) error) (*torch.Tensor, error) {
 	tokens = tokens.Keep()
@@ -367,7 +367,7 @@ func (m *model) measure(ctx context.Context, o options, r *result) error {
 	var before prefetcher.Stats
 	tokens, err := m.generate(ctx, prompt, o.tokens, func(pass int, logits *torch.Tensor) error {
 		if pass > 0 {
-			return nil // the host continues with the next pass without waiting for the device
+			return nil // the host starts the next pass without waiting for the device
 		}
 		_, err := logits.Index(0, 0, 0).Float64() // waits for the first pass
 		began, before = time.Now(), m.feed.Stats()

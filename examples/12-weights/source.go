@@ -72,8 +72,8 @@ func (w *weights) BatchSize() int { return 1 }
 
 const piece = 16 << 20 // bytes copied per goroutine
 
-// Fill delivers the blocks in turn until ctx ends, each with its number. So the first block of a
-// pass is copied while the last block of the previous pass computes.
+// Fill delivers the blocks in turn until ctx ends, each with its number. The first block of a pass
+// is therefore copied while the last block of the previous pass computes.
 func (w *weights) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error),
 	deliver func(int, any) error) error {
 	for i := 0; ; i = (i + 1) % len(w.bytes) {
@@ -81,7 +81,7 @@ func (w *weights) Fill(ctx context.Context, _ int, lend func(context.Context) ([
 		if err != nil {
 			return err
 		}
-		var copies sync.WaitGroup // one core is slower than the bus
+		var copies sync.WaitGroup // one core copies more slowly than the bus
 		for field, memory := range slot {
 			from := w.bytes[i][field]
 			for at := 0; at < len(from); at += piece {

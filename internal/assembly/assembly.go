@@ -17,8 +17,8 @@ type Policy int
 // The policies.
 const (
 	Fail       Policy = iota // a bad sample ends the epoch
-	Skip                     // it is left out
-	Substitute               // another sample of its batch replaces it
+	Skip                     // the bad sample is left out
+	Substitute               // another sample of the same batch replaces the bad one
 )
 
 func (p Policy) String() string {
@@ -38,16 +38,17 @@ type Config struct {
 	Size     int // samples in a batch
 	DropLast bool
 	Policy   Policy
-	Name     string // of the package, the start of error texts
-	// Fatal returns the error that ends an epoch under the policy Fail, for the bad sample's error.
+	Name     string // name of the package; error texts start with it
+	// Fatal returns the error with which an epoch ends under the policy Fail. bad is the bad
+	// sample's error.
 	Fatal func(bad error) error
 }
 
 // Memory is the lent memory of a batch.
 type Memory[M any] interface {
-	// Exchange copies row fromRow of the memory from to a row. If both is set, it swaps the two.
+	// Exchange copies row fromRow of from to row. If both is set, it swaps the two rows.
 	Exchange(row int, from M, fromRow int, both bool)
-	// Substitute copies the row of a good sample to the row of a bad one.
+	// Substitute copies the row of a good sample to the row of a bad sample.
 	Substitute(row, good int)
 }
 
@@ -78,9 +79,9 @@ type Assembly[S any, M Memory[M]] struct {
 
 	sequence sequence[S, M]
 	rows     rows[S, M]
-	awaited  int // the position that next waits for; it may not be placed yet
+	awaited  int // the position for which Next waits; it may not be placed yet
 
-	waited time.Duration // time that place waited for slots
+	waited time.Duration // time that Place has waited for slots
 }
 
 // quota bounds the samples of an epoch. Under Skip a later sample replaces a bad one.
@@ -154,7 +155,7 @@ type rows[S, M any] struct {
 	ask     chan struct{}
 	asked   bool      // a slot has been requested
 	holes   []hole[M] // rows of bad samples, to be filled by other samples; only under Skip
-	closing *Slot[M]  // the oldest slot, while next waits for its rows
+	closing *Slot[M]  // the oldest slot, while Next waits for its rows
 }
 
 // request asks for another slot, unless a request is pending.
@@ -213,7 +214,7 @@ type flight[S, M any] struct {
 	slot   *Slot[M]
 	row    int
 	state  Outcome
-	err    error // the tolerated damage, for a good sample
+	err    error // for a good sample: a warning, or nil
 }
 
 // Outcome is the result of decoding a sample.
@@ -227,7 +228,7 @@ const (
 	Fatal // no sample can be made
 )
 
-// Slot is the place of one batch.
+// Slot is the lent memory of one batch, and the state of its rows.
 type Slot[M any] struct {
 	Memory M
 
@@ -248,18 +249,18 @@ type hole[M any] struct {
 type Ready[S, M any] struct {
 	Slot    *Slot[M]
 	Samples []S     // one for each row
-	Bad     []error // of the bad samples since the last call of Next, in order
-	Warned  []error // of the good samples since the last call of Next, in order
+	Bad     []error // errors of the bad samples since the last call of Next, in order
+	Warned  []error // warnings about the good samples since the last call of Next, in order
 	Judged  int     // number of positions up to the batch's end
-	Partial bool    // only bad samples; the batch is not complete yet
+	Partial bool    // the batch is not complete yet: Bad is the only result
 }
 
-// maxBad is the maximum number of bad samples that next collects before it returns them without a
+// maxBad is the maximum number of bad samples that Next collects before it returns them without a
 // batch. Under Skip, any number of bad samples may precede a batch.
 const maxBad = 1024
 
-// New returns an assembly. If wanted is not 0, the assembly delivers so many samples, and a sample
-// that is placed later replaces a skipped one.
+// New returns an assembly. If wanted is not 0, the assembly delivers wanted samples: under Skip, a
+// sample that is placed later replaces a bad one.
 func New[S any, M Memory[M]](c Config, wanted int) *Assembly[S, M] {
 	a := &Assembly[S, M]{config: c, quota: quota{wanted: wanted}, rows: rows[S, M]{ask: make(chan struct{}, 1)}}
 	a.progress.L = &a.mu
@@ -338,8 +339,8 @@ func (a *Assembly[S, M]) Place(s S, wait bool) (position int, at *Slot[M], row i
 	return position, at, row, true
 }
 
-// Resolve records the Outcome of the sample at a position. The error of a bad or fatal sample is
-// the reason. The error of a good one, if any, is a warning.
+// Resolve records the Outcome of the sample at a position. For a bad or fatal sample, err is the
+// reason. For a good sample, err is nil or a warning.
 func (a *Assembly[S, M]) Resolve(position int, state Outcome, err error) {
 	a.mu.Lock()
 	a.note(position, state, err)
@@ -439,7 +440,7 @@ func (a *Assembly[S, M]) Next() (r Ready[S, M], err error) {
 }
 
 // judge waits for the samples of the next batch, in order, and adds them to members. If the
-// sequence ends before the batch is full, err is the reason. ok is false after stop.
+// sequence ends before the batch is full, err is the reason. ok is false after Stop.
 func (a *Assembly[S, M]) judge(r *Ready[S, M]) (ok bool, err error) {
 	q, size, policy := &a.sequence, a.config.Size, a.config.Policy
 	for len(q.members) < size {
@@ -498,7 +499,7 @@ func (a *Assembly[S, M]) await() {
 }
 
 // settle moves the members of the next batch to their rows of s, the oldest slot. Before that, it
-// waits until no worker writes to s. It returns false after stop.
+// waits until no worker writes to s. It returns false after Stop.
 func (a *Assembly[S, M]) settle(s *Slot[M]) bool {
 	a.rows.close(s)
 	if !a.quiet(s) {

@@ -16,11 +16,12 @@ type Start struct {
 	Before  int       // batches of the epoch that were delivered before the deal
 }
 
-// Remaining returns the number of samples that a rank still delivers, if that number is fixed.
+// Remaining returns the number of samples that a rank still has to deliver, if that number is
+// fixed.
 func (d *Deal) Remaining(s *Start) int { return max(0, d.Turns-s.Batches*d.Batch) }
 
-// End returns the turn at which a pass ends. If skips is set, samples are left out, and the pass
-// ends earlier if it has enough samples.
+// End returns the turn at which reading for a rank stops. If skips is set, bad samples are left
+// out, and the pass ends earlier when it has enough samples.
 func (d *Deal) End(s *Start, skips bool) int {
 	switch {
 	case d.Fixed && d.Remaining(s) == 0:
@@ -31,11 +32,11 @@ func (d *Deal) End(s *Start, skips bool) int {
 	return d.Turns
 }
 
-// Mark is a rank's position in an epoch, right after a batch. It is what saved states contain.
+// Mark is a rank's position in an epoch, right after a batch. Saved states contain marks.
 type Mark struct {
 	Epoch   int
 	Kind    Kind
-	Share   Share     // of the run that made the mark
+	Share   Share     // share of the run that made the mark
 	Done    Positions // positions taken before the deal
 	Before  int       // batches of the epoch that were delivered before the deal
 	Batches int       // batches of the deal that are delivered
@@ -44,7 +45,7 @@ type Mark struct {
 
 const maxCount = 1 << 48 // maximum of every count in a mark: the sum of two does not overflow
 
-// Check returns an error for values that no mark has.
+// Check returns an error for values that no mark can have.
 func (m *Mark) Check() error {
 	for _, c := range []struct {
 		name  string
@@ -92,7 +93,7 @@ func (m *Mark) deal(rank, total int) Deal {
 }
 
 // fits returns an error if the mark was not made after the same batch as first, or if an epoch of
-// total positions has no such place.
+// total positions is too short for the mark.
 func (m *Mark) fits(first *Mark, total int) error {
 	if m.Epoch != first.Epoch || m.Share.World != first.Share.World || m.Before != first.Before ||
 		m.Batches != first.Batches || m.Kind != first.Kind || m.Done.Next != first.Done.Next ||
@@ -111,10 +112,10 @@ func (m *Mark) fits(first *Mark, total int) error {
 }
 
 // Resume returns the position at which a rank continues the epoch of the marks. total is the
-// epoch's number of positions. The marks are of one or more ranks of one run. If the marks have one
-// of this rank, and World is unchanged, the rank continues after it. Otherwise the rest of the
-// epoch is dealt again. If skips is set, the ranks may have taken different numbers of turns, so
-// that dealing again needs the marks of all ranks.
+// epoch's number of positions. The marks are from one or more ranks of one run. If they include
+// this rank's mark and World is unchanged, the rank continues after its mark. Otherwise the rest of
+// the epoch is dealt again. If skips is set, the ranks may have taken different numbers of turns,
+// so dealing again needs the marks of all ranks.
 func Resume(marks []Mark, share Share, total int, skips bool) (Start, error) {
 	if len(marks) == 0 {
 		return Start{}, errors.New("there is no state")
@@ -139,7 +140,8 @@ func Resume(marks []Mark, share Share, total int, skips bool) (Start, error) {
 			"to go on as rank %d of %d under the policy skip it takes those of all ranks, after the same batch",
 			len(byRank), first.Share.World, share.Rank, share.World)
 	}
-	// Except under skip, a rank without a mark has taken as many turns as the first mark's rank.
+	// Unless skips is set, a rank without a mark has taken as many turns as the rank of the first
+	// mark.
 	turns := make([]int, first.Share.World)
 	for rank := range turns {
 		turns[rank] = first.Turns

@@ -39,8 +39,8 @@ func Usage(flags *flag.FlagSet, call, about string) {
 	}
 }
 
-// Main runs an example. It parses the flags (also the flags of more, if not nil) and calls run
-// with a context that an interrupt cancels. If run fails, Main prints one line and exits with
+// Main runs an example. It parses the flags (also the flags that more, if not nil, adds) and calls
+// run with a context that an interrupt cancels. If run fails, Main prints one line and exits with
 // status 1. about is the sentence for -h, and gpus is the number of GPUs that the example needs.
 func Main(name, about string, gpus int, more func(*flag.FlagSet), run func(context.Context, *Lesson) error) {
 	l := &Lesson{Out: os.Stdout}
@@ -97,8 +97,8 @@ const (
 )
 
 // ExplainMissing adds advice to the error of opening the archive at path if the file does not
-// exist: to name another archive with the option, and for one of the repository's archives also to
-// run the example in the repository's root. It returns other errors unchanged.
+// exist. It advises to name another archive with the option. For an archive of the repository it
+// also advises to run the example in the repository's root. It returns other errors unchanged.
 func ExplainMissing(err error, example, option, path string) error {
 	switch {
 	case !errors.Is(err, fs.ErrNotExist):
@@ -190,9 +190,9 @@ func (l *Lesson) Result(figures any, text func() error) error {
 	return json.NewEncoder(l.Out).Encode(figures)
 }
 
-// Record runs fn under a recording and draws its timeline, if -timeline names a file. It returns
-// the recording. Without -timeline it returns nil and does not run fn. Recording takes time, so
-// measure speed in other runs of fn.
+// Record runs fn under a recording, draws its timeline and returns the recording. If -timeline
+// names no file, it returns nil and does not run fn. Recording takes time, so measure speed in
+// other runs of fn.
 func (l *Lesson) Record(title string, fn func() error) (*trace.Trace, error) {
 	if l.Timeline == "" {
 		return nil, nil
@@ -218,8 +218,8 @@ func (l *Lesson) Record(title string, fn func() error) (*trace.Trace, error) {
 	return recorded, nil
 }
 
-// Median returns the middle value, or the lower middle value if their number is even. It returns 0
-// if there are no values.
+// Median returns the middle value, or the lower of the two middle values if their number is even.
+// It returns 0 if there are no values.
 func Median[T ~int64 | ~float64](values []T) T {
 	if len(values) == 0 {
 		var none T

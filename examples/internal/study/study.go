@@ -30,8 +30,8 @@ func Positive(flags map[string]int) error {
 	return nil
 }
 
-// Device parses the value of a flag -device: "cpu", "cuda:N", "cuda" for the first GPU, or "" for
-// the first GPU if there is one.
+// Device parses the value of a flag -device: "cpu", "cuda:N", "cuda" for the first GPU. "" selects
+// the first GPU if there is one, and otherwise the CPU.
 func Device(name string) (cuda.Device, error) {
 	if name == "cuda" {
 		name = "cuda:0"
@@ -53,8 +53,8 @@ func Device(name string) (cuda.Device, error) {
 	return 0, fmt.Errorf("-device %q: want cpu, or cuda:N for the GPU N", name)
 }
 
-// Grid writes images, float [N C H W] between 0 and 1 with C 1 or 3, as a PNG of rows of the given
-// number of images. Each pixel becomes a square of scale pixels.
+// Grid writes images, float [N C H W] between 0 and 1 with C 1 or 3, as a PNG. columns is the
+// number of images in a row. Each pixel becomes a square of scale x scale pixels.
 func Grid(path string, images *torch.Tensor, columns, scale int) error {
 	x := images.NoGrad().Detach()
 	defer x.Close()

@@ -14,8 +14,8 @@ type (
 	ready   = assembly.Ready[sample.Sample, *rows]
 )
 
-// Outcome is the result of decoding a sample. The error of a Bad one is a *sample.Error. A Fatal
-// one means that the archive cannot be read, or that no image can be decoded.
+// Outcome is the result of decoding a sample. The error of a Bad sample is a *sample.Error. Fatal
+// means that the archive cannot be read, or that no image can be decoded.
 type Outcome = assembly.Outcome
 
 // The outcomes.
@@ -35,7 +35,7 @@ func newAssembly(c *Config, wanted int) *batches {
 
 // rows is the lent memory of a batch.
 type rows struct {
-	images, labels         []byte           // labels, masks or targets
+	images, labels         []byte           // labels, masks or targets of all rows
 	imageBytes, labelBytes int              // of a row; labelBytes is 0 if labels are written when the batch is complete
 	staging                *devplan.Staging // nil without plans
 	scratch                []byte
@@ -77,7 +77,7 @@ func (r *rows) Exchange(row int, from *rows, fromRow int, both bool) {
 	devplan.Exchange(r.staging, row, from.staging, fromRow, both)
 }
 
-// exchange copies from into to. If both is set it swaps the two.
+// exchange copies from into to. If both is set, it swaps the two.
 func (r *rows) exchange(to, from []byte, both bool) {
 	if both {
 		r.scratch = append(r.scratch[:0], to...)
