@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"hash/crc32"
 	"image"
 	"image/color"
@@ -182,16 +183,64 @@ func TestResumeNeedsSameImages(t *testing.T) {
 	}
 }
 
+// A directory in -test is compared too. A run resumes with -test if and only if it had one.
+func TestResumeNeedsSameTest(t *testing.T) {
+	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 3})
+	test, other := t.TempDir(), t.TempDir()
+	var picture bytes.Buffer
+	if err := png.Encode(&picture, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
+		t.Fatal(err)
+	}
+	for dir, names := range map[string][]string{test: {"cat/0.png", "dog/0.png"}, other: {"cat/1.png", "dog/0.png"}} {
+		for _, name := range names {
+			writeFile(t, filepath.Join(dir, name), picture.String())
+		}
+	}
+	with, without := filepath.Join(t.TempDir(), "with"), filepath.Join(t.TempDir(), "without")
+	trainSmall(t, archive, with, "-epochs", "1", "-test", test)
+	trainSmall(t, archive, without, "-epochs", "1")
+	trainSmall(t, archive, with, "-epochs", "1", "-test", test, "-resume")
+	for _, c := range []struct {
+		want, out string
+		test      []string
+	}{
+		{"a run with other images or labels in -test: resume", with, []string{"-test", other}},
+		{"a run with -test: resume", with, nil},
+		{"a run with no -test: resume", without, []string{"-test", test}},
+	} {
+		status, _, stderr := command(t, append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4",
+			"-epochs", "1", "-device", "cpu", "-out", c.out, "-resume"}, c.test...)...)
+		if status != 1 || !strings.Contains(stderr, c.want) {
+			t.Errorf("%q: got status %d, %s, want %q", c.test, status, stderr, c.want)
+		}
+	}
+}
+
+// -out must not be inside the directory of -archive or -test, also not through a symbolic link.
 func TestResultsInsideImagesAreRefused(t *testing.T) {
-	dir := t.TempDir()
-	for _, out := range []string{dir, filepath.Join(dir, "trained"), dir + "/a/../b/.."} {
-		status, _, stderr := command(t, "train", "-archive", dir, "-out", out, "-device", "cpu")
-		if status != 2 || !strings.Contains(stderr, "is inside -archive") {
-			t.Errorf("-out %s: got status %d, %s, want an error of the options", out, status, stderr)
+	dir, outside := t.TempDir(), t.TempDir()
+	if err := errors.Join(os.Symlink(dir, filepath.Join(outside, "to")),
+		os.Symlink(outside, filepath.Join(outside, "itself"))); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(outside, "to")
+	for _, out := range []string{dir, filepath.Join(dir, "trained"), dir + "/a/../b/..", link, filepath.Join(link, "a/b")} {
+		for option, args := range map[string][]string{"-archive": {"-archive", dir},
+			"-archive by a link": {"-archive", link}, "-test": {"-archive", photos, "-test", dir}} {
+			status, _, stderr := command(t, append([]string{"train", "-out", out, "-device", "cpu"}, args...)...)
+			want, _, _ := strings.Cut(option, " ")
+			if status != 2 || !strings.Contains(stderr, "is inside "+want) {
+				t.Errorf("-out %s, %s: got status %d, %s, want an error of the options", out, option, status, stderr)
+			}
 		}
 	}
 	if files, err := os.ReadDir(dir); err != nil || len(files) != 0 {
 		t.Errorf("got %v, %v in the folder, want nothing", files, err)
+	}
+	o := trainOptions{out: filepath.Join(outside, "itself", "out")}
+	o.archive, o.test = dir, dir
+	if err := o.checkOutside(); err != nil {
+		t.Errorf("-out outside: got %v, want no error", err)
 	}
 }
 

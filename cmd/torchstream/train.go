@@ -513,20 +513,39 @@ func (o *trainOptions) checkFolder() error {
 // checkOutside refuses an -out folder inside a directory of images. The pictures that a training
 // writes would become images of that directory.
 func (o *trainOptions) checkOutside() error {
-	if info, err := os.Stat(o.archive); err != nil || !info.IsDir() {
-		return nil // opening the archive reports a wrong path
-	}
-	images, err1 := filepath.Abs(o.archive)
-	out, err2 := filepath.Abs(o.out)
-	if err := errors.Join(err1, err2); err != nil {
+	out, err := realPath(o.out)
+	if err != nil {
 		return err
 	}
-	if inside, err := filepath.Rel(images, out); err != nil || inside == ".." ||
-		strings.HasPrefix(inside, ".."+string(filepath.Separator)) {
-		return nil
+	for _, images := range []struct{ option, path string }{{"-archive", o.archive}, {"-test", o.test}} {
+		if info, err := os.Stat(images.path); err != nil || !info.IsDir() {
+			continue // opening the archive reports a wrong path
+		}
+		path, err := realPath(images.path)
+		if err != nil {
+			return err
+		}
+		inside, err := filepath.Rel(path, out)
+		if err == nil && inside != ".." && !strings.HasPrefix(inside, ".."+string(filepath.Separator)) {
+			return cli.Usagef("-out %s is inside %s %s: its pictures would become images of the archive: "+
+				"name a folder outside", printable.Name(o.out), images.option, printable.Name(images.path))
+		}
 	}
-	return cli.Usagef("-out %s is inside -archive %s: its pictures would become images of the archive: "+
-		"name a folder outside", printable.Name(o.out), printable.Name(o.archive))
+	return nil
+}
+
+// realPath returns the absolute path without symbolic links. The last elements need not exist.
+func realPath(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
+		real, err = realPath(parent)
+		return filepath.Join(real, filepath.Base(path)), err
+	}
+	return real, err
 }
 
 // earlier returns the completed and the total number of epochs of the run in the folder. ok is
@@ -566,6 +585,8 @@ func (o *trainOptions) compare(now map[string]string) error {
 	if err := file.Close(); err != nil {
 		return err
 	}
+	_, had := before["test-samples"]
+	_, has := now["test-samples"]
 	var differences []string
 	both := maps.Clone(before)
 	maps.Copy(both, now)
@@ -574,6 +595,11 @@ func (o *trainOptions) compare(now map[string]string) error {
 		case before[key] == now[key]:
 		case key == "classes":
 			differences = append(differences, otherClasses(before[key], now[key]))
+		case key == "test-samples" && had != has:
+			// Checkpoints of earlier versions have neither key.
+			if _, knows := before["samples"]; knows {
+				differences = append(differences, map[bool]string{true: "-test", false: "no -test"}[had])
+			}
 		case key == "samples" || key == "test-samples":
 			// An archive that was not read has no digest. If the labels come from elsewhere now,
 			// the key "labels" differs too.

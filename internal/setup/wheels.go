@@ -302,8 +302,8 @@ func find(ctx context.Context, client *http.Client, address string, w wheel) (st
 		if err != nil {
 			return "", fmt.Errorf("%s: a link: %w", printable.URL(page.String()), invalid(link))
 		}
-		// The index requires the page's name and password for its files too. A link must not make them
-		// travel without encryption.
+		// The index requires the page's name and password for its files too. They must not be sent
+		// unencrypted because of a link.
 		if u.User == nil && u.Host == page.Host && (u.Scheme == page.Scheme || u.Scheme == "https") {
 			u.User = page.User
 		}
