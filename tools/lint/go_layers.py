@@ -153,6 +153,7 @@ LAYERS = {
         "torch",
         "trace",
     ],
+    "imagefeed": ["imageloader", "prefetcher"],
     "train": ["checkpoint", "cuda", "distributed", "imageloader", "internal/resident", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
     # internal/capi: the decoder.
     "serve": ["cuda", "imageloader/decode", "internal/capi", "internal/decodeplan", "tensor", "torch"],
@@ -322,6 +323,16 @@ LAYERS = {
         "prefetcher",
         "torch",
         "trace",
+        "train",
+    ],
+    "examples/13-tabular": [
+        "cuda",
+        "examples/internal/lesson",
+        "examples/internal/study",
+        "nn",
+        "optim",
+        "prefetcher",
+        "torch",
         "train",
     ],
     "examples/12-weights": [

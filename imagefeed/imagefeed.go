@@ -1,0 +1,56 @@
+// Package imagefeed opens an archive of images as batches on a device in one call. It joins an
+// imageloader.Loader and a prefetcher.Prefetcher, which a program may also open by themselves.
+package imagefeed
+
+import (
+	"context"
+	"errors"
+
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/prefetcher"
+)
+
+// Options are the options of the two parts. The zero value gives every image in archive order,
+// resized and cropped to 224, in batches of 32, on the first GPU or the CPU.
+type Options struct {
+	Loader     imageloader.Options
+	Prefetcher prefetcher.Options
+}
+
+// Feed delivers the batches of an archive: see prefetcher.Prefetcher.Epoch. The info of a batch is
+// an imageloader.Info. A Feed must be closed.
+type Feed struct {
+	*prefetcher.Prefetcher
+	Loader *imageloader.Loader // for the classes, Restore and statistics; Close closes it
+}
+
+// Open opens an archive, a directory, or shards: see imageloader.Open. ctx is only for opening.
+//
+//	feed, err := imagefeed.Open(ctx, "train.tgz", imagefeed.Options{
+//		Loader: imageloader.Options{Transform: imageloader.Train(224), Shuffle: true}})
+//	...
+//	defer feed.Close()
+//	for batch, err := range feed.Epoch(ctx, 0) {
+//
+// train.Config takes it as Feed: feed.Prefetcher, Loader: feed.Loader.
+func Open(ctx context.Context, path string, o Options) (*Feed, error) {
+	loader, err := imageloader.OpenContext(ctx, path, o.Loader)
+	if err != nil {
+		return nil, err
+	}
+	feed, err := prefetcher.New(loader, o.Prefetcher)
+	if err != nil {
+		return nil, errors.Join(err, loader.Close())
+	}
+	return &Feed{Prefetcher: feed, Loader: loader}, nil
+}
+
+// Close closes the prefetcher and then the loader. While an epoch is running, it does nothing and
+// returns prefetcher.ErrRunning.
+func (f *Feed) Close() error {
+	err := f.Prefetcher.Close()
+	if errors.Is(err, prefetcher.ErrRunning) {
+		return err
+	}
+	return errors.Join(err, f.Loader.Close())
+}
