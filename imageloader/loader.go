@@ -208,10 +208,13 @@ func (l *Loader) weigh(x *index.Index) (err error) {
 		return nil
 	}
 	if !x.Random() {
-		return fmt.Errorf("imageloader: %s: Options.Weights and Options.Balanced need random access, and "+
-			"this is a stream of more than Options.ShuffleBytes (%d): "+
-			"make an index with torchstream index, repack it as .tar, or raise ShuffleBytes",
-			archive.Shown(l.path), l.o.ShuffleBytes)
+		option := "Weights"
+		if l.o.Balanced {
+			option = "Balanced"
+		}
+		return fmt.Errorf("imageloader: %s: Options.%s needs random access, and this is a stream of more than "+
+			"%d bytes: make an index with torchstream index, repack it as .tar, or let it stay in memory "+
+			"(Options.ShuffleBytes)", archive.Shown(l.path), option, l.o.ShuffleBytes)
 	}
 	weight, option := func(i int) float64 {
 		return l.o.Weights(Sample{Name: x.Name(i), Index: i,

@@ -213,7 +213,7 @@ func droppedClasses(r *Report, f FixOptions) (dropped []string, err error) {
 		return nil, fmt.Errorf("%w in %s that is good: there is nothing to write", ErrNoSamples, r.File)
 	case len(dropped) > 0 && !f.DropClasses:
 		return nil, fmt.Errorf("imageloader: %s: all samples of %d classes are bad (%q is the first): "+
-			"without them the labels of other classes change (FixOptions.DropClasses, -drop-classes, leaves them out)",
+			"without them the labels of other classes change (FixOptions.DropClasses leaves them out)",
 			r.File, len(dropped), dropped[0])
 	}
 	return dropped, nil

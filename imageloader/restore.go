@@ -86,7 +86,7 @@ func (l *Loader) restore(ctx context.Context, states []State) (*order.Start, ord
 	if (kind == order.Permuted || kind == order.Drawn) && !x.Random() {
 		return nil, "", errors.New(
 			"its epochs are in an order that needs random access, which this archive does not have (any more): " +
-				"make an index with torchstream index, repack it as .tar, or raise Options.ShuffleBytes")
+				"make an index with torchstream index, repack it as .tar, or let it stay in memory (Options.ShuffleBytes)")
 	}
 	return &start, kind, nil
 }

@@ -122,8 +122,9 @@ const (
 )
 
 // Bottleneck returns the stage that the other stages wait for, and a sentence with advice about it.
-// The stage is "" while there are too few batches to tell. Over a loader's whole life the answer is
-// an average: use Since to measure, for example, only the last minute.
+// The stage is "" while there are too few batches to tell, and if the workers wait without the time
+// having gone into a stage. Over a loader's whole life the answer is an average: use Since to
+// measure, for example, only the last minute.
 func (s Stats) Bottleneck() (Stage, string) {
 	workers := float64(s.Workers) * s.Elapsed.Seconds()
 	if s.Batches < 2 || workers <= 0 {
@@ -139,15 +140,19 @@ func (s Stats) Bottleneck() (Stage, string) {
 		return Consuming, fmt.Sprintf("the consumer is the bottleneck, as it should be: samples wait for "+
 			"a free slot %.0f %% of the time, and the workers are busy %.0f %%",
 			100*slot, 100*busy)
+	case (s.Read+s.Inflate).Seconds()/s.Elapsed.Seconds() < idle/2:
+		return "", fmt.Sprintf("no stage is the bottleneck: the %d workers wait for samples %.0f %% of the "+
+			"time, and reading and inflating take %.0f %% of it: measure longer epochs, on CPUs that "+
+			"nothing else uses", s.Workers, 100*idle, 100*(s.Read+s.Inflate).Seconds()/s.Elapsed.Seconds())
 	}
 	if s.Inflate > s.Read {
 		return Inflating, fmt.Sprintf("inflating is the bottleneck: the %d workers wait for samples %.0f "+
 			"%% of the time: make an index of the archive, so that several goroutines "+
-			"inflate it, raise Options.ShuffleBytes so that it stays in memory, or repack it as a plain .tar", s.Workers, 100*idle)
+			"inflate it, let it stay in memory (Options.ShuffleBytes), or repack it as a plain .tar", s.Workers, 100*idle)
 	}
 	return Reading, fmt.Sprintf("reading is the bottleneck: the %d workers wait for samples %.0f %% of "+
 		"the time: keep the archive on a faster disk or nearer, in several shards, "+
-		"or raise Options.ShuffleBytes so that it stays in memory", s.Workers, 100*idle)
+		"or let it stay in memory (Options.ShuffleBytes)", s.Workers, 100*idle)
 }
 
 // LogValue returns one group of all fields, for slog. It omits BadNamed and WarnedNamed, because

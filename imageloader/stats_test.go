@@ -39,6 +39,8 @@ func TestBottleneckNamesTheSlowStage(t *testing.T) {
 			WaitSlot: 300 * time.Millisecond}, Decoding, "more CPUs"},
 		"read": {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second,
 			WaitData: 3 * time.Second, Read: time.Second}, Reading, "wait for samples 75 %"},
+		"nobody": {Stats{Workers: 2, Batches: 9, Elapsed: time.Second, Decode: time.Second,
+			WaitData: 400 * time.Millisecond, Read: 20 * time.Millisecond}, "", "no stage"},
 		"inflate": {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second,
 			WaitData: 3 * time.Second, Read: time.Second, Inflate: 2 * time.Second}, Inflating, "make an index"},
 		"consumer": {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second,

@@ -233,7 +233,7 @@ func byteSize(bytes int64) string {
 func memberOf(e *imageloader.SampleError) badMember {
 	detail := ""
 	if e.Err != nil {
-		detail = e.Err.Error()
+		detail = cli.InFlags(e.Err.Error())
 	}
 	return badMember{e.Name, string(e.Reason), detail}
 }

@@ -257,8 +257,29 @@ func checkContracts(t *testing.T, cases []contractCase) {
 			decode <= 0 || (r.Finish > 0) != (c.device == "cpu") || r.Waited < 0 || r.Waited > 1 {
 			t.Errorf("%s: %s", c.args, stdout)
 		}
+		if strings.Contains(r.Advice, "Options.") {
+			t.Errorf("%s: got the advice %q, want flags instead of Go options", c.args, r.Advice)
+		}
 		if strings.Contains(c.args, "-epochs") && (len(r.RSS) != r.Epochs || r.RSS[0] < 1<<20) {
 			t.Errorf("%s: memory after %d epochs: %v", c.args, r.Epochs, r.RSS)
+		}
+	}
+}
+
+// Errors name the flags of commands instead of Go options.
+func TestErrorsOfCommandsNameFlags(t *testing.T) {
+	labelled := clitest.WriteTar(t, map[string]string{"0.jpg": "", "0.cls": "1"})
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"inspect", "-list", "missing.csv", photos}, "-list: "},
+		{[]string{"bench", "loader", "-archive", labelled}, "set -webdataset"},
+		{[]string{"index", labelled}, "set -webdataset"},
+	} {
+		status, stdout, stderr := command(t, c.args...)
+		if status != 1 || !strings.Contains(stderr, c.want) || strings.Contains(stdout+stderr, "Options.") {
+			t.Errorf("%q: got status %d, %s%s, want %q and no Go option", c.args, status, stdout, stderr, c.want)
 		}
 	}
 }

@@ -918,10 +918,10 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	}
 	report, err := nn.LoadWith(o.pretrained, model, nn.LoadOptions{Partial: true, Dict: o.pretrainedDict})
 	if err != nil {
-		return &loadError{err}
+		return err
 	}
 	fmt.Fprintf(stdout, "%s: %s\n\n", printable.Name(o.pretrained),
-		printable.Text(inFlags(report.Describe(article(o.model), 10))))
+		printable.Text(cli.InFlags(report.Describe(article(o.model), 10))))
 	if !o.freeze {
 		return nil
 	}
@@ -943,18 +943,6 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 	}
 	return nil
 }
-
-// inFlags replaces the names of options of package nn in a text by the names of the command's
-// options.
-func inFlags(text string) string {
-	return strings.ReplaceAll(text, "LoadOptions.Dict", "-pretrained-dict")
-}
-
-// loadError is an error of nn.LoadWith. Its text names the command's options instead of nn's.
-type loadError struct{ err error }
-
-func (e *loadError) Error() string { return inFlags(e.err.Error()) }
-func (e *loadError) Unwrap() error { return e.err }
 
 // headOf returns the name prefix of a classifier's head tensors. The head is the last layer.
 func headOf(model nn.Module) string {

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/torchstream/torchstream/imageloader"
@@ -48,7 +49,55 @@ func (e SkippableError) Unwrap() error { return e.Err }
 // sample, the text names the command that removes the sample, and no options of package
 // imageloader. For a truncated archive, the text names the command that lists the readable part,
 // unless that command itself failed.
-func Advised(err error, command string) string {
+func Advised(err error, command string) string { return InFlags(advised(err, command)) }
+
+// goOption matches a Go option in a text, with the parentheses around it.
+var goOption = regexp.MustCompile(`( \()?\b(?:Load|Fix)?Options\.([A-Z]\w*)(\))?`)
+
+// InFlags replaces the names of Go options in a text by the flags of commands. It drops an option
+// in parentheses if no command has a flag for it, such as " (Options.MaxPixels)".
+func InFlags(text string) string {
+	return goOption.ReplaceAllStringFunc(text, func(match string) string {
+		m := goOption.FindStringSubmatch(match)
+		switch flag := flagOf(m[2]); {
+		case flag != "":
+			return m[1] + flag + m[3]
+		case m[1] != "" && m[3] != "":
+			return ""
+		}
+		return match
+	})
+}
+
+// flagOf returns the flag for a field of the Options of imageloader, nn.Load and imageloader.Fix, or
+// "" if no command has one.
+func flagOf(option string) string {
+	switch option {
+	case "Balanced":
+		return "-balanced"
+	case "BatchSize":
+		return "-batch"
+	case "BadSamples":
+		return "-bad-samples"
+	case "Damaged":
+		return "-damaged"
+	case "Dict":
+		return "-pretrained-dict"
+	case "DropClasses":
+		return "-drop-classes"
+	case "List":
+		return "-list"
+	case "Masks":
+		return "-masks"
+	case "WebDataset":
+		return "-webdataset"
+	case "Workers":
+		return "-workers"
+	}
+	return ""
+}
+
+func advised(err error, command string) string {
 	text := err.Error()
 	var damage *imageloader.ArchiveError
 	if command != "inspect" && errors.As(err, &damage) && errors.Is(damage, io.ErrUnexpectedEOF) {

@@ -450,6 +450,7 @@ func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 	r.PeakRSSBytes = usage.Maxrss * 1024
 	r.BadSamples, r.Workers = r.Stats.Bad, r.Stats.Workers
 	r.Bottleneck, r.Advice = r.Stats.Bottleneck()
+	r.Advice = cli.InFlags(strings.ReplaceAll(r.Advice, "Options.ShuffleBytes", "-memory"))
 	if busy := r.Stats.Decode + r.Stats.WaitData; busy > 0 {
 		r.WorkersWaitedForData = r.Stats.WaitData.Seconds() / busy.Seconds()
 	}

@@ -39,7 +39,7 @@ func (c *clues) explain(err error) error {
 		return fmt.Errorf(`%w; the path %q has backslashes, as a tool of Windows writes it: `+
 			"unpack it, and pack the folder again with tar", err, c.windows)
 	case c.label != "":
-		return fmt.Errorf("%w; %q seems to be a label of WebDataset: set Options.WebDataset (-webdataset)",
+		return fmt.Errorf("%w; %q seems to be a label of WebDataset: set Options.WebDataset",
 			err, c.label)
 	case c.archive != "":
 		return fmt.Errorf("%w; %q is an archive inside of it: unpack each into a folder, whose name is "+

@@ -48,7 +48,7 @@ func (r *Rules) Member(s *Sample, kind archive.Kind, size int64) *Error {
 	case size == 0:
 		return r.Bad(s, Empty, nil)
 	case size > r.MaxBytes:
-		return r.Bad(s, TooLarge, fmt.Errorf("%d bytes, over Options.MaxSampleBytes (%d)", size, r.MaxBytes))
+		return r.Bad(s, TooLarge, fmt.Errorf("%d bytes, over the limit of %d (Options.MaxSampleBytes)", size, r.MaxBytes))
 	}
 	return nil
 }
@@ -77,7 +77,7 @@ func (r *Rules) Header(s *Sample, info *imagecapi.Info) *Error {
 	if int64(info.Width)*int64(info.Height) <= r.MaxPixels {
 		return nil
 	}
-	return r.Bad(s, TooLarge, fmt.Errorf("%d x %d pixels, over Options.MaxPixels (%d)", info.Width,
+	return r.Bad(s, TooLarge, fmt.Errorf("%d x %d pixels, over the limit of %d (Options.MaxPixels)", info.Width,
 		info.Height, r.MaxPixels))
 }
 

@@ -1,0 +1,24 @@
+package cli
+
+import (
+	"errors"
+	"testing"
+)
+
+// A command's user reads the flag instead of a Go option. An option without a flag is not named.
+func TestErrorsNameFlags(t *testing.T) {
+	for text, want := range map[string]string{
+		"imageloader: Options.List: open a.csv: no such file":    "imageloader: -list: open a.csv: no such file",
+		"set Options.WebDataset":                                 "set -webdataset",
+		"unless Options.WebDataset or Options.List gives labels": "unless -webdataset or -list gives labels",
+		"(GOMAXPROCS, the quota, Options.Workers), or":           "(GOMAXPROCS, the quota, -workers), or",
+		"over the limit of 9 (Options.MaxPixels): skip it":       "over the limit of 9: skip it",
+		"the reason (LoadOptions.Dict) is":                       "the reason (-pretrained-dict) is",
+		"a program sets Options.OpenSource":                      "a program sets Options.OpenSource",
+		"(FixOptions.DropClasses leaves them out)":               "(-drop-classes leaves them out)",
+	} {
+		if got := Advised(errors.New(text), "train"); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
