@@ -56,8 +56,8 @@ func TestNodesHandlesAndDOTOfAGraph(t *testing.T) {
 	}
 }
 
-// External events take the time inside a replay, order other work after a point of it, and a replay
-// after other work.
+// External events measure the time inside a replay. They also order other work after a point in the
+// replay, and a replay after other work.
 func TestExternalEventsInAGraph(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)

@@ -15,8 +15,9 @@ func TestNilOwnedStreamCloses(t *testing.T) {
 	}
 }
 
-// Owned streams are distinct, outnumber the pool, and work as any stream. Calls refuse a stream
-// that was given back, and NewOwnedStream hands it out again.
+// There are more owned streams than streams in the pool. The owned streams are distinct, and work
+// like any other stream. Calls refuse a stream that was given back, and NewOwnedStream hands it out
+// again.
 func TestOwnedStreams(t *testing.T) {
 	onGPU(t, 1)
 	own := make([]*OwnedStream, 3*PoolStreams)
@@ -66,8 +67,8 @@ func TestOwnedStreams(t *testing.T) {
 	}
 }
 
-// TestBoundedStreams: the bound is rounded down, streams come back with it alone, and the pool has
-// none.
+// TestBoundedStreams: NewOwnedStream rounds the bound down. It hands out a stream that was given
+// back only for the same bound. No stream of the pool has a bound.
 func TestBoundedStreams(t *testing.T) {
 	onGPU(t, 1)
 	bounded := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{Priority: -1, MaxMultiprocessors: 23}))

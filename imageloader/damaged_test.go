@@ -114,7 +114,7 @@ func damagedMembers(t *testing.T) []archivetest.Member {
 	scan = slices.Delete(scan, len(scan)/2, len(scan)*3/4)
 	cut := archivetest.Photo(t, 4)
 	checksum := []byte(archivetest.PNG(t, archivetest.Gradient(40, 30)))
-	checksum[len(checksum)-13] ^= 1 // of the image data; the end chunk has 12 bytes
+	checksum[len(checksum)-13] ^= 1 // checksum of the image data; the end chunk has 12 bytes
 	return []archivetest.Member{
 		{Name: "c/good.jpg", Data: string(archivetest.Photo(t, 1))},
 		{Name: "c/junk.jpg", Data: string(junk)},

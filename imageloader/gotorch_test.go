@@ -18,8 +18,9 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// TestGoTorchDefects covers the defects in reading archives of go-torch's loader, the predecessor
-// of this one. Each subtest is named for a defect, and shows that this loader does not have it.
+// TestGoTorchDefects covers the defects that go-torch's loader, the predecessor of this one, had in
+// reading archives. Each subtest is named for a defect, and shows that this loader does not have
+// it.
 func TestGoTorchDefects(t *testing.T) {
 	member := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}

@@ -10,9 +10,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// globalBatches continues an epoch from the given states with world ranks, for a number of batches
-// of all ranks together. It returns the sorted names in the batches of all ranks together, and the
-// states after the last batch.
+// globalBatches continues an epoch from the given states on world ranks. It reads count batches,
+// each of all ranks together. It returns the sorted names in each of them, and the states after the
+// last one.
 func globalBatches(t *testing.T, path string, o Options, world, global, count int,
 	from []State) (batches [][]string, after []State) {
 	t.Helper()

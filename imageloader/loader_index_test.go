@@ -662,7 +662,8 @@ func forge(t *testing.T, path string, section uint32, change func(b []byte)) {
 	}
 }
 
-// checkForged checks that reading fails with the member wanted, or that the index is replaced.
+// checkForged checks that an epoch ends with an error that names the member want. If want is empty,
+// it checks that the loader replaces the index and reads the samples.
 func checkForged(t *testing.T, path string, o Options, want string, list []archivetest.Member) {
 	t.Helper()
 	var batches []copied
@@ -920,10 +921,10 @@ func (s countedSource) ReadAt(p []byte, at int64) (int, error) {
 	return s.File.ReadAt(p, at)
 }
 
-// TestSegmentsReadTheFileOnce: an epoch in any order, over a stream of small samples that is held
-// in memory, with many samples between two checkpoints, reads the file about once. Its batches
-// equal the batches of an epoch that reads the file from start to end. A damaged sample is named,
-// and no other sample is affected.
+// TestSegmentsReadTheFileOnce reads a stream of small samples that is held in memory, and that has
+// many samples between two checkpoints. An epoch in any order reads the file about once. Its
+// batches equal the batches of an epoch that reads the file from start to end. An error names the
+// damaged sample, and the other samples are unaffected.
 func TestSegmentsReadTheFileOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	var members []archivetest.Member
@@ -1094,7 +1095,7 @@ func TestFlippedBitDamagesTheIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// of class2
+	// The change is in the flags of class2.
 	forged := indextest.Forge(t, index, indextest.Members,
 		func(b []byte) { b[2*indextest.MemberBytes+31] |= indextest.FlagsOfImage })
 	table := indextest.FileHeader + int(binary.LittleEndian.Uint32(index[12:]))*indextest.TableItem

@@ -50,8 +50,8 @@ func namesOf(t *testing.T, path string, o Options) (names []string) {
 	return names
 }
 
-// The two parts of any source are disjoint and complete, with and without an index file. Every
-// class of two images has one in each.
+// The two parts of any source are disjoint and complete, with and without an index file. A class of
+// two images has one image in each part.
 func TestPartsOfAnySource(t *testing.T) {
 	members := classesOf(map[string]int{"big": 60, "one": 1, "two": 2})
 	data, dir := archivetest.Tar(t, members...), t.TempDir()

@@ -285,8 +285,9 @@ func damagedZip(t testing.TB) (data []byte, bad map[string]string) {
 	return rawZip(append(list, m)...), bad
 }
 
-// TestDamagedMembersOfAZipAreBadSamples: damage of a member ends no epoch that skips bad samples.
-// Inspect and an epoch that fails name the member, and Fix leaves it out.
+// TestDamagedMembersOfAZipAreBadSamples: an epoch that skips bad samples reads past a damaged
+// member. Any other epoch fails with an error that names the member. Inspect also names the member,
+// and Fix leaves it out.
 func TestDamagedMembersOfAZipAreBadSamples(t *testing.T) {
 	data, bad := damagedZip(t)
 	path := archivetest.WriteFile(t, "a.zip", data)

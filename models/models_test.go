@@ -352,9 +352,9 @@ func littleEndian(values []float32) []byte {
 }
 
 // checkTraining compares the loss, and after backward the gradient of every parameter. On another
-// processor other kernels round otherwise, and normalising a batch of two amplifies it in the deep
-// ResNets: with the kernels of SSE4.1 and AVX2 a loss differed by up to 1e-4, and a gradient's norm
-// by up to 4 %.
+// processor, other kernels round differently. In the deep ResNets, the normalisation of a batch of
+// two amplifies that difference. Between the kernels of SSE4.1 and AVX2, a loss differed by up to
+// 1e-4, and a gradient's norm by up to 4 %.
 func (r record) checkTraining(t *testing.T, net nn.Module, x, loss *torch.Tensor, same bool) {
 	t.Helper()
 	forLoss, forGradient := 1e-3, 0.1
@@ -418,7 +418,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Every model but GPT-2 takes a number of classes by name.
+// ByName sets the number of classes of every model except GPT-2.
 func TestByNameSetsClasses(t *testing.T) {
 	for _, name := range []string{"resnet18", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0",
 		"convnext_tiny", "vit_b_16"} {

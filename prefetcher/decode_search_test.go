@@ -37,7 +37,7 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 		name  string
 		o     imageloader.Options
 		first int64 // the minimum number of images that the device decodes in the first pass
-		later int64 // and in one that goes by their entry points, if they are kept
+		later int64 // the minimum number in a pass that uses kept entry points
 		kept  bool
 	}{
 		{"skip", imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip}, 60, 60, true},

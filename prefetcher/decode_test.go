@@ -228,8 +228,8 @@ func TestDecodeReturnsSourcePixels(t *testing.T) {
 	}
 }
 
-// TestHostRefusalEndsEpoch: the consumer still gets the batches before
-// that image.
+// TestHostRefusalEndsEpoch: the host cannot decode an image. The consumer still gets the batches
+// before that image.
 func TestHostRefusalEndsEpoch(t *testing.T) {
 	errImage := errors.New("no image")
 	s := &plannedSource{rawSource: rawSource{batch: 8, samples: 64, ahead: 2}}

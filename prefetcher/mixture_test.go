@@ -8,11 +8,12 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// simulateMixture simulates a source and a loop. The source's workers need the time work for a
-// batch that they decode alone, and planning for a batch that they only plan. The loop takes a
-// batch every interval and holds ahead batches. The work of batches varies by up to spread.
-// simulateMixture returns the rows of each group that the workers decode at the end, the mean of
-// the second half, and the loop's waiting time in that half.
+// simulateMixture simulates a source and a training loop. The source's workers take the time work
+// for a batch that they decode alone, and the time planning for a batch that they only plan. The
+// work of a batch varies by up to spread. The loop takes a batch every interval, and the source
+// prepares up to ahead batches. simulateMixture returns the number of rows of each group that the
+// workers decode at the end. It also returns the mean of that number and the loop's waiting time,
+// both over the second half.
 func simulateMixture(m *mixture, work, planning, interval time.Duration, spread float64, batches,
 	ahead int) (rows int, mean float64, waited time.Duration) {
 	m.begin(ahead)

@@ -50,10 +50,10 @@ func (s *countingSource) Fill(ctx context.Context, epoch int, lend func(context.
 }
 
 // strained is a consumer that keeps its stream busy for about a millisecond per batch. It reads the
-// batch before and after that work, so that a missing edge changes the values read. The device also
-// does the comparison, so the host does not wait until the end. The work consists of additions.
-// Matrix products would leave a cuBLAS workspace behind for each of their threads and streams, and
-// the memory could not be compared.
+// batch before and after that work, so a missing edge changes the values read. The device also does
+// the comparison, so the host does not wait until the end. The work consists of additions, because
+// matrix products would allocate a cuBLAS workspace for each thread and stream. With these
+// workspaces, the test could not compare the memory before and after.
 type strained struct {
 	t    *testing.T
 	load *torch.Tensor

@@ -198,7 +198,8 @@ var otherCases = []batchNorm{
 	{shape: [4]int64{3, 6, 4, 5}, dtype: torch.Float32, format: torch.ChannelsLast, residual: true, bare: true},
 }
 
-// near requires got to be as near want as two orders of sums bring it. where leaves elements out.
+// near checks that got and want differ by no more than rounding in another order of summation
+// causes. It checks only the elements for which where returns true.
 func near(t *testing.T, name string, got, want []float64, relative float64, where func(i int) bool) {
 	t.Helper()
 	size := 0.0
@@ -264,7 +265,7 @@ func TestGPUBatchNormReLUEqualsOperators(t *testing.T) {
 	}
 }
 
-// all are the operands that there are.
+// all returns the operands that are not nil.
 func (o operands) all() []*torch.Tensor {
 	return slices.DeleteFunc([]*torch.Tensor{o.x, o.weight, o.bias, o.mean, o.variance, o.residual},
 		func(t *torch.Tensor) bool { return t == nil })
@@ -311,8 +312,9 @@ func (b batchNorm) kernelsOf(t *testing.T) cuda.NodeKinds {
 	return kinds
 }
 
-// A pass is two kernels forward and two backward, and nothing else, where the kernels take the
-// tensors, and more elsewhere.
+// The operators are captured with forward and backward pass. If the fused kernels accept the
+// tensors, the graph has two kernels forward, two backward, and no other node. Otherwise it has
+// more kernels.
 func TestBatchNormReLUKernels(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	for _, b := range fusedCases {
@@ -376,8 +378,8 @@ func TestBatchNormReLUChecksItsInput(t *testing.T) {
 	}
 }
 
-// Backward overwrites a gradient that nothing else refers to, so that it takes memory only with a
-// residual, for one gradient.
+// Backward writes its result over a gradient that nothing else refers to. It therefore allocates
+// memory only with a residual, for one gradient.
 func TestBatchNormReLUOverwritesItsGradient(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	const size = 4 << 20 // bytes of x
@@ -441,8 +443,9 @@ func TestGPUBatchNormReLUGradientsOfGradients(t *testing.T) {
 	}
 }
 
-// A gradient may follow a change of the weight, whose values the forward pass has kept, but no
-// gradient of gradients, for which the weight itself counts. A bias without a weight has both.
+// After a change of the weight, the gradient can still be computed, because the forward pass has
+// kept the weight's values. A gradient of a gradient needs the weight itself, so it is an error.
+// Without a weight, the bias has both.
 func TestBatchNormReLUChecksItsWeight(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	b := batchNorm{shape: [4]int64{2, 8, 4, 4}, dtype: torch.Float32, format: torch.ChannelsLast}

@@ -177,7 +177,7 @@ func TestParameterCastsFollowTheParameters(t *testing.T) {
 	if got != want || got == before || !slices.EqualFunc(grads, gotGrads, slices.Equal[[]float32]) {
 		t.Errorf("loss %v after the parameters changed: want %v, not %v", got, want, before)
 	}
-	// Another dtype, and no autocast, take the parameters themselves.
+	// A pass with another dtype, or without autocast, uses the parameters themselves.
 	scope := torch.NewScope("pass")
 	defer scope.Close()
 	if err := casts.Begin(scope); err != nil {

@@ -199,7 +199,8 @@ func TestToDLPackRefuses(t *testing.T) {
 	}
 }
 
-// The consumer's stream comes after the export, and an import after the producer's stream.
+// The work on the consumer's stream runs after the export, and an import runs after the work on the
+// producer's stream.
 func TestDLPackIsOrdered(t *testing.T) {
 	o := newOrdering(t)
 	writer, other := o.streams[0], o.streams[1]

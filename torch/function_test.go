@@ -56,7 +56,8 @@ func TestFunctionHasGradientsOfGradients(t *testing.T) {
 	}
 }
 
-// A function with several inputs and outputs, of which one has no gradient and one is an integer.
+// The function has several inputs and outputs. One of its outputs has no gradient, and one is an
+// integer.
 func TestFunctionWithSeveralInputsAndOutputs(t *testing.T) {
 	var got []*torch.Tensor
 	var needs []bool

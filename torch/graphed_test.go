@@ -424,8 +424,8 @@ func TestGraphedFromManyGoroutines(t *testing.T) {
 	}
 }
 
-// A call does not close its arguments, even those without a scope that In would give to the call's
-// scope.
+// A call does not close its arguments. This also holds for arguments without a scope, which In
+// would give to the call's scope.
 func TestGraphedLeavesItsArgumentsOpen(t *testing.T) {
 	g, _ := graphed(double, GraphedOptions{})
 	defer g.Close()
@@ -499,8 +499,9 @@ func TestGraphedCallEager(t *testing.T) {
 	}
 }
 
-// With WarmOnce only the first of arguments that differ in their addresses runs the function, and
-// each call has one effect; a stale graph starts anew.
+// The arguments of two calls differ only in their addresses. With WarmOnce, only the first of the
+// two calls runs the function before its capture. Each call has one effect, and a stale graph
+// starts anew.
 func TestGraphedWarmOnce(t *testing.T) {
 	runs := 0
 	g, r := graphed(func(in []*Tensor) ([]*Tensor, error) { runs++; return double(in) },

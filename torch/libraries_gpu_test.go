@@ -61,8 +61,8 @@ func randn(t *testing.T, shape ...int64) *torch.Tensor {
 	return must(t, x, err)
 }
 
-// One workspace of cuBLAS has 32 MiB on a Hopper GPU, so a single one for each capture exceeds the
-// bound many times.
+// A cuBLAS workspace has 32 MiB on a Hopper GPU. If each capture kept one, the sum would exceed
+// this bound many times.
 const oneWorkspace = 64 << 20
 
 func TestCapturesKeepDeviceMemoryFlat(t *testing.T) {
@@ -307,8 +307,8 @@ func TestManyGoroutinesKeepDeviceMemoryFlat(t *testing.T) {
 	}
 }
 
-// Every way to call an operator takes a seat for its thread before it uses a library's handle. The
-// test also runs on devices that compute nothing.
+// Every way to call an operator takes a handle slot for its thread before it uses a library's
+// handle. The test also runs on devices that compute nothing.
 func TestProductsReuseTheHandleSlot(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	const side = 8
@@ -335,8 +335,8 @@ func TestProductsReuseTheHandleSlot(t *testing.T) {
 	} {
 		var before, with int64
 		var err error
-		// A thread that has ended may give up its seat between the two counts, so one in ten new
-		// threads has to be seen taking one.
+		// A thread that has ended may release its slot between the two counts. It is therefore
+		// enough that one of ten new threads is seen to take a slot.
 		for attempt := 0; attempt < 10 && err == nil && with != before+1; attempt++ {
 			var done sync.WaitGroup
 			done.Go(func() {

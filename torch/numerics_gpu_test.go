@@ -47,8 +47,8 @@ func products(t *testing.T, x, w *torch.Tensor) [2][]float32 {
 	return found
 }
 
-// Goroutines under TF32 and in full precision run forward and backward passes at once: each has its
-// own bits all the while, and the two differ.
+// Some goroutines run forward and backward passes under TF32, and others run them in full precision
+// at the same time. Each goroutine gets the same bits in every pass, and the two kinds differ.
 func TestGPUNumericsOfNeighbours(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	const passes = 200
@@ -140,7 +140,8 @@ func TestGPUNumericsOfGraphs(t *testing.T) {
 	}
 }
 
-// An operator that waits for the device under other switches than a neighbour's ends.
+// Operators that wait for the device run at the same time under different switches, and all of them
+// return.
 func TestGPUNumericsOfWaitingOperators(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	x := onDevice(t, []float32{1, 0, 2}, 3)

@@ -41,7 +41,8 @@ func TestSchemasMatchTheLibrary(t *testing.T) {
 	}
 }
 
-// A call of more operands, or integers, than the short call of C counts is the general one.
+// If a call has more operands or integers than the short C call can count, it takes the general C
+// call.
 func TestOperatorsTakeAnyNumberOfOperands(t *testing.T) {
 	scope := NewScope("test")
 	defer scope.Close()

@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Grad has LibTorch's engine run each node. Here the hooks of a pass of Backward see the same
-// values as in Grad.
+// LibTorch's engine runs each node of Grad. The hooks in a pass of Backward see the same values as
+// the hooks in Grad.
 
 // noteGradient registers a hook on x that records its name and sample's result.
 func noteGradient(t *testing.T, x *torch.Tensor, name string, notes *[]string, sample func() string) {
@@ -149,8 +149,8 @@ func tiedLoss(t *testing.T, w *torch.Tensor, scope *torch.Scope) *torch.Tensor {
 	return x.Tanh().Linear(w, nil).Sin().Sum()
 }
 
-// The sum of a gradient that is a view and one that is not is in the memory of the latter, and has
-// the bits of LibTorch's sum.
+// One of the two gradients is a view, and the other is not. Their sum is written to the memory of
+// the gradient that is not a view. It has the bits of LibTorch's sum.
 func TestBackwardOfATiedWeightEqualsGrad(t *testing.T) {
 	values := make([]float32, 100*64)
 	for i := range values {

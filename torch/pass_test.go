@@ -14,9 +14,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// randomLoss computes a scalar from the leaves [8] by a random program: tensors are used many times
-// or never, operators have several results, and the sums' terms differ in size, so that another
-// order of adding has other bits. Each step of it runs inside of turn.
+// randomLoss computes a scalar from the leaves [8] by a random program. The program uses some
+// tensors many times and others never, and some of its operators have several results. The terms of
+// its sums differ in size, so another order of addition gives other bits. Each step runs inside a
+// call of turn.
 func randomLoss(r *rand.Rand, leaves []*torch.Tensor, turn func(step func())) *torch.Tensor {
 	pool := append([]*torch.Tensor(nil), leaves...)
 	pick := func() *torch.Tensor { return pool[r.IntN(len(pool))] }

@@ -75,7 +75,7 @@ func TestPlansAndRowsEqualDecode(t *testing.T) {
 			want, got := make([]byte, len(images)*d.Bytes()), make([]byte, len(images)*d.Bytes())
 			wantErr := d.Decode(t.Context(), want, images...)
 			plans := newPlans(c.bytes, c.rows)
-			for range 2 { // what is left of a call does not matter to the next
+			for range 2 { // the second call reuses the plans of the first
 				if err := d.Plan(t.Context(), plans, images...); err != nil {
 					t.Fatal(err)
 				}

@@ -113,7 +113,7 @@ func FuzzIndex(f *testing.F) {
 				_ = r.ReadPacked(&p, make([]byte, p.Window), make([]byte, p.Input)) // any bytes
 			}
 			b := make([]byte, m.size)
-			// A .tar.gz is inflated from windows of the index, which only a checksum finds out.
+			// Only a checksum detects a change of a window from which a .tar.gz is inflated.
 			if r.Read(i, b) != nil || path == packed && m.flags&recordSummed == 0 {
 				continue
 			}

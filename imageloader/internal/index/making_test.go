@@ -276,11 +276,11 @@ func TestKilledProcessLeavesNoLock(t *testing.T) {
 // waiter opens an archive in this process, and waits for the process that makes its index.
 type waiter struct {
 	log     logged
-	signs   chan bool      // gets signs of that process
+	signs   chan bool      // receives signs of that process
 	stall   chan time.Time // closed when the wait for another sign ends
-	follows chan bool      // gets signs of a process that has taken over
-	reached chan bool      // its end: this one reads the archive
-	gate    chan bool      // its end lets it read on
+	follows chan bool      // receives signs of a process that has taken over
+	reached chan bool      // closed when the waiter starts to read the archive
+	gate    chan bool      // the waiter reads on when this is closed
 	done    chan error
 	read    int64
 }
@@ -337,7 +337,7 @@ func (w *waiter) sign(t *testing.T) {
 	}
 }
 
-// end returns the error of the waiter.
+// end waits until the waiter has returned, and returns its error.
 func (w *waiter) end(t *testing.T) error {
 	t.Helper()
 	select {
@@ -349,9 +349,9 @@ func (w *waiter) end(t *testing.T) error {
 	}
 }
 
-// TestStoppedProcessIsLeftAlone: a running process gives signs again and again. When a process is
-// stopped, one of the others takes over, even if they give up at the same time. The stopped process
-// does no harm when it resumes.
+// TestStoppedProcessIsLeftAlone: a running process gives signs again and again. When that process
+// is stopped, one of the waiting processes takes over, even if all of them stop waiting at the same
+// time. The stopped process does no harm when it resumes.
 func TestStoppedProcessIsLeftAlone(t *testing.T) {
 	path, size := unindexed(t)
 	first := startProcess(t, path)

@@ -123,7 +123,7 @@ func TestPairsFollowThePatterns(t *testing.T) {
 				}
 			}
 			path := filepath.Join(dir, "*.tgz")
-			first := pairConfig(t, "*.nothing", "*.never") // makes an index file all the same
+			first := pairConfig(t, "*.nothing", "*.never") // makes an index file, although no sample matches
 			if x, err := tryOpen(t, path, first); !errors.Is(err, ErrNoSamples) {
 				t.Fatal(x, err)
 			}

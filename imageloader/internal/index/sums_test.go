@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestSumsTellContentsApart: whatever is read first is kept, by any number of goroutines, and
-// compared once in a process.
+// TestSumsTellContentsApart: any number of goroutines may read a sample. The first read of a
+// process saves the checksum, and the later reads of that process are not compared. Another process
+// compares its first read with the saved checksum.
 func TestSumsTellContentsApart(t *testing.T) {
 	const n = 100
 	fresh := func() *sums {
