@@ -153,7 +153,7 @@ func TestReportIsBounded(t *testing.T) {
 // TestFindingRowsAreBounded: the number of rows is bounded, whatever the decoders' messages, and
 // rows contain no numbers of a single file.
 func TestFindingRowsAreBounded(t *testing.T) {
-	c := newCensus(&Options{})
+	c := newCensus(false)
 	for i := range 3 * maxRows {
 		for _, text := range []string{fmt.Sprintf("feature %d", i), "damaged at byte 0x1f3a of " + fmt.Sprint(i)} {
 			reason := Unsupported

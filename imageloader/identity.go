@@ -132,7 +132,8 @@ var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoI
 // the images that Warned decodes. The states of these versions count as states of Warned, and the
 // rest of the epoch follows Warned.
 var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil",
-	"TargetWidth": "0", "MultiLabel": "false", "Part": "{}"}
+	"TargetWidth": "0", "MultiLabel": "false", "Part": "{}",
+	"Columns": "{}"}
 
 // fingerprint returns the options that determine the content of a batch, by field name.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {

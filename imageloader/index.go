@@ -63,6 +63,9 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 		return nil, archive.StopCause(ctx, err)
 	}
 	defer func() { _ = a.Close() }() // nothing was written
+	if err := l.o.checkFormat(a.Path(), a.Format()); err != nil {
+		return nil, err
+	}
 	if f := a.Format(); f == archive.Tree || f == archive.Zip {
 		return nil, fmt.Errorf("imageloader: %s is a %s, which needs no index", a.Path(), f)
 	}
@@ -78,6 +81,8 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 // archiveConfig returns the settings with which the loader opens its archive.
 func (l *Loader) archiveConfig() archive.Config {
 	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile,
+		Columns: archive.Columns{Image: l.o.Columns.Image, Labels: l.o.Columns.Labels, Lists: l.o.MultiLabel,
+			Unlabelled: l.o.List != ""},
 		Requests: &archive.Requests{Logger: l.o.Logger}}
 }
 

@@ -22,7 +22,7 @@ import (
 // Report is the result of Inspect.
 type Report struct {
 	File      string
-	Format    string // "tar", "tar.gz", "tar.zst" or "directory"; of the first shard
+	Format    string // "tar", "tar.gz", "tar.zst", "zip", "parquet" or "directory"; of the first shard
 	FileBytes int64  // size of all shards, or of the files in a directory
 	Samples   int    // images in the directories of classes, including bad ones
 	Ignored   int    // other members, not counting directories
@@ -73,8 +73,8 @@ type Range struct{ Min, Median, Max int64 }
 
 // Inspect reads a whole archive and decodes every sample in full, on all cores. If progress is not
 // nil, Inspect calls it now and then from the caller's goroutine. It uses the options WebDataset,
-// List, Damaged, MaxSampleBytes, MaxPixels and OpenSource. If the archive itself is damaged,
-// Inspect returns the *ArchiveError and the report on the part before the damage.
+// List, Columns, Damaged, MaxSampleBytes, MaxPixels and OpenSource. If the archive itself is
+// damaged, Inspect returns the *ArchiveError and the report on the part before the damage.
 func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	l, err := inspectedBy(path, o, nil, sample.Library{})
 	if err != nil {
@@ -87,7 +87,7 @@ func Inspect(ctx context.Context, path string, o Options, progress func(Progress
 func inspectedBy(path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Loader, error) {
 	o, err := Options{
 		WebDataset: o.WebDataset, List: o.List, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes,
-		MaxPixels: o.MaxPixels, OpenSource: o.OpenSource,
+		MaxPixels: o.MaxPixels, OpenSource: o.OpenSource, Columns: o.Columns,
 	}.withDefaults()
 	if err != nil {
 		return nil, err
@@ -112,7 +112,11 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 	if err := l.readList(ctx); err != nil {
 		return nil, archive.StopCause(ctx, err)
 	}
+	if err := l.o.checkFormat(a.Path(), a.Format()); err != nil {
+		return nil, err
+	}
 	config := l.indexConfig()
+	config.Parquet = a.InParquet() && l.list == nil
 	config.Progress, config.OneShard = progress, take != nil
 	b, err := index.NewBuilder(archive.Shown(l.path), config)
 	if err != nil {
@@ -128,7 +132,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 		budget:   arena.NewBudget(queueBytes, nil),
 		items:    make(chan inspectItem, 2*l.o.Workers),
 		names:    names,
-		findings: findings{judging: take != nil, census: newCensus(&l.o)},
+		findings: findings{judging: take != nil, census: newCensus(l.otherLabels(a))},
 	}
 	defer in.buffers.Close() // no worker is running
 	defer context.AfterFunc(ctx, in.budget.Stop)()
@@ -368,7 +372,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 		return nil, err
 	}
 	defer func() { _ = x.Close() }() // there is nothing to save
-	c, names := newCensus(&l.o), audit.NewNames()
+	c, names := newCensus(l.otherLabels(a)), audit.NewNames()
 	i := 0
 	for h, err := range x.Headers() {
 		if err != nil {
@@ -485,8 +489,14 @@ type row struct {
 	format  bool // the row is a format: a finding only if few images have it
 }
 
-func newCensus(o *Options) *census {
-	return &census{byDirectory: !o.WebDataset && o.List == "", formats: map[string]int{},
+// otherLabels reports whether the labels of an archive are not its directories.
+func (l *Loader) otherLabels(a *archive.Archive) bool {
+	return l.o.WebDataset || l.o.List != "" || a.Format() == archive.Parquet
+}
+
+// newCensus returns an empty census. otherLabels reports that directories are no classes.
+func newCensus(otherLabels bool) *census {
+	return &census{byDirectory: !otherLabels, formats: map[string]int{},
 		rows: map[row]*firsts{}, rowsOf: map[Verdict]int{}}
 }
 

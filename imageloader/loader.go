@@ -117,9 +117,10 @@ func (s *loaderState) end() {
 func Open(path string, o Options) (*Loader, error) { return OpenContext(context.Background(), path, o) }
 
 // OpenContext opens an archive of image files. The first bytes, not the name, determine its format
-// (.tar, .tar.gz, .tar.zst, .zip). Unless the archive is compressed and o.Classes is given,
-// OpenContext reads it once: the headers of a .tar, the central directory of a .zip, or a whole
-// .tar.gz. If it finds damage, it returns an *ArchiveError.
+// (.tar, .tar.gz, .tar.zst, .zip, Parquet). Unless the archive is compressed and o.Classes is
+// given, OpenContext reads it once: the headers of a .tar, the central directory of a .zip, the
+// labels and the sizes of images of a Parquet file, or a whole .tar.gz. If it finds damage, it
+// returns an *ArchiveError.
 //
 // If another process is already making the index, OpenContext waits for it and logs this to
 // o.Logger. The wait ends when ctx ends, or when that process ends or is stopped.
@@ -146,6 +147,9 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	}
 	defer a.Close()
 	l.bytes = a.Info().Size()
+	if err := o.checkFormat(a.Path(), a.Format()); err != nil {
+		return nil, err
+	}
 	if err := l.readList(ctx); err != nil {
 		return nil, archive.StopCause(ctx, err)
 	}
@@ -168,15 +172,9 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 			return nil, archive.StopCause(ctx, err)
 		}
 	}
-	if o.MultiLabel && len(x.Classes()) == 0 {
+	if err := o.checkIndex(a.Path(), x); err != nil {
 		_ = x.Close() // there is nothing to save
-		return nil, fmt.Errorf("%w in %s: Options.MultiLabel, and no image has a label", ErrNoSamples, a.Path())
-	}
-	if o.Masks.masked() && !x.Random() {
-		_ = x.Close() // there is nothing to save
-		return nil, fmt.Errorf("imageloader: %s: Options.Masks needs random access, and this is a stream "+
-			"of more than Options.ShuffleBytes (%d): "+
-			"repack it as .tar or .tar.gz, or raise ShuffleBytes", path, o.ShuffleBytes)
+		return nil, err
 	}
 	l.index.Store(x)
 	l.opened = l.chooseOrder(x)
@@ -186,6 +184,19 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 		return nil, err
 	}
 	return l, nil
+}
+
+// checkIndex returns an error for options that an archive's index does not allow.
+func (o *Options) checkIndex(path string, x *index.Index) error {
+	if o.MultiLabel && len(x.Classes()) == 0 {
+		return fmt.Errorf("%w in %s: Options.MultiLabel, and no image has a label", ErrNoSamples, path)
+	}
+	if o.Masks.masked() && !x.Random() {
+		return fmt.Errorf("imageloader: %s: Options.Masks needs random access, and this is a stream "+
+			"of more than Options.ShuffleBytes (%d): "+
+			"repack it as .tar or .tar.gz, or raise ShuffleBytes", path, o.ShuffleBytes)
+	}
+	return nil
 }
 
 // chooseOrder chooses the order of epochs. x is the index with which the loader was opened, or nil.

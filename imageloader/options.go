@@ -93,12 +93,13 @@ type Options struct {
 	// If any label is not a number, all labels are names of classes, sorted by bytes: "10" is
 	// before "9". With Classes all labels are names, in the order of Classes.
 	WebDataset bool
-	// MultiLabel gives each sample of WebDataset any number of labels. A sample's labels are the
-	// words of its .cls, separated by white space or commas, or an array of strings and whole
-	// numbers in the field labels, label, cls or class of its .json. The field "labels" of a batch
-	// is then float32 [classes], with a 1 for each label and 0 otherwise, and Sample.Label is 0.
-	// WebDataset's rule for numbers and names applies to the labels of all samples together. A
-	// sample with an empty list has only zeros.
+	// MultiLabel gives each sample of WebDataset or of a Parquet file any number of labels. With
+	// WebDataset, a sample's labels are the words of its .cls, separated by white space or commas,
+	// or an array of strings and whole numbers in the field labels, label, cls or class of its
+	// .json. In a Parquet file they are in a column of lists, or in several columns: see Columns.
+	// The field "labels" of a batch is then float32 [classes], with a 1 for each label and 0
+	// otherwise, and Sample.Label is 0. WebDataset's rule for numbers and names applies to the
+	// labels of all samples together. A sample with an empty list has only zeros.
 	MultiLabel bool
 	// List is the path or URL of a CSV file that lists the samples and their labels. If its name
 	// ends in .tsv or .tab, it is a TSV file. Labels then do not come from directories, and members
@@ -110,6 +111,8 @@ type Options struct {
 	// that is not among Classes is an *UnknownClassError. Open reads a whole archive if it has no
 	// index.
 	List string
+	// Columns selects the columns of Parquet files with the images and the labels.
+	Columns Columns
 	// Part selects some of the samples, such as those that are not held out, or those below the
 	// folder "train". The zero value selects all. All parts of an archive have the same classes and
 	// the same index. Open reads a whole archive if it has no index.
@@ -197,6 +200,7 @@ func (o Options) withDefaults() (Options, error) {
 		return o, err
 	}
 	o.Classes = slices.Clone(o.Classes)
+	o.Columns.Labels = slices.Clone(o.Columns.Labels)
 	o.WorkerCPUs = slices.Clone(o.WorkerCPUs)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -291,9 +295,6 @@ const maxTargetWidth = 1 << 20
 // with a target.
 func (o *Options) checkTarget() error {
 	switch {
-	case o.MultiLabel && !o.WebDataset:
-		return errors.New("imageloader: Options.MultiLabel is for the labels of Options.WebDataset; " +
-			"Options.Target makes targets of other labels")
 	case o.MultiLabel && (o.Target != nil || o.Balanced):
 		return errors.New("imageloader: Options.MultiLabel excludes Options.Target and Options.Balanced")
 	case o.Target == nil && o.TargetWidth != 0:
@@ -325,6 +326,40 @@ type Masks struct {
 	// outside of the mask. The default 0 is torchvision's. 255 is common for pixels that a loss
 	// ignores.
 	Fill int
+}
+
+// Columns names columns of Parquet files. The zero value finds them: Image is the only column of
+// bytes, or of a struct with bytes and path as Hugging Face's datasets writes it. The labels are in
+// the only column that datasets describes as ClassLabel, or in the one called label.
+//
+// Labels are integers, strings or booleans. If datasets describes their classes, these are the
+// Classes, in their order. Otherwise WebDataset's rule for numbers and names applies. With
+// MultiLabel, a row's labels are those of a column of lists, or of all columns in Labels. If all of
+// them are numbers, they have to be 0 or 1, and the names of the columns are the labels. A row
+// without a label (null, or -1 of datasets) is not a sample: see Stats.Orphans. A row without the
+// bytes of an image is ignored and logged. The name of a sample is the path in the row, or else the
+// name of the file and the number of the row ("train-00000-of-00002/00000012").
+type Columns struct {
+	Image  string   // a column of bytes, or a struct with bytes; parts of a name are joined by dots
+	Labels []string // several need MultiLabel
+}
+
+// checkFormat returns an error for options that do not fit the format of an archive.
+func (o *Options) checkFormat(path, format string) error {
+	parquet := format == archive.Parquet
+	switch {
+	case o.MultiLabel && !o.WebDataset && !parquet:
+		return errors.New("imageloader: Options.MultiLabel is for the labels of Options.WebDataset and of Parquet files; " +
+			"Options.Target makes targets of other labels")
+	case !parquet && (o.Columns.Image != "" || len(o.Columns.Labels) > 0):
+		return fmt.Errorf("imageloader: Options.Columns is for Parquet files, and %s is a %s", path, format)
+	case parquet && o.WebDataset:
+		return fmt.Errorf("imageloader: %s is a Parquet file, whose labels are in a column: leave out Options.WebDataset",
+			path)
+	case parquet && o.Masks.masked():
+		return fmt.Errorf("imageloader: %s is a Parquet file: Options.Masks needs a mask as a member of the archive", path)
+	}
+	return nil
 }
 
 // Part selects samples of an archive: see Options.Part.

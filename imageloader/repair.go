@@ -78,6 +78,10 @@ func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progres
 		return nil, nil, archive.StopCause(ctx, err)
 	}
 	defer func() { _ = a.Close() }() // nothing was written
+	if a.Format() == archive.Parquet {
+		return nil, nil, fmt.Errorf("imageloader: %s is a Parquet file, whose rows are no members of an archive: "+
+			"Fix does not write one; Options.BadSamples leaves bad samples out of training", a.Path())
+	}
 	if err := checkFixed(a, out); err != nil {
 		return nil, nil, err
 	}

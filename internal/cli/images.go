@@ -3,6 +3,7 @@ package cli
 import (
 	"flag"
 	"fmt"
+	"strings"
 
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/transform"
@@ -13,6 +14,7 @@ type Images struct {
 	List          string // file of -list or -labels
 	Policy        string // "": none
 	WebDataset    bool
+	Columns       imageloader.Columns // of -image-column and -label-column
 	Upright       bool
 	Balanced      bool
 	MixUp, CutMix float64
@@ -63,6 +65,10 @@ func (i *Images) flags() []imageFlag {
 		{LabelOptions, "labels", "the same `FILE` as -list", list},
 		{LabelOptions, "webdataset",
 			"take labels from WebDataset's .cls and .json members, not from directories", toggle(&i.WebDataset)},
+		{LabelOptions, "image-column", "`COLUMN` of a Parquet file with the images (default: its only column of bytes)",
+			func(set *flag.FlagSet, name, help string) { set.StringVar(&i.Columns.Image, name, "", help) }},
+		{LabelOptions, "label-column", "`COLUMN` of a Parquet file with the labels (default: the only one that is " +
+			"described as ClassLabel, or the one called label)", i.labelColumn},
 		{UprightOption, "upright", "turn images upright, as the orientation in their EXIF data says",
 			toggle(&i.Upright)},
 		{CheckpointUpright, "upright", "turn images upright, as the orientation in their EXIF data says; " +
@@ -82,6 +88,14 @@ func (i *Images) flags() []imageFlag {
 		{SplitOptions, "val-seed", "another `NUMBER` holds out other images",
 			func(set *flag.FlagSet, name, help string) { set.Uint64Var(&i.Part.Seed, name, 0, help) }},
 	}
+}
+
+// labelColumn adds -label-column.
+func (i *Images) labelColumn(set *flag.FlagSet, name, help string) {
+	set.Func(name, help, func(column string) error {
+		i.Columns.Labels = []string{column}
+		return nil
+	})
 }
 
 // setList sets the value of -list or -labels.
@@ -133,7 +147,7 @@ func (i *Images) ByDirectory() bool { return i.List == "" && !i.WebDataset }
 // SetLabels sets the options of a loader that say which images are samples, and where labels come
 // from.
 func (i *Images) SetLabels(o *imageloader.Options) {
-	o.List, o.WebDataset, o.Part = i.List, i.WebDataset, i.Part
+	o.List, o.WebDataset, o.Columns, o.Part = i.List, i.WebDataset, i.Columns, i.Part
 }
 
 // Set sets all options of a loader. The caller has set the transform's crop and flip.
@@ -165,6 +179,8 @@ func (i *Images) Settings() map[string]string {
 		text string
 	}{
 		{"labels", i.List != "", "list"}, {"labels", i.WebDataset, "webdataset"},
+		{"image-column", i.Columns.Image != "", i.Columns.Image},
+		{"label-column", len(i.Columns.Labels) > 0, strings.Join(i.Columns.Labels, ",")},
 		{UprightSetting, i.Upright, "true"}, {"policy", i.policy() != "none", i.policy()},
 		{"balanced", i.Balanced, "true"}, {"mixup", i.MixUp != 0, fmt.Sprint(i.MixUp)},
 		{"cutmix", i.CutMix != 0, fmt.Sprint(i.CutMix)},

@@ -43,6 +43,7 @@ const (
 	TarGzip = "tar.gz"
 	TarZstd = "tar.zst"
 	Zip     = "zip"
+	Parquet = "parquet"
 	Tree    = "directory"
 )
 
@@ -87,6 +88,8 @@ type Config struct {
 	// Ignore reports whether a pattern such as *.tar skips the file at path; nil: no file is
 	// skipped.
 	Ignore func(path string) bool
+	// Columns selects the columns of Parquet files.
+	Columns Columns
 }
 
 // Archive is an open archive. Like tar -i, it accepts a shard of several concatenated tar archives,
@@ -105,7 +108,14 @@ type Archive struct {
 	keep     func(shard int, c Checkpoint) // receives the checkpoints; nil: none are made
 	readTime time.Duration                 // spent waiting for files during sequential reads, without inflating
 	shared   sharedFiles
-	zips     zipDirectories
+	contents
+}
+
+// contents has the central directories of zips and the footers of Parquet files.
+type contents struct {
+	zips      zipDirectories
+	parquets  parquetFiles
+	imageless int // rows of Parquet files without an image that the walk has reached
 }
 
 // files are the shards of an archive.
@@ -127,13 +137,14 @@ type openShard struct {
 	gzip       *gzipReader
 	tree       *tree
 	zip        *zipWalk
+	table      *parquetWalk
 	release    func() // frees the C memory of the shard's decompressor
 	checkpoint *checkpointer
 }
 
 // clear removes the readers of the previous shard.
 func (s *openShard) clear() {
-	s.in, s.tar, s.gzip, s.tree, s.zip, s.checkpoint = nil, nil, nil, nil, nil, nil
+	s.in, s.tar, s.gzip, s.tree, s.zip, s.table, s.checkpoint = nil, nil, nil, nil, nil, nil, nil
 }
 
 // streamed reports whether the shard is compressed, so that a walk reads all of it.
@@ -154,6 +165,9 @@ func (s *openShard) read(p []byte) error {
 	}
 	if s.zip != nil {
 		return s.zip.read(p)
+	}
+	if s.table != nil {
+		return s.table.read(p)
 	}
 	_, err := io.ReadFull(s.tar, p)
 	return err
@@ -313,7 +327,14 @@ func (a *Archive) begin(i int) error {
 		}
 		a.at.file = file
 	}
-	return a.start(&a.shards[i])
+	if err := a.start(&a.shards[i]); err != nil {
+		return err
+	}
+	if i > 0 && (a.at.format == Parquet) != (a.shards[0].Format == Parquet) {
+		return a.Fail(fmt.Errorf("it is a %s, and %s a %s: Parquet files have no shards of other formats",
+			a.at.format, Shown(a.shards[0].Path), a.shards[0].Format))
+	}
+	return nil
 }
 
 // openAgain opens a shard that Open has opened before. It returns an error if the file has changed
@@ -367,13 +388,15 @@ func (a *Archive) start(s *Shard) error {
 		return a.startZstd()
 	case isZip(head):
 		return a.startZip()
+	case isParquet(head):
+		return a.startParquet()
 	}
 	if err := foreignError(head); err != nil {
 		return a.Fail(err)
 	}
 	if !bytes.Contains(head, []byte{0}) { // a header pads its fields with zeros
 		return a.Fail(fmt.Errorf(
-			"it is no archive (it begins with %.20q): want a .tar, .tar.gz, .tar.zst or .zip, or a folder", head))
+			"it is no archive (it begins with %.20q): want a .tar, .tar.gz, .tar.zst, .zip or .parquet, or a folder", head))
 	}
 	a.at.format = Tar
 	seekable := &seekableStream{stream{reader: a.at.packed}, a.at.file}
@@ -432,7 +455,7 @@ var foreign = []struct {
 	{"a RAR archive", []byte("Rar!\x1a\x07")},
 	{"compressed with bzip2", []byte("BZh")},
 	{"compressed with xz", []byte{0xfd, '7', 'z', 'X', 'Z', 0}},
-	{"a Parquet file: write its images to files, in a folder for each class", []byte("PAR1")},
+	{"a Parquet file", []byte("PAR1")},
 	{"an HDF5 file: write its images to files, in a folder for each class", []byte("\x89HDF\r\n\x1a\n")},
 	{"a JPEG image, not an archive", []byte{0xff, 0xd8, 0xff}},
 	{"a PNG image, not an archive", []byte("\x89PNG")},
@@ -509,7 +532,7 @@ func (a *Archive) Fail(err error) error {
 		err = explainTrailing(err, a.shards[a.at.index].Info.Size())
 	}
 	e := &Error{File: Shown(file), Member: a.member.name, Position: a.member.position, Err: Explain(err)}
-	if a.at.in != nil && a.at.zip == nil {
+	if a.at.in != nil && a.at.zip == nil && a.at.table == nil {
 		e.Offset = a.at.in.offset
 	}
 	return e

@@ -8,8 +8,9 @@ import "io"
 // checksums are still verified.
 //
 // heads holds the skipped bytes right before the content, for [Heads]: all skipped bytes, or at
-// least HeaderBytes. They are valid until the next read. The members of a zip or a directory have
-// no tar headers, so heads is nil for them.
+// least HeaderBytes. They are valid until the next read. The members of a zip, a directory or a
+// Parquet file have no tar headers, so heads is nil for them. In a Parquet file m.Page and m.Offset
+// are the place of the content.
 func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, err error) {
 	a.member.position, a.member.name = position, m.Name
 	for a.at.index < m.Shard {
@@ -28,6 +29,15 @@ func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, 
 	}
 	if a.at.zip != nil {
 		if err := a.at.zip.readAt(m.Offset, p); err != nil {
+			return nil, a.Fail(err)
+		}
+		return nil, nil
+	}
+	if a.at.table != nil {
+		if a.ctx.Err() != nil {
+			return nil, ErrStopped
+		}
+		if err := a.at.table.readAt(m.Page, m.Offset, p); err != nil {
 			return nil, a.Fail(err)
 		}
 		return nil, nil
@@ -70,7 +80,7 @@ func (a *Archive) skipTo(offset int64) (last []byte, err error) {
 // finishShard reads to the end of the shard, to verify its checksum, and moves to the next shard,
 // if any.
 func (a *Archive) finishShard() error {
-	for a.at.tree == nil && a.at.zip == nil {
+	for a.at.tree == nil && a.at.zip == nil && a.at.table == nil {
 		if _, err := a.at.in.Read(a.room()); err == io.EOF {
 			break
 		} else if err != nil {

@@ -23,6 +23,13 @@ type Member struct {
 	Kind   Kind
 	// Block is the CRC-32 of the 512 bytes of header right before the content, in a tar.
 	Block uint32
+	// Labels are the labels of a row of a Parquet file. Stored reports that Offset is the place in
+	// the file. Otherwise it is the place in a stream of decompressed pages.
+	Labels []string
+	Stored bool
+	// Page is the offset of the page in the file, and Offset the place in it, for ReadForward of an
+	// image that is not Stored.
+	Page int64
 }
 
 // currentMember is the last member that was reached. Errors name it.
@@ -92,6 +99,8 @@ func (a *Archive) next() (m Member, err error) {
 			m, found, err = a.nextOfTree()
 		case a.at.zip != nil:
 			m, found, err = a.nextOfZip()
+		case a.at.table != nil:
+			m, found, err = a.nextOfParquet()
 		default:
 			m, found, err = a.nextOfTar()
 		}

@@ -17,6 +17,10 @@ type Reader struct {
 	shard   int // -1: none
 	inflate *rangeInflater
 	zipped  []byte // the compressed member that was read last, with its header
+	// page is the page of a Parquet file that was decompressed last, at pageFrom of shard pageOf.
+	page     []byte
+	pageOf   int
+	pageFrom int64
 }
 
 // NewReader returns a Reader. The caller closes it before the archive.

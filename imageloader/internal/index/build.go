@@ -13,6 +13,7 @@ import (
 // Build waits for it and loads the result. The wait also ends when that process stops, or when the
 // archive's context is done.
 func Build(a *archive.Archive, c Config) (*Index, error) {
+	c.byColumns(a)
 	m, x, err := makeOrWait(a, &c, true)
 	if x != nil || err != nil {
 		return x, err
@@ -80,11 +81,14 @@ func scan(a *archive.Archive, c Config) (*Builder, error) {
 	c.Logger.Info("scanned archive", "archive", a.Path(), "members", b.records.count, "ignored", b.ignored,
 		"seconds", time.Since(began).Seconds())
 	switch {
-	case c.WebDataset:
+	case c.WebDataset, c.Parquet:
 		warnOfOrphans(c.Logger, a.Path(), b.orphans, b.orphansNamed)
 	case b.orphans > 0:
 		c.Logger.Warn("images outside of any directory have no class and are ignored",
 			"archive", a.Path(), "images", b.orphans)
+	}
+	if n := a.Imageless(); n > 0 {
+		c.Logger.Warn("rows without the bytes of an image are ignored", "archive", a.Path(), "rows", n)
 	}
 	if b.lacking.seconds > 0 {
 		c.Logger.Warn("images beside the sample of their group are ignored",
@@ -114,6 +118,7 @@ type Report struct {
 // Make reads a newly opened archive to its end and writes its index file, even if an index file
 // exists. It waits for no other process, but processes that need the index wait for Make.
 func Make(a *archive.Archive, c Config) (_ *Report, err error) {
+	c.byColumns(a)
 	m, _, err := makeOrWait(a, &c, false)
 	if err != nil {
 		return nil, err
@@ -135,6 +140,9 @@ func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 		return nil, fmt.Errorf("imageloader: %s: making the index: %w", a.Path(), err)
 	}
 	if r.Samples == 0 {
+		if c.Parquet {
+			return nil, noRows(a.Path(), b.orphans, b.orphansNamed)
+		}
 		if c.WebDataset {
 			return nil, noLabels(a.Path(), a.Position(), b.orphans, b.orphansNamed)
 		}

@@ -163,6 +163,44 @@ func (b *Builder) add(m *archive.Member, magic []byte) (number, label int, err e
 	return number, int(given), nil
 }
 
+// addRow implements add for a row of a Parquet file.
+func (b *Builder) addRow(m *archive.Member) (number, label int, err error) {
+	if len(m.Labels) == 0 && !b.dirs.lists {
+		b.addOrphan(m.Name, orphanNull)
+		b.ignored++
+		return -1, 0, nil
+	}
+	text := ""
+	if b.dirs.lists {
+		if text, err = listOf(m.Labels); err != nil {
+			return -1, 0, fmt.Errorf("imageloader: %s: %q: %w", b.file, m.Name, err)
+		}
+	} else {
+		text = m.Labels[0]
+	}
+	if len(text) > archive.MaxNameBytes {
+		return -1, 0, fmt.Errorf("imageloader: %s: %q: a label of %d bytes, over the limit of %d", b.file, m.Name,
+			len(text), archive.MaxNameBytes)
+	}
+	if class, unknown := b.dirs.unknownIn(text); unknown {
+		return -1, 0, b.dirs.unknown(m.Name, class)
+	}
+	given, known := b.dirs.given[text]
+	if b.dirs.given != nil && !known && !b.dirs.lists {
+		return -1, 0, b.dirs.unknown(m.Name, text)
+	}
+	dir, err := b.dirs.number(text)
+	if err != nil {
+		return -1, 0, err
+	}
+	b.dirs.claimed[dir] = true
+	if number, err = b.record(m, dir, recordImage); err != nil {
+		return -1, 0, err
+	}
+	b.samples++
+	return number, int(given), nil
+}
+
 // ignore counts a member that is not a sample. It records a link or an archive, because the user
 // may have meant it as a class.
 func (b *Builder) ignore(m *archive.Member, image bool) (number, label int, err error) {
@@ -208,6 +246,9 @@ func (r *records) add(m *archive.Member, dir int32, flags uint8) (number int, ok
 		shard:  uint16(m.Shard),
 		kind:   m.Kind,
 		flags:  flags,
+	}
+	if m.Stored {
+		r.newest.flags |= recordStored
 	}
 	r.newest.path = append(r.newest.path[:0], m.Name...)
 	r.newest.head = header{}

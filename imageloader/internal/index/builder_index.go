@@ -80,7 +80,7 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	w := workMeter{shards: x.shards, next: x.eachMark()}
 	kept := members.names[:0]
 	var wrong error // the error for the first wrong label or class
-	lost := b.web == nil && slices.Contains(b.dirs.claimed, false)
+	lost := b.byDirectory() && slices.Contains(b.dirs.claimed, false)
 	x.samples = make([]record, 0, sections[sectionMembers].count)
 	for i := 0; ; i++ {
 		m, name, err := members.next()
@@ -94,7 +94,7 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 		if wrong == nil {
 			wrong = b.wrongLabel(m, name, l, odd)
 		}
-		if dir := b.dirs.names[m.label]; b.web == nil &&
+		if dir := b.dirs.names[m.label]; b.byDirectory() &&
 			classOf(unsafe.String(unsafe.SliceData(name), len(name))) != dir {
 			return errIndexDamaged
 		}
@@ -200,6 +200,9 @@ func (r *memberReader) follow(before uint32) error {
 	switch {
 	case m.offset < 0, m.size < 0, uint64(m.name) > uint64(len(r.names)), m.name < before,
 		m.label < 0, int(m.label) >= r.directories, int(m.shard) >= len(r.shards), m.kind > archive.OtherMethod:
+		return errIndexDamaged
+	}
+	if s := &r.shards[m.shard]; s.format == archive.Parquet && m.flags&recordStored == 0 && len(s.marks) == 0 {
 		return errIndexDamaged
 	}
 	if m.kind == archive.Regular && m.size > r.shards[m.shard].maxStreamBytes()-m.offset {

@@ -82,6 +82,7 @@ type walk struct {
 
 func (w *walk) run() error {
 	b, a := w.b, w.a
+	b.dirs.named, b.dirs.columns = a.Table()
 	for m, err := range a.Members() {
 		if err != nil {
 			return err
@@ -103,6 +104,7 @@ func (w *walk) run() error {
 			}
 		}
 	}
+	b.ignored += a.Imageless()
 	if b.web != nil {
 		return b.closeGroup()
 	}
@@ -134,7 +136,11 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 		return number, err
 	}
 	if b.web == nil {
-		number, w.found.Label, err = b.add(m, magic)
+		if b.config.Parquet {
+			number, w.found.Label, err = b.addRow(m)
+		} else {
+			number, w.found.Label, err = b.add(m, magic)
+		}
 		w.found.Dir, w.found.Index = int(b.records.newest.label), number
 		return number, err
 	}
@@ -227,6 +233,9 @@ func (w *walk) content() ([]byte, error) {
 // member is a sample. In a zip, each such read costs time, so the result is nil if the name
 // decides. It is also nil if the bytes are damaged.
 func magicOf(a *archive.Archive, m *archive.Member) ([]byte, error) {
+	if a.InParquet() {
+		return a.Peek(tarHeaderBytes) // peekHeader needs them, and each read costs time
+	}
 	zipped := a.InZip()
 	if zipped && claimsByName(m.Name) {
 		return nil, nil
@@ -248,7 +257,7 @@ func (w *walk) summarise(data []byte) error {
 			b.records.newest.head, _ = headerOf(b.config.Codec, data, true)
 		}
 		b.records.newest.sum(crc32.ChecksumIEEE(data), recordSummed)
-	} else if a.Streamed() || a.PlainTar() {
+	} else if a.Streamed() || a.PlainTar() || a.InParquet() {
 		if image {
 			h, err := peekHeader(a, b.config.Codec, &f.Member)
 			if err != nil {
@@ -258,6 +267,9 @@ func (w *walk) summarise(data []byte) error {
 		}
 		if a.PlainTar() {
 			b.records.newest.sum(f.Block, recordBlock)
+			return nil
+		}
+		if f.Stored {
 			return nil
 		}
 		crc, err := a.Checksum()

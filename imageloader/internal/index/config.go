@@ -29,6 +29,10 @@ type Config struct {
 	// List, if not nil, names the samples and their labels. List excludes WebDataset and Pairs.
 	List *List
 
+	// Parquet reads labels from the columns of Parquet files, not from directories. Load, Build and
+	// Make set it. Parquet excludes WebDataset and Pairs, and a List takes its place.
+	Parquet bool
+
 	// Part selects some of the samples. The index file still describes all of them. Part excludes
 	// Pairs.
 	Part Part
@@ -83,6 +87,20 @@ func noLabels(path string, members, orphans int, named []Orphan) error {
 	return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, detail)
 }
 
+// noRows returns the error, an ErrNoSamples, for Parquet files.
+func noRows(path string, orphans int, named []Orphan) error {
+	if len(named) == 0 {
+		return fmt.Errorf("%w in %s: none of its rows has the bytes of an image", ErrNoSamples, path)
+	}
+	return fmt.Errorf("%w in %s: %s no label; the first is %q: %s", ErrNoSamples, path,
+		many(orphans, "image has", "images have"), named[0].Name, named[0].Reason)
+}
+
+// byColumns sets Parquet for an archive of Parquet files.
+func (c *Config) byColumns(a *archive.Archive) {
+	c.Parquet = a.Format() == archive.Parquet && c.List == nil
+}
+
 // NoSamples returns the error, an ErrNoSamples, for an archive. orphans is the number of images
 // without a class.
 func NoSamples(path string, members, orphans int) error {
@@ -112,6 +130,9 @@ func many(n int, one, several string) string {
 func (x *Index) noSamples(path string, members int, c *Config) error {
 	if c.Pairs != nil {
 		return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, x.unpaired)
+	}
+	if c.Parquet {
+		return noRows(path, x.orphans, x.orphansNamed)
 	}
 	if c.WebDataset {
 		return noLabels(path, members, x.orphans, x.orphansNamed)

@@ -146,12 +146,6 @@ func (x *Index) Size(i int) int64 { return x.samples[x.at(i)].size }
 // Name returns the name of sample i's member.
 func (x *Index) Name(i int) string { return x.recordName(x.at(i)) }
 
-// Place returns the shard of sample i, and the offset of its content as in [archive.Member].
-func (x *Index) Place(i int) (shard int, offset int64) {
-	r := &x.samples[x.at(i)]
-	return int(r.shard), r.offset
-}
-
 // recordName returns the name of a record's member.
 func (t *recordTable) recordName(i int) string {
 	end := uint32(len(t.names))
@@ -209,12 +203,15 @@ func (x *Index) ReadForward(a *archive.Archive, i int, p []byte) error {
 func (x *Index) readForward(a *archive.Archive, i int, p []byte) error {
 	r := &x.samples[i]
 	m := archive.Member{Name: x.recordName(i), Shard: int(r.shard), Offset: r.offset}
+	if s := &x.shards[r.shard]; s.format == archive.Parquet {
+		m.Page, m.Offset = s.place(r)
+	}
 	heads, err := a.ReadForward(i+1, &m, p)
 	if err != nil {
 		return err
 	}
 	format := x.shards[r.shard].format
-	headed := format == archive.Tree || format == archive.Zip ||
+	headed := format == archive.Tree || format == archive.Zip || format == archive.Parquet ||
 		len(heads) >= archive.BlockBytes && archive.Heads(heads[len(heads)%archive.BlockBytes:], m.Name, r.size)
 	if !headed || !r.matches(p) || !x.sameContent(i, p) {
 		return a.Fail(ErrStale)

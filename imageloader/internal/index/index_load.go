@@ -27,7 +27,7 @@ func (x *Index) loadMarks(sections map[uint32]section) error {
 		}
 	}
 	for i := range x.shards {
-		if s := &x.shards[i]; s.format == archive.TarGzip != (len(s.marks) > 0) {
+		if s := &x.shards[i]; s.format != archive.Parquet && s.format == archive.TarGzip != (len(s.marks) > 0) {
 			return errIndexDamaged
 		}
 	}

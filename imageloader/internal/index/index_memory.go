@@ -52,8 +52,8 @@ func (c *contents) keep(i int, data []byte) {
 	}
 }
 
-// fits reports whether the archive is compressed and its samples take at most limit bytes. Samples
-// larger than maxSize do not count, because they are never read.
+// fits reports whether the archive, or a page of it, is compressed and its samples take at most
+// limit bytes. Samples larger than maxSize do not count, because they are never read.
 func (x *Index) fits(limit, maxSize int64) bool {
 	total, streamed := int64(0), false
 	for i := range x.samples {
@@ -65,19 +65,19 @@ func (x *Index) fits(limit, maxSize int64) bool {
 		}
 	}
 	for i := range x.shards {
-		streamed = streamed || x.shards[i].format == archive.TarGzip || x.shards[i].format == archive.TarZstd
+		streamed = streamed || len(x.shards[i].marks) > 0 || x.shards[i].format == archive.TarZstd
 	}
 	return streamed
 }
 
 // hold keeps the samples in memory, if they fit. If the marks make random access cheap, each sample
-// is kept when it is first read. Otherwise hold reads all samples now. The archive must be newly
-// opened.
+// is kept when it is first read. Otherwise hold reads all samples now, as always from Parquet
+// files, whose pages have many samples each. The archive must be newly opened.
 func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
 	if !x.fits(limit, maxSize) {
 		return nil
 	}
-	if x.work > 0 && (x.work <= maxLazyWork || x.reach <= segmentBytes/2) {
+	if x.shards[0].format != archive.Parquet && x.work > 0 && (x.work <= maxLazyWork || x.reach <= segmentBytes/2) {
 		x.memory.limit = maxSize
 		x.memory.arena = arena.New()
 		x.memory.lazy = make([]atomic.Pointer[byte], len(x.samples))

@@ -52,6 +52,12 @@ func (e *LabelError) Error() string {
 		e.File, e.Name, e.Label, maxNumberedClasses-1)
 }
 
+// table describes the columns of Parquet files.
+type table struct {
+	named   []string // classes by label; nil: the files do not name them
+	columns []string // names of the columns of images and labels
+}
+
 // directories numbers the directories of members or, with WebDataset, the labels of images. It
 // decides which directories are classes. With given classes, these are the classes. Otherwise every
 // directory with a member that looks like an image is a class, which is known only at the end of
@@ -60,8 +66,9 @@ type directories struct {
 	file    string           // the archive, for error messages
 	given   map[string]int32 // labels by name; nil: no classes are given
 	classes []string         // the given classes
-	web     bool             // the directories are WebDataset labels
-	lists   bool             // the directories are lists of WebDataset labels: see listOf
+	table
+	web   bool // the directories are labels of WebDataset or of Parquet files
+	lists bool // the directories are lists of WebDataset labels: see listOf
 
 	numbers map[string]int32
 	names   []string        // by number
@@ -72,7 +79,7 @@ type directories struct {
 }
 
 func newDirectories(file string, c *Config) (*directories, error) {
-	d := &directories{file: file, numbers: map[string]int32{}, classes: c.Classes, web: c.WebDataset,
+	d := &directories{file: file, numbers: map[string]int32{}, classes: c.Classes, web: c.WebDataset || c.Parquet,
 		lists: c.MultiLabel}
 	if len(c.Classes) > 0 {
 		d.given = map[string]int32{}
@@ -129,6 +136,12 @@ func (d *directories) labels() (classes []string, label []int32, odd int) {
 		}
 		return d.classes, label, -1
 	}
+	if d.named != nil {
+		for i, name := range d.names {
+			label[i] = int32(slices.Index(d.named, name))
+		}
+		return d.named, label, -1
+	}
 	if d.web && len(d.names) > 0 && !slices.ContainsFunc(d.names, isName) {
 		classes, odd = d.numbered(label)
 		return classes, label, odd
@@ -175,7 +188,8 @@ func labelsIn(text string) []string {
 // number. It skips labels that are not among given classes. odd is the number of the first list
 // with a label that is an error, or -1.
 func (d *directories) eachList() (classes []string, lists [][]int32, odd int) {
-	single := &directories{file: d.file, given: d.given, classes: d.classes, web: true, numbers: map[string]int32{}}
+	single := &directories{file: d.file, given: d.given, classes: d.classes, table: d.table, web: true,
+		numbers: map[string]int32{}}
 	numbers := make([][]int32, len(d.names))
 	for i, text := range d.names {
 		for _, label := range labelsIn(text) {
@@ -226,10 +240,6 @@ func isName(label string) bool {
 	_, err := strconv.ParseFloat(label, 64)
 	return errors.Is(err, strconv.ErrSyntax)
 }
-
-// NamesClasses reports whether an archive with these WebDataset labels takes them as names of
-// classes, because at least one of them is not a decimal number.
-func NamesClasses(labels []string) bool { return slices.ContainsFunc(labels, isName) }
 
 // numbered uses the names of directories as labels, if all names are numbers, with or without
 // leading zeros. The classes are then "0" to the highest number. odd is the number of the first

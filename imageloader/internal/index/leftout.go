@@ -117,7 +117,7 @@ func (d *directories) enter(name string) {
 
 // byDirectory reports whether the directories are the classes.
 func (b *Builder) byDirectory() bool {
-	return b.web == nil && b.config.Pairs == nil && b.config.List == nil
+	return b.web == nil && b.config.Pairs == nil && b.config.List == nil && !b.config.Parquet
 }
 
 // endDirectories adds the directories without an entry, after a walk.

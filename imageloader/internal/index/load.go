@@ -14,6 +14,7 @@ import (
 // Load looks for the index file of a newly opened archive. It returns nil without an error if it
 // finds no index that it can use.
 func Load(a *archive.Archive, c Config) (*Index, error) {
+	c.byColumns(a)
 	l := loading{a: a, c: &c}
 	return l.search()
 }
@@ -76,7 +77,7 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 		_ = x.Close() // it has no entry points to save
 		return nil, err
 	}
-	if l.c.WebDataset {
+	if l.c.WebDataset || l.c.Parquet {
 		warnOfOrphans(l.c.Logger, l.a.Path(), x.orphans, x.orphansNamed)
 	}
 	x.logMixedLabels(l.a.Path(), l.c)
@@ -115,6 +116,8 @@ func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 			errIndexWebDataset:  "inspect it with -webdataset, like its loaders, or remove it",
 			errIndexPairs:       "inspect the archive without -index, or remove the index",
 			errIndexLists:       "inspect the archive without -index, or remove the index",
+			errIndexColumns:     "inspect the archive without -index, or remove the index",
+			errIndexColumnLists: "inspect the archive without -index, or remove the index",
 			errIndexList:        "inspect the archive without -index, or remove the index",
 		}[reason]
 		l.otherLabels = fmt.Errorf("imageloader: %s: %w: %s", path, reason, how)

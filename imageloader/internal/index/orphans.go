@@ -23,6 +23,7 @@ const (
 	orphanNoFieldOfList
 	orphanNoExtension
 	orphanDotted
+	orphanNull
 )
 
 var orphanReasons = [...]string{
@@ -31,6 +32,7 @@ var orphanReasons = [...]string{
 	"its .json has none of the fields labels, label, cls and class",
 	"its name has no extension, and so it belongs to no sample",
 	"no .cls or .json member with its key is next to it in the shard: a key ends at the first dot of the name",
+	"its row has no label",
 }
 
 // addOrphan counts an image without a label, and keeps the names of the first ones.

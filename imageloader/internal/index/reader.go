@@ -90,7 +90,7 @@ func (r *Reader) read(i int, p, room []byte) error {
 	}
 	if err != nil {
 		e := &archive.Error{File: archive.Shown(s.path), Member: x.Name(i), Position: at + 1, Err: archive.Explain(err)}
-		if s.format != archive.Zip {
+		if s.format != archive.Zip && s.format != archive.Parquet {
 			e.Offset = m.offset
 		}
 		return e
@@ -106,12 +106,13 @@ func (r *Reader) read(i int, p, room []byte) error {
 }
 
 // Parts reports whether ReadPart can be used for sample i: it must be a regular file in a local,
-// uncompressed tar, and the index must not keep samples in memory.
+// uncompressed tar or page of a Parquet file, and the index must not keep samples in memory.
 func (x *Index) Parts(i int) bool {
 	defer runtime.KeepAlive(x)
 	m := &x.samples[x.at(i)]
 	s := &x.shards[m.shard]
-	return s.format == archive.Tar && m.kind == archive.Regular && !archive.IsURL(s.path) && !x.memory.holds()
+	plain := s.format == archive.Tar || s.format == archive.Parquet && m.flags&recordStored != 0
+	return plain && m.kind == archive.Regular && !archive.IsURL(s.path) && !x.memory.holds()
 }
 
 // ReadPart fills p with the bytes of sample i's content that start at offset from. All of them must
@@ -195,6 +196,9 @@ func (r *Reader) readFrom(s *shard, m *record, name string, p, room []byte) erro
 		return r.archive.ReadFile(int(m.shard), name, p)
 	case archive.Zip:
 		return r.archive.ReadZipped(int(m.shard), m.offset, p)
+	case archive.Parquet:
+		page, offset := s.place(m)
+		return r.archive.ReadRow(int(m.shard), page, offset, p)
 	case archive.Tar:
 		return r.readTar(s, m, name, p, room)
 	}

@@ -19,6 +19,7 @@ const (
 	sectionHeaders     = 10
 	sectionSums        = 11
 	sectionOrphans     = 12
+	sectionColumns     = 13
 )
 
 // Size of an item of each section, in bytes.

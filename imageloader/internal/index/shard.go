@@ -15,6 +15,9 @@ type shard struct {
 	marks  []archive.Mark // marks of a gzip file; the first is the start of the file
 }
 
+// direct reports whether making an index does not read all contents of the shard.
+func (s *shard) direct() bool { return s.format == archive.Tar || s.format == archive.Parquet }
+
 // maxStreamBytes returns an upper bound of the size of the shard's tar stream.
 func (s *shard) maxStreamBytes() int64 { return archive.MaxStreamBytes(s.format, s.info.Size()) }
 
@@ -30,6 +33,16 @@ func (s *shard) addMark(m archive.Mark) bool {
 	}
 	s.marks = append(s.marks, m)
 	return true
+}
+
+// place returns the place of a record's content in a Parquet file: the offset of its page in the
+// file, or 0 for the file itself, and the offset there.
+func (s *shard) place(m *record) (page, offset int64) {
+	if m.flags&recordStored != 0 {
+		return 0, m.offset
+	}
+	mark := &s.marks[s.beyond(m.offset)-1]
+	return mark.Bit >> 3, m.offset - mark.Output
 }
 
 // enter returns the last mark at or before output offset begin. until is an upper bound for the

@@ -41,10 +41,13 @@ const (
 	errIndexList        = errIndex("the index is one of Options.List, without labels")
 	errIndexLists       = errIndex("the index has the lists of labels of Options.MultiLabel")
 	errIndexPairs       = errIndex("the index is one of Options.Masks, without labels")
+	errIndexColumns     = errIndex("the index has the labels of a Parquet file")
+	errIndexColumnLists = errIndex("the index has the lists of labels of a Parquet file")
 )
 
 // labelErrors lists the reasons by the numbers that labelling returns.
-var labelErrors = []errIndex{errIndexDirectories, errIndexWebDataset, errIndexPairs, errIndexList, errIndexLists}
+var labelErrors = []errIndex{errIndexDirectories, errIndexWebDataset, errIndexPairs, errIndexList, errIndexLists,
+	errIndexColumns, errIndexColumnLists}
 
 // place describes a section of a sidecar.
 type place struct {

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -26,6 +27,11 @@ func (s *sidecar) load(a *archive.Archive, b *Builder) (*Index, error) {
 	}
 	if err := s.loadCounts(b); err != nil {
 		return nil, err
+	}
+	if a.Format() == archive.Parquet {
+		if err := s.checkColumns(a, b.dirs); err != nil {
+			return nil, err
+		}
 	}
 	if b.orphansNamed, err = s.loadOrphans(); err != nil {
 		return nil, err
@@ -96,9 +102,9 @@ func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, n
 		return nil
 	}
 	// The times differ if the archive was copied, and some archives have no time. Then the first
-	// and last bytes of the shard decide. They can't decide for a plain tar, because its samples
-	// have no checksums.
-	if format == archive.Tar {
+	// and last bytes of the shard decide. They can't decide for a plain tar or a Parquet file,
+	// because their samples may have no checksums.
+	if format == archive.Tar || format == archive.Parquet {
 		return errIndexStale
 	}
 	digest, err := shardDigest(a, r, shard)
@@ -130,7 +136,7 @@ func shardDigest(a *archive.Archive, r *archive.Reader, shard int) (uint32, erro
 }
 
 // shardFormats lists the formats of shards by their numbers in a sidecar.
-var shardFormats = []string{archive.Tar, archive.TarGzip, archive.TarZstd}
+var shardFormats = []string{archive.Tar, archive.TarGzip, archive.TarZstd, archive.Parquet}
 
 func formatNumber(format string) uint32 { return uint32(slices.Index(shardFormats, format)) }
 
@@ -177,6 +183,30 @@ func (s *sidecar) loadDirectories(d *directories) error {
 	return nil
 }
 
+// encodeColumns returns the section of a Parquet file's columns: their names, each after its
+// length.
+func encodeColumns(columns []string) (data []byte) {
+	for _, name := range columns {
+		data = binary.LittleEndian.AppendUint32(data, uint32(len(name)))
+		data = append(data, name...)
+	}
+	return data
+}
+
+// checkColumns returns an error if the index is of other columns than those that are selected now.
+// The names of the classes come from the archive.
+func (s *sidecar) checkColumns(a *archive.Archive, d *directories) error {
+	data, _, err := s.read(sectionColumns, 4)
+	if err != nil {
+		return err
+	}
+	d.named, d.columns = a.Table()
+	if !bytes.Equal(data, encodeColumns(d.columns)) {
+		return errIndexStale
+	}
+	return nil
+}
+
 // loadCounts reads the section of counts, which also says where the labels come from.
 func (s *sidecar) loadCounts(b *Builder) error {
 	le := binary.LittleEndian
@@ -198,9 +228,14 @@ func (s *sidecar) loadCounts(b *Builder) error {
 
 // labelling returns the number that stands for the source of the labels in a sidecar: 0 for
 // directories, 1 for WebDataset members, 2 for images and masks, which have no labels, 3 for a
-// list, 4 for WebDataset members with lists of labels.
+// list, 4 for WebDataset members with lists of labels, 5 for columns of Parquet files, 6 for
+// columns of lists of labels.
 func labelling(c *Config) uint64 {
 	switch {
+	case c.Parquet && c.MultiLabel:
+		return 6
+	case c.Parquet:
+		return 5
 	case c.MultiLabel:
 		return 4
 	case c.WebDataset:

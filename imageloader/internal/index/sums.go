@@ -6,15 +6,13 @@ import (
 	"io"
 	"slices"
 	"sync/atomic"
-
-	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// sums has checksums of the contents of a plain tar's members. Building the index reads only
-// headers. A member's checksum is computed when the member is first read as a sample, and saved
-// when the index is closed. Later processes compare the checksum when they first read the sample.
-// They thereby detect contents that were exchanged while the headers stayed the same. sums is safe
-// for concurrent use.
+// sums has checksums of the contents of a plain tar's members or a Parquet file's images. Building
+// the index reads only headers. A member's checksum is computed when the member is first read as a
+// sample, and saved when the index is closed. Later processes compare the checksum when they first
+// read the sample. They thereby detect contents that were exchanged while the headers stayed the
+// same. sums is safe for concurrent use.
 type sums struct {
 	known []atomic.Uint32 // by member: the CRC-32, with 1 instead of 0; 0 means unknown
 	seen  []atomic.Uint32 // one bit for each member: this process has computed or compared the checksum
@@ -55,7 +53,7 @@ func (s *sums) write(w io.Writer) error {
 
 // attach makes s the index file of x, and reads the checksums of contents from s.
 func (x *Index) attach(s *sidecar) error {
-	if slices.ContainsFunc(x.shards, func(s shard) bool { return s.format == archive.Tar }) {
+	if slices.ContainsFunc(x.shards, func(s shard) bool { return s.direct() }) {
 		var err error
 		if s.sums, err = s.loadSums(); err != nil {
 			return err
@@ -92,9 +90,9 @@ func (s *sidecar) loadSums() (*sums, error) {
 	}
 }
 
-// sameContent reports whether the content of a record of a plain tar is the same as in earlier
-// runs.
+// sameContent reports whether the content of a record of a plain tar or a Parquet file is the same
+// as in earlier runs.
 func (x *Index) sameContent(i int, content []byte) bool {
-	return x.side == nil || x.side.sums == nil || x.shards[x.samples[i].shard].format != archive.Tar ||
+	return x.side == nil || x.side.sums == nil || !x.shards[x.samples[i].shard].direct() ||
 		x.side.sums.same(x.number(i), content)
 }

@@ -27,10 +27,17 @@ func (w *workMeter) sample(r *record) {
 	w.samples++
 	w.wanted += float64(r.size)
 	w.inflated += float64(r.size)
-	if f := w.shards[r.shard].format; f != archive.TarGzip && f != archive.TarZstd {
+	begin := max(0, r.offset-archive.BlockBytes) // includes the sample's header, which is read too
+	switch w.shards[r.shard].format {
+	case archive.TarGzip, archive.TarZstd:
+	case archive.Parquet:
+		if r.flags&recordStored != 0 {
+			return
+		}
+		begin = r.offset
+	default:
 		return
 	}
-	begin := max(0, r.offset-archive.BlockBytes) // includes the sample's header, which is read too
 	if !w.begun {
 		w.begun, w.fromShard = true, -1
 		w.shard, w.output, w.left = w.next()

@@ -158,6 +158,9 @@ func outputs(a *archive.Archive, b *Builder) ([]output, error) {
 		{sectionCounts, 3, whole(counts)},
 		{sectionOrphans, uint64(len(b.orphansNamed)), whole(encodeOrphans(b.orphansNamed))},
 	}
+	if len(b.dirs.columns) > 0 {
+		list = append(list, output{sectionColumns, uint64(len(b.dirs.columns)), whole(encodeColumns(b.dirs.columns))})
+	}
 	large := b.records.sections()
 	for _, kind := range largeSections {
 		list = append(list, output{kind, uint64(large[kind].count), large[kind].copyTo})

@@ -1,0 +1,284 @@
+package archive
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/torchstream/torchstream/imageloader/internal/parquet"
+)
+
+// Columns selects the columns of images and labels in Parquet files.
+type Columns = parquet.Columns
+
+// RowError is an error in a row of a Parquet file.
+type RowError = parquet.RowError
+
+// isParquet reports whether a file starts like a Parquet file.
+func isParquet(head []byte) bool { return bytes.HasPrefix(head, []byte(parquet.Magic)) }
+
+// parquetWalk walks the rows of a Parquet file.
+type parquetWalk struct {
+	file *parquet.File
+	in   io.ReaderAt // the file, read forward
+	next func() (parquet.Row, error, bool)
+	stop func()
+	row  parquet.Row
+	at   int64 // bytes of the current image that were read
+
+	// Images in pages that have to be decompressed have offsets in a stream of these pages.
+	pages  [2]streamPage // the last two: a dictionary and a data page
+	stream int64         // bytes of all pages so far
+
+	page     []byte // the page that ReadForward has decompressed
+	pageFrom int64  // its offset in the file
+}
+
+// streamPage is a page in the stream of decompressed pages.
+type streamPage struct{ page, begin int64 }
+
+// forwardFile implements io.ReaderAt by Seek and Read, which read ahead in a remote file.
+type forwardFile struct{ file File }
+
+func (f forwardFile) ReadAt(p []byte, at int64) (int, error) {
+	if _, err := f.file.Seek(at, io.SeekStart); err != nil {
+		return 0, err
+	}
+	return io.ReadFull(f.file, p)
+}
+
+// startParquet creates the readers of the Parquet file in a.at.file.
+func (a *Archive) startParquet() error {
+	a.at.format, a.at.in = Parquet, &stream{}
+	shard := &a.shards[a.at.index]
+	f, err := a.parquets.open(a.at.index, a.at.file, shard.Info.Size(), a.config.Columns)
+	if err != nil {
+		return a.Fail(err)
+	}
+	if first := a.parquets.known(0); a.at.index > 0 && first != nil && (!slices.Equal(f.Classes(), first.Classes()) ||
+		!slices.Equal(f.Columns(), first.Columns())) {
+		return a.Fail(fmt.Errorf("its columns or the names of its classes differ from those of %s",
+			Shown(a.shards[0].Path)))
+	}
+	a.at.table = &parquetWalk{file: f, in: a.at.file}
+	if IsURL(shard.Path) {
+		a.at.table.in = forwardFile{a.at.file}
+	}
+	a.at.release = a.at.table.close
+	return nil
+}
+
+// InParquet reports whether the current shard is a Parquet file.
+func (a *Archive) InParquet() bool { return a.at.format == Parquet }
+
+// Table returns the names of the classes in the order of their labels, and of the columns, of an
+// archive of Parquet files. Files that do not name the classes have none.
+func (a *Archive) Table() (classes, columns []string) {
+	if f := a.parquets.known(0); f != nil {
+		return f.Classes(), f.Columns()
+	}
+	return nil, nil
+}
+
+// close ends the walk.
+func (w *parquetWalk) close() {
+	if w.stop != nil {
+		w.stop()
+	}
+	w.next, w.stop = nil, nil
+}
+
+// nextOfParquet moves to the next row. It finds no member if the row has no image, or at the end of
+// the shard.
+func (a *Archive) nextOfParquet() (m Member, found bool, err error) {
+	if a.ctx.Err() != nil {
+		return m, false, ErrStopped
+	}
+	w := a.at.table
+	if w.next == nil {
+		w.next, w.stop = iter.Pull2(w.file.Rows(w.in))
+	}
+	row, err, more := w.next()
+	if !more {
+		return m, false, a.advance()
+	}
+	if err != nil {
+		return m, false, a.Fail(err)
+	}
+	w.row, w.at = row, 0
+	a.member.position++
+	name := a.rowName(&row)
+	a.member.name = name
+	if len(name) > MaxNameBytes {
+		a.member.name = name[:MaxNameBytes]
+		return m, false, a.Fail(fmt.Errorf("a row's path has %d bytes, over the limit of %d", len(name), MaxNameBytes))
+	}
+	if !row.Image {
+		a.imageless++
+		return m, false, nil
+	}
+	if row.Page == 0 {
+		a.at.in.offset = row.Offset // for Progress
+	} else {
+		a.at.in.offset = row.Page
+	}
+	m = Member{Name: name, Shard: a.at.index, Offset: row.Offset, Size: row.Size, Labels: row.Labels, Stored: row.Page == 0}
+	if !m.Stored {
+		begin, err := a.placeInStream(&row)
+		if err != nil {
+			return m, false, a.Fail(err)
+		}
+		m.Offset += begin
+	}
+	a.member.begin(&m)
+	return m, true, nil
+}
+
+// Imageless returns the number of rows without an image that the walk has reached.
+func (a *Archive) Imageless() int { return a.imageless }
+
+// rowName returns the name of a row's image: its path, or the name of the file and the number of
+// the row.
+func (a *Archive) rowName(row *parquet.Row) string {
+	if name := path.Clean(row.Path); row.Path != "" && name != "." && name != "/" {
+		return strings.TrimPrefix(name, "/")
+	}
+	base := Shown(a.shards[a.at.index].Path)
+	base = base[strings.LastIndexByte(base, '/')+1:]
+	return fmt.Sprintf("%s/%08d", strings.TrimSuffix(base, path.Ext(base)), row.Number)
+}
+
+// placeInStream returns the offset of a row's page in the stream of decompressed pages. It passes
+// the first use of a page as a checkpoint.
+func (a *Archive) placeInStream(row *parquet.Row) (begin int64, err error) {
+	w := a.at.table
+	for i := range w.pages {
+		if w.pages[i].page == row.Page {
+			return w.pages[i].begin, nil
+		}
+	}
+	if row.Page < w.pages[1].page {
+		return 0, fmt.Errorf("its pages are not in the order of the rows: write the file again")
+	}
+	w.pages[0], w.pages[1] = w.pages[1], streamPage{row.Page, w.stream}
+	if a.keep != nil {
+		a.keep(a.at.index, Checkpoint{Bit: row.Page << 3, Output: w.stream})
+	}
+	w.stream += row.PageBytes
+	return w.pages[1].begin, nil
+}
+
+// read fills p from the current row's image.
+func (w *parquetWalk) read(p []byte) error {
+	if w.row.Page != 0 {
+		if int64(len(p)) > int64(len(w.row.Data))-w.at {
+			return io.ErrUnexpectedEOF
+		}
+		copy(p, w.row.Data[w.at:])
+	} else if n, err := w.in.ReadAt(p, w.row.Offset+w.at); n < len(p) {
+		return err
+	}
+	w.at += int64(len(p))
+	return nil
+}
+
+// readAt fills p with the image at offset of a page of the file, or of the file itself if page is
+// 0.
+func (w *parquetWalk) readAt(page, offset int64, p []byte) (err error) {
+	if page == 0 {
+		n, err := w.in.ReadAt(p, offset)
+		if n < len(p) {
+			return err
+		}
+		return nil
+	}
+	if w.pageFrom != page {
+		w.pageFrom = 0
+		if w.page, err = w.file.Page(page, w.page); err != nil {
+			return damagedPage(err)
+		}
+		w.pageFrom = page
+	}
+	return copyFrom(w.page, offset, p)
+}
+
+// copyFrom fills p from an offset of a page.
+func copyFrom(page []byte, offset int64, p []byte) error {
+	if offset < 0 || offset > int64(len(page)) || int64(len(p)) > int64(len(page))-offset {
+		return ErrSourceChanged
+	}
+	copy(p, page[offset:])
+	return nil
+}
+
+// damagedPage names the column's page in an error.
+func damagedPage(err error) error {
+	if errors.Is(err, ErrStopped) {
+		return err
+	}
+	return fmt.Errorf("the column of images: %w", err)
+}
+
+// parquetFiles are the footers of the shards that were read. It is safe for concurrent use.
+type parquetFiles struct {
+	mu sync.Mutex
+	of map[int]*parquet.File
+}
+
+// open returns a shard with the file that it is read from, and reads its footer at the first call.
+func (f *parquetFiles) open(shard int, file io.ReaderAt, size int64, c Columns) (*parquet.File, error) {
+	if known := f.known(shard); known != nil {
+		return known.On(file), nil
+	}
+	opened, err := parquet.Open(file, size, c)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.of == nil {
+		f.of = map[int]*parquet.File{}
+	}
+	f.of[shard] = opened
+	return opened, nil
+}
+
+// known returns a shard whose footer was read, or nil.
+func (f *parquetFiles) known(shard int) *parquet.File {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.of[shard]
+}
+
+// ReadRow fills p with the image at offset of the page at a byte of a Parquet file, or of the file
+// itself if page is 0.
+func (r *Reader) ReadRow(shard int, page, offset int64, p []byte) error {
+	if err := r.enter(shard); err != nil {
+		return err
+	}
+	if page == 0 {
+		n, err := r.timed.ReadAt(p, offset)
+		if n < len(p) {
+			return err
+		}
+		return nil
+	}
+	if r.pageOf != shard || r.pageFrom != page {
+		f, err := r.a.parquets.open(shard, &r.timed, r.a.shards[shard].Info.Size(), r.a.config.Columns)
+		if err != nil {
+			return err
+		}
+		r.pageFrom = 0
+		if r.page, err = f.Page(page, r.page); err != nil {
+			return damagedPage(err)
+		}
+		r.pageOf, r.pageFrom = shard, page
+	}
+	return copyFrom(r.page, offset, p)
+}

@@ -1,0 +1,348 @@
+// Package parquet reads the images, labels and names of Parquet files.
+//
+// A [File] says where the bytes of each image are: in the file itself, if the page is not
+// compressed, or at a place of a page, which [File.Page] decompresses. So an image of an
+// uncompressed file is read as a member of a tar is, with no copy and no page in between. Columns
+// that are not selected are never read.
+//
+// The package reads what the images of files from Hugging Face's datasets, pandas, Polars, DuckDB
+// and Spark need: the compact protocol of Thrift, pages of version 1 and 2, dictionaries, and the
+// compressions snappy, gzip and zstd. It allocates memory for the bytes of a file, and not for
+// numbers in it. The format is specified at https://parquet.apache.org/docs/file-format/.
+package parquet
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"slices"
+	"strconv"
+)
+
+// File is an open Parquet file. It is safe for concurrent use.
+type File struct {
+	file    io.ReaderAt
+	footer  *footer
+	columns selection
+	chunks  []*chunk // of images, by their places in the file
+}
+
+// Open reads the footer of a file of the given size, and chooses the columns. The file must remain
+// open.
+func Open(file io.ReaderAt, size int64, c Columns) (*File, error) {
+	meta, err := readFooter(file, size)
+	if err != nil {
+		return nil, err
+	}
+	f := &File{file: file, footer: meta}
+	if f.columns, err = meta.choose(c); err != nil {
+		return nil, err
+	}
+	for i := range meta.groups {
+		f.chunks = append(f.chunks, &meta.groups[i].chunks[f.columns.image.column])
+	}
+	slices.SortFunc(f.chunks, func(a, b *chunk) int { return cmp.Compare(a.start, b.start) })
+	return f, nil
+}
+
+// On returns the file as it is read from another reader of the same bytes.
+func (f *File) On(file io.ReaderAt) *File {
+	other := *f
+	other.file = file
+	return &other
+}
+
+// NumRows returns the number of rows, including those without an image.
+func (f *File) NumRows() int64 { return f.footer.rows }
+
+// Classes returns the names of the classes in the order of their labels, if the file describes the
+// labels as datasets does. Otherwise it returns nil. The names of several columns follow each
+// other.
+func (f *File) Classes() (names []string) {
+	for i := range f.columns.labels {
+		l := &f.columns.labels[i]
+		switch {
+		case f.columns.flags:
+			names = append(names, l.name())
+		case l.classNames == nil:
+			return nil
+		default:
+			for _, name := range l.classNames {
+				if !slices.Contains(names, name) || len(f.columns.labels) == 1 {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	return names
+}
+
+// Columns names the selected columns.
+func (f *File) Columns() []string {
+	list := []string{f.columns.image.name()}
+	for i := range f.columns.labels {
+		list = append(list, f.columns.labels[i].name())
+	}
+	return list
+}
+
+// Row is a row of a file.
+type Row struct {
+	Path   string // the image's name; "": the file has none
+	Labels []string
+	Image  bool // there is an image
+	Number int64
+
+	// Page is the offset of the page that has the image and has to be decompressed, and PageBytes
+	// is its decompressed size. Offset is then the image's place in the decompressed page. If Page
+	// is 0, Offset is the place in the file.
+	Page, PageBytes int64
+	Offset, Size    int64
+	// Data is the image, unless Page is 0. It is valid until the next row.
+	Data []byte
+}
+
+// RowError is an error in a row.
+type RowError struct {
+	Group  int   // the row group, from 0
+	Row    int64 // from 0
+	Column string
+	Err    error
+}
+
+func (e *RowError) Error() string {
+	return fmt.Sprintf("row group %d, row %d, column %s: %v", e.Group, e.Row, e.Column, e.Err)
+}
+
+func (e *RowError) Unwrap() error { return e.Err }
+
+// Rows yields all rows, in order. If an error ends the iteration early, it is in the last pair.
+// images is the file again, from which the pages of images are read in ascending order.
+func (f *File) Rows(images io.ReaderAt) iter.Seq2[Row, error] {
+	return func(yield func(Row, error) bool) {
+		first := int64(0)
+		for g := range f.footer.groups {
+			w := groupWalk{f: f, group: g, first: first}
+			if !w.run(images, yield) {
+				return
+			}
+			first += f.footer.groups[g].rows
+		}
+	}
+}
+
+// groupWalk reads the rows of a row group.
+type groupWalk struct {
+	f     *File
+	group int
+	first int64 // number of the first row
+
+	image  *cursor
+	path   *cursor // nil: there is none
+	labels []*cursor
+	// pending are the repetition and definition levels of the first item of the next row, for each
+	// column of labels.
+	pending []pendingLevel
+}
+
+type pendingLevel struct {
+	known bool
+	def   int32
+}
+
+// fail returns the error for a row and a column.
+func (w *groupWalk) fail(row int64, l *leaf, err error) error {
+	return &RowError{w.group, w.first + row, l.name(), err}
+}
+
+// run yields the rows. It returns false if the iteration ends.
+func (w *groupWalk) run(images io.ReaderAt, yield func(Row, error) bool) bool {
+	if err := w.open(images); err != nil {
+		yield(Row{}, err)
+		return false
+	}
+	for i := range w.f.footer.groups[w.group].rows {
+		r := Row{Number: w.first + i}
+		if err := w.read(i, &r); err != nil {
+			yield(r, err)
+			return false
+		}
+		if !yield(r, nil) {
+			return false
+		}
+	}
+	return true
+}
+
+// open creates the cursors.
+func (w *groupWalk) open(images io.ReaderAt) (err error) {
+	s, g := &w.f.columns, &w.f.footer.groups[w.group]
+	if w.image, err = newCursor(images, &s.image, &g.chunks[s.image.column], g.rows, true); err != nil {
+		return w.fail(0, &s.image, err)
+	}
+	if s.path != nil {
+		if w.path, err = newCursor(w.f.file, s.path, &g.chunks[s.path.column], g.rows, false); err != nil {
+			return w.fail(0, s.path, err)
+		}
+	}
+	for i := range s.labels {
+		l := &s.labels[i]
+		c, err := newCursor(w.f.file, l, &g.chunks[l.column], g.rows, false)
+		if err != nil {
+			return w.fail(0, l, err)
+		}
+		w.labels = append(w.labels, c)
+	}
+	w.pending = make([]pendingLevel, len(w.labels))
+	return nil
+}
+
+// read reads row i of the group.
+func (w *groupWalk) read(i int64, r *Row) error {
+	if err := w.image.place(r); err != nil {
+		return w.fail(i, w.image.leaf, err)
+	}
+	if w.path != nil {
+		_, def, err := w.path.level()
+		if err == nil && def == w.path.leaf.maxDef {
+			r.Path, err = w.path.nextText()
+		}
+		if err != nil {
+			return w.fail(i, w.path.leaf, err)
+		}
+	}
+	for k, c := range w.labels {
+		if err := w.readLabels(k, r); err != nil {
+			return w.fail(i, c.leaf, err)
+		}
+	}
+	return nil
+}
+
+// place reads where the image of the next row is.
+func (c *cursor) place(r *Row) error {
+	_, def, err := c.level()
+	if err != nil || def < c.leaf.maxDef {
+		return err
+	}
+	s, err := c.nextSpan()
+	if err != nil {
+		return err
+	}
+	from := &c.data
+	if s.dict {
+		from = &c.dict
+	}
+	r.Image, r.Page, r.Offset, r.Size = true, from.page, int64(s.at), int64(s.size)
+	if from.page == 0 {
+		r.Offset += from.base
+		return nil
+	}
+	r.PageBytes = int64(from.body.len())
+	r.Data, err = from.body.bytes(s.at, s.size)
+	return err
+}
+
+// readLabels reads the labels of a row in column k.
+func (w *groupWalk) readLabels(k int, r *Row) error {
+	c := w.labels[k]
+	if c.leaf.maxRep == 0 {
+		_, def, err := c.level()
+		if err != nil || def < c.leaf.maxDef {
+			return err
+		}
+		return w.addLabel(c, r)
+	}
+	def := w.pending[k].def
+	if !w.pending[k].known {
+		var err error
+		if _, def, err = c.level(); err != nil {
+			return err
+		}
+	}
+	w.pending[k].known = false
+	for items := 0; ; items++ {
+		if items == maxLabels {
+			return errManyLabels
+		}
+		if def == c.leaf.maxDef {
+			if err := w.addLabel(c, r); err != nil {
+				return err
+			}
+		}
+		if c.done() {
+			return nil
+		}
+		rep, next, err := c.level()
+		if err != nil {
+			return err
+		}
+		if rep == 0 {
+			w.pending[k] = pendingLevel{true, next}
+			return nil
+		}
+		def = next
+	}
+}
+
+// done reports whether the chunk has no more values. It may start the next page.
+func (c *cursor) done() bool { return c.left == 0 && c.pages.at >= c.pages.chunk.end }
+
+// maxLabels is the maximum number of labels of a row.
+const maxLabels = 1 << 16
+
+var errManyLabels = fmt.Errorf("the row has more than %d labels", maxLabels)
+
+// addLabel reads a label.
+func (w *groupWalk) addLabel(c *cursor, r *Row) error {
+	text, err := c.nextText()
+	if err != nil {
+		return err
+	}
+	if w.f.columns.flags {
+		switch text {
+		case "0":
+		case "1":
+			r.Labels = append(r.Labels, c.leaf.name())
+		default:
+			return fmt.Errorf("the value is %s: values of several columns are 0 or 1, or strings", text)
+		}
+		return nil
+	}
+	if names := c.leaf.classNames; names != nil {
+		n, err := strconv.Atoi(text)
+		switch {
+		case err != nil || n < -1 || n >= len(names):
+			return fmt.Errorf("the label is %.40s, and the file names %d classes", text, len(names))
+		case n < 0: // datasets writes -1 for no label
+			return nil
+		}
+		text = names[n]
+	}
+	if text == "" {
+		return errors.New("the label is empty")
+	}
+	r.Labels = append(r.Labels, text)
+	return nil
+}
+
+// Page decompresses the page at an offset that a Row had. It uses the memory of room if the page
+// fits.
+func (f *File) Page(at int64, room []byte) ([]byte, error) {
+	i, found := slices.BinarySearchFunc(f.chunks, at, func(c *chunk, at int64) int { return cmp.Compare(c.start, at) })
+	if !found {
+		i--
+	}
+	if i < 0 || at >= f.chunks[i].end {
+		return nil, fmt.Errorf("no column of images has a page at byte %d", at)
+	}
+	p := newPages(f.file, f.chunks[i], aheadOfImages)
+	p.at = at
+	h, begin, err := p.next()
+	if err != nil {
+		return nil, err
+	}
+	return h.content(p, begin, room)
+}

@@ -1,0 +1,292 @@
+package parquet
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const fixtures = "../../testdata/parquet/"
+
+// fixture returns the bytes of a file of testdata/make_parquet.py.
+func fixture(t testing.TB, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(fixtures + name + ".parquet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// columnsOf has the columns of the fixtures that name them.
+var columnsOf = map[string]Columns{"datasets-lists": {Lists: true}, "datasets-two": {Lists: true,
+	Labels: []string{"fine_label", "coarse_label"}}, "flags": {Lists: true, Labels: []string{"bird", "round"}}}
+
+// contentOf returns a row's image, read by its place.
+func contentOf(t *testing.T, f *File, data []byte, r *Row) []byte {
+	t.Helper()
+	if r.Page == 0 {
+		return data[r.Offset:][:r.Size]
+	}
+	page, err := f.Page(r.Page, nil)
+	if err != nil || int64(len(page)) != r.PageBytes {
+		t.Fatalf("page at %d: %d bytes, error %v, want %d bytes", r.Page, len(page), err, r.PageBytes)
+	}
+	if got := page[r.Offset:][:r.Size]; !bytes.Equal(got, r.Data) {
+		t.Errorf("row %d: the page has %q, want the row's %q", r.Number, got, r.Data)
+	}
+	return page[r.Offset:][:r.Size]
+}
+
+// TestRowsAreThoseOfDatasets: names, labels and images of files from datasets, pandas, Polars,
+// DuckDB and pyarrow, with all encodings and compressions, are those that Hugging Face's reader
+// gives (testdata/make_parquet.py).
+func TestRowsAreThoseOfDatasets(t *testing.T) {
+	text, err := os.ReadFile(fixtures + "expected.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var expected map[string][][3]any
+	if err := json.Unmarshal(text, &expected); err != nil {
+		t.Fatal(err)
+	}
+	if len(expected) < 20 {
+		t.Fatalf("expected.json has %d files, want 20 or more", len(expected))
+	}
+	for name, want := range expected {
+		data := fixture(t, name)
+		f, err := Open(bytes.NewReader(data), int64(len(data)), columnsOf[name])
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		n := 0
+		for r, err := range f.Rows(bytes.NewReader(data)) {
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+				break
+			}
+			if n >= len(want) {
+				t.Errorf("%s has more than %d rows", name, len(want))
+				break
+			}
+			got := fmt.Sprint(r.Path, r.Labels, any(nil))
+			if r.Image {
+				got = fmt.Sprint(r.Path, r.Labels, crc32.ChecksumIEEE(contentOf(t, f, data, &r)))
+			}
+			w := want[n]
+			if crc, ok := w[2].(float64); ok {
+				w[2] = uint32(crc)
+			}
+			if want := fmt.Sprint(w[0], slices.DeleteFunc(w[1].([]any), func(x any) bool { return x == "None" }),
+				w[2]); got != want {
+				t.Errorf("%s, row %d: got %s, want %s", name, n, got, want)
+			}
+			n++
+		}
+		if n != len(want) || f.NumRows() != int64(len(want)) {
+			t.Errorf("%s: %d rows, NumRows %d, want %d", name, n, f.NumRows(), len(want))
+		}
+	}
+}
+
+// TestClassesAreInTheOrderOfTheFile: the names of classes come from the metadata of datasets.
+func TestClassesAreInTheOrderOfTheFile(t *testing.T) {
+	for name, want := range map[string][]string{"datasets": {"owl", "cat", "café"}, "datasets-lists": {"owl", "cat", "café"},
+		"datasets-two": {"owl", "cat", "café", "bird", "beast"}, "flags": {"bird", "round"}, "pandas": nil, "polars": nil} {
+		data := fixture(t, name)
+		f, err := Open(bytes.NewReader(data), int64(len(data)), columnsOf[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.Classes(); !slices.Equal(got, want) {
+			t.Errorf("%s: classes %q, want %q", name, got, want)
+		}
+	}
+}
+
+// countingReader counts the bytes of a file that are read.
+type countingReader struct {
+	*bytes.Reader
+	read [][2]int64
+}
+
+func (r *countingReader) ReadAt(p []byte, at int64) (int, error) {
+	n, err := r.Reader.ReadAt(p, at)
+	r.read = append(r.read, [2]int64{at, at + int64(n)})
+	return n, err
+}
+
+// TestOnlySelectedColumnsAreRead: the pages of other columns, and the images of a file that is not
+// compressed, are not read.
+func TestOnlySelectedColumnsAreRead(t *testing.T) {
+	data := fixture(t, "datasets-two")
+	r := &countingReader{Reader: bytes.NewReader(data)}
+	f, err := Open(r, int64(len(data)), Columns{Labels: []string{"fine_label"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range f.Rows(r) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var other chunk
+	leaves, err := f.footer.leaves()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range leaves {
+		if l.path[0] == "coarse_label" {
+			other = f.footer.groups[0].chunks[l.column]
+		}
+	}
+	for _, s := range r.read {
+		if s[0] < other.end && s[1] > other.start {
+			t.Errorf("bytes %d to %d were read, of the column at %d to %d that is not selected", s[0], s[1],
+				other.start, other.end)
+		}
+	}
+}
+
+// TestErrorsNameColumns: the error of a file whose columns are no choice lists them, and says which
+// option selects one.
+func TestErrorsNameColumns(t *testing.T) {
+	for _, c := range []struct {
+		file    string
+		columns Columns
+		want    []string
+	}{
+		{"datasets-two", Columns{}, []string{"-label-column", "coarse_label (INT64)", "img.bytes (bytes)"}},
+		{"datasets", Columns{Image: "photo"}, []string{`"photo"`, "image.bytes (bytes)", "label (INT64)"}},
+		{"datasets", Columns{Labels: []string{"kind"}}, []string{`"kind"`, "label (INT64)"}},
+		{"datasets-lists", Columns{}, []string{"labels.list.element", "Options.MultiLabel"}},
+		{"datasets-two", Columns{Labels: []string{"fine_label", "coarse_label"}}, []string{"Options.MultiLabel"}},
+		{"lz4", Columns{}, []string{"row group 0, row 0, column image", "LZ4", "snappy"}},
+	} {
+		data := fixture(t, c.file)
+		f, err := Open(bytes.NewReader(data), int64(len(data)), c.columns)
+		if err == nil {
+			for _, e := range f.Rows(bytes.NewReader(data)) {
+				err = e
+			}
+		}
+		for _, text := range c.want {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("%s with %+v: error %v, want one with %q", c.file, c.columns, err, text)
+			}
+		}
+	}
+}
+
+// errImpossible is an error that no file may cause.
+var errImpossible = errors.New("impossible")
+
+// readAll reads all rows and pages of a file.
+func readAll(data []byte, c Columns) (rows int, err error) {
+	f, err := Open(bytes.NewReader(data), int64(len(data)), c)
+	if err != nil {
+		return 0, err
+	}
+	var room []byte
+	page := int64(0)
+	for r, err := range f.Rows(bytes.NewReader(data)) {
+		if err != nil {
+			return rows, err
+		}
+		switch {
+		case !r.Image:
+		case r.Page == 0 && (r.Offset < 0 || r.Size < 0 || r.Offset+r.Size > int64(len(data))):
+			return rows, fmt.Errorf("%w: row %d is at %d with %d bytes of %d", errImpossible, r.Number, r.Offset, r.Size,
+				len(data))
+		case r.Page != page:
+			page = r.Page
+			if room, err = f.Page(page, room); err != nil {
+				return rows, fmt.Errorf("%w: row %d: page at %d, which had been read: %w", errImpossible, r.Number, page, err)
+			}
+		}
+		rows++
+	}
+	return rows, nil
+}
+
+// TestDamagedBytesAreErrors: a file with any byte changed, or cut off anywhere, is read without a
+// panic, and a page with another checksum is an error.
+func TestDamagedBytesAreErrors(t *testing.T) {
+	data := fixture(t, "pages-zstd-2")
+	f, err := Open(bytes.NewReader(data), int64(len(data)), Columns{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range data {
+		damaged := slices.Clone(data)
+		damaged[i] ^= 0x55
+		_, err := readAll(damaged, Columns{})
+		// The headers of pages have no checksum, so a change there may go unnoticed.
+		for r := range f.Rows(bytes.NewReader(data)) {
+			p := newPages(bytes.NewReader(data), f.chunks[0], aheadOfImages)
+			p.at = r.Page
+			_, begin, headErr := p.next()
+			if headErr != nil {
+				t.Fatal(headErr)
+			}
+			if int64(i) >= begin && int64(i) < p.at && err == nil {
+				t.Errorf("byte %d of a page was changed: got no error, want one", i)
+			}
+		}
+		if _, err := readAll(data[:i], Columns{}); err == nil {
+			t.Errorf("the first %d of %d bytes are read without an error", i, len(data))
+		}
+	}
+}
+
+// TestSizesInHeadersAreNotBelieved: a page that declares a gigabyte takes no more memory than its
+// bytes need.
+func TestSizesInHeadersAreNotBelieved(t *testing.T) {
+	for codec, packed := range map[int32][]byte{
+		codecSnappy: {0x80, 0x80, 0x80, 0x80, 4, 0},
+		codecGzip:   {0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+		codecZstd:   {0x28, 0xb5, 0x2f, 0xfd, 0x24, 0, 1, 0, 0, 0x99, 0xe9, 0xd8, 0x51},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := decompress(codec, packed, maxPageBytes, nil)
+		runtime.ReadMemStats(&after)
+		const limit = 64 << 20
+		if used := after.TotalAlloc - before.TotalAlloc; err == nil || used > limit {
+			t.Errorf("%s: %d bytes that declare %d: error %v, %d bytes allocated, want an error and at most %d",
+				codecName(codec), len(packed), maxPageBytes, err, used, limit)
+		}
+	}
+}
+
+// FuzzFile reads any bytes as a file: there is no panic, no read outside of it, and every page that
+// was read once is read again.
+func FuzzFile(f *testing.F) {
+	list, err := filepath.Glob(fixtures + "*.parquet")
+	if err != nil || len(list) < 20 {
+		f.Fatalf("%d fixtures, error %v, want 20 or more", len(list), err)
+	}
+	for _, file := range list {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, false)
+		f.Add(data, true)
+	}
+	f.Fuzz(func(t *testing.T, data []byte, lists bool) {
+		_, err := readAll(data, Columns{Lists: lists})
+		if errors.Is(err, errImpossible) {
+			t.Error(err)
+		}
+	})
+}
