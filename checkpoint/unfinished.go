@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // writeAtomically writes a temporary file in path's folder and renames it to path. It replaces only
@@ -126,7 +127,7 @@ func createBeside(path string) (*os.File, error) {
 		}
 		// Another process may remove the file as a leftover before it is locked. On a file system
 		// without locks, removeUnfinished cannot lock either, so an error here is harmless.
-		locked := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		locked := system.TryLock(file.Fd())
 		if _, err := os.Lstat(file.Name()); err == nil && !errors.Is(locked, syscall.EWOULDBLOCK) {
 			return file, nil
 		}
@@ -151,11 +152,11 @@ func removeUnfinished(path string) {
 			continue
 		}
 		name := filepath.Join(filepath.Dir(path), entry.Name())
-		file, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+		file, err := os.OpenFile(name, os.O_RDWR|system.NoFollow|system.NonBlock, 0)
 		if err != nil {
 			continue
 		}
-		if syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil && names(name, file) {
+		if system.TryLock(file.Fd()) == nil && names(name, file) {
 			if isIndexPath(path) {
 				live := ownShards(path, path)
 				removeShards(path, slices.DeleteFunc(ownShards(path, name),

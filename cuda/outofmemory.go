@@ -7,11 +7,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/origin"
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // OutOfMemory describes one failed allocation of device memory. The allocator had already returned
@@ -180,12 +180,11 @@ func (o *OutOfMemoryObserver) Close() error {
 }
 
 // duplicate returns a file for the runtime's poller, over a duplicate of a descriptor that becomes
-// readable. One fcntl call also sets close-on-exec, so that no process started meanwhile inherits
-// the descriptor.
+// readable.
 func duplicate(descriptor int, name string) (*os.File, error) {
-	fd, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(descriptor), syscall.F_DUPFD_CLOEXEC, 0)
-	if errno != 0 {
-		return nil, os.NewSyscallError("fcntl", errno)
+	fd, err := system.Duplicate(uintptr(descriptor))
+	if err != nil {
+		return nil, err
 	}
 	return os.NewFile(fd, name), nil
 }

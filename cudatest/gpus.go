@@ -1,6 +1,7 @@
 package cudatest
 
 import (
+	"errors"
 	"os"
 	"strconv"
 	"testing"
@@ -14,13 +15,27 @@ const RequireVariable = "TORCHSTREAM_REQUIRE_GPUS"
 
 // RequireGPUs returns the first n GPUs. On a machine with fewer it skips the test, or fails it if
 // [RequireVariable] is n or more. A value that is not a number fails the test, and so does a shim
-// that is missing or cannot be loaded. n must be at least 1.
+// that is missing or cannot be loaded. A program that was built for another system than Linux, or
+// without cgo, has no GPUs. n must be at least 1.
 func RequireGPUs(t testing.TB, n int) []cuda.Device {
 	t.Helper()
-	if err := capi.Check(); err != nil {
+	if err := capi.Check(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		t.Fatal(err)
 	}
 	return requireGPUs(t, n, cuda.DeviceCount(), os.Getenv(RequireVariable))
+}
+
+// RequireLibrary skips the test if the program cannot call LibTorch, because it was built for
+// another system than Linux, or without cgo. A shim that is missing or cannot be loaded fails the
+// test.
+func RequireLibrary(t testing.TB) {
+	t.Helper()
+	switch err := capi.Check(); {
+	case errors.Is(err, errors.ErrUnsupported):
+		t.Skip(err)
+	case err != nil:
+		t.Fatal(err)
+	}
 }
 
 func requireGPUs(t testing.TB, n, have int, promised string) []cuda.Device {

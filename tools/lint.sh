@@ -92,6 +92,9 @@ for mod in go.mod lab/go.mod imageloader/prometheus/go.mod imageloader/blob/go.m
   grep -qx 'go 1.25.0' "$mod" || fail "$mod asks for another Go version than 1.25.0: remove the dependency that needs a newer one"
 done
 
+check "other platforms"
+go run ./internal/portable || fail "the module does not compile on the platforms above"
+
 check "go vet"
 go vet ./... || fail "go vet"
 for module in lab imageloader/prometheus imageloader/blob; do

@@ -1,4 +1,4 @@
-//go:build cgo
+//go:build linux && cgo
 
 // Command torchstream examines the machine and image archives, and trains classifiers.
 //

@@ -1,4 +1,4 @@
-//go:build !cgo
+//go:build !linux || !cgo
 
 package main
 
@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 
 	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/internal/library"
@@ -67,8 +68,8 @@ func bootstrap(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		}
 		return bareDoctor(ctx, stdout)
 	}
-	return fmt.Errorf("this program was built without cgo, so it has only `doctor` and `setup -only-libtorch`: "+
-		"install a C compiler (apt-get install g++), and build it again (CGO_ENABLED is %q)", os.Getenv("CGO_ENABLED"))
+	return fmt.Errorf("this program has only `doctor` and `setup -only-libtorch`: %s",
+		library.CannotCall(runtime.GOOS, runtime.GOARCH))
 }
 
 // parseAll parses the options of a command that takes no further arguments.

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package capi binds the C header cshim/include/torchstream.h, function by function, with Go types
 // and errors. It adds no policy: the header defines ownership, ordering and threads, and the
 // packages above adapt them to Go. internal/imagecapi binds the image library; no other package

@@ -1,6 +1,9 @@
-//go:build !cgo
+//go:build !linux || !cgo
 
 package capi
 
-// Without cgo this package does not compile, and the compiler prints this text.
-var _ int = "torchstream calls C: install a C compiler (apt-get install gcc libc6-dev), and build with CGO_ENABLED=1"
+import "github.com/torchstream/torchstream/internal/imagecapi"
+
+// Check returns an error that wraps [CodeNoLibrary]: this build cannot call the libraries.
+// stubs_gen.go declares the other functions.
+func Check() error { return imagecapi.Check() }

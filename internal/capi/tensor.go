@@ -1,3 +1,5 @@
+//go:build linux
+
 package capi
 
 /*
@@ -594,15 +596,12 @@ const numericsAll = C.TS_NUMERICS_FLAG_MATMUL_TF32 | C.TS_NUMERICS_FLAG_CONVOLUT
 
 // CallNumerics masks the flags of a call with separate numerics switches. CallOperator, Backward,
 // Grads and Callback use them.
-const CallNumerics = numericsAll * (C.TS_NUMERICS_ON | C.TS_NUMERICS_OFF)
+const CallNumerics = numericsAll * (numericsOn | numericsOff)
 
-// OwnNumerics returns the flags of a call with these switches (NumericsMatmulTF32 ...).
-func OwnNumerics(switches int32) int32 {
-	return switches*C.TS_NUMERICS_ON + (numericsAll&^switches)*C.TS_NUMERICS_OFF
-}
-
-// NumericsOf returns the switches of flags that OwnNumerics returned.
-func NumericsOf(flags int32) int32 { return flags / C.TS_NUMERICS_ON & numericsAll }
+const (
+	numericsOn  = C.TS_NUMERICS_ON
+	numericsOff = C.TS_NUMERICS_OFF
+)
 
 // CallWaits is a flag of CallOperator only. The operator waits for the device, so the call passes
 // the gate of waiting calls.

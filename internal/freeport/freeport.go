@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"syscall"
 )
 
 const (
@@ -45,19 +44,6 @@ func Find() (int, error) {
 		return port, nil
 	}
 	return 0, fmt.Errorf("no free port from %d to %d: %w", first, last, failed)
-}
-
-// reserve takes the port's name among the abstract sockets of the network namespace, which the
-// kernel frees at the end of the process. Child processes do not inherit the socket.
-func reserve(port int) error {
-	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: fmt.Sprintf("@torchstream/port/%d", port)}); err != nil {
-		return errors.Join(fmt.Errorf("port %d is another process's: %w", port, err), syscall.Close(fd))
-	}
-	return nil
 }
 
 // ephemeral returns the first and the last port that the kernel gives to a socket without one, or

@@ -1,3 +1,5 @@
+//go:build linux
+
 package imagecapi
 
 /*
@@ -159,9 +161,6 @@ var _ = [1]struct{}{}[unsafe.Sizeof(Search{})-C.sizeof_ts_image_search]
 
 // searchEntryBytes is the size of an entry point found by a GPU.
 const searchEntryBytes = 10
-
-// FoundBytes returns the size in bytes of a GPU's result for PackEntries.
-func (s *Search) FoundBytes() int { return searchEntryBytes * int(s.Entries) }
 
 // PlanScan is PlanAppend without entry points: the plan includes the whole scan, and the GPU finds
 // the entry points. If used is nil, the plan is at the start of memory, and n is greater than

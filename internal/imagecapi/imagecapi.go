@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package imagecapi binds the C header cshim/include/torchstream_image.h, function by function,
 // with Go types and errors: image decoding, augmentation and inflate. Its library does not need
 // LibTorch. The package adds no policy. internal/capi binds the rest of the shim.
@@ -14,7 +16,6 @@ package imagecapi
 import "C"
 
 import (
-	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -27,10 +28,12 @@ import (
 // LibraryName is the file name of the image library.
 const LibraryName = "libtorchstream_image.so"
 
-// Version returns the version of torchstream in the headers that the program was built with.
-func Version() string {
-	return fmt.Sprintf("%d.%d.%d", C.TS_VERSION_MAJOR, C.TS_VERSION_MINOR, C.TS_VERSION_PATCH)
-}
+// The version of torchstream in the headers.
+const (
+	versionMajor = C.TS_VERSION_MAJOR
+	versionMinor = C.TS_VERSION_MINOR
+	versionPatch = C.TS_VERSION_PATCH
+)
 
 // loaded is true once every function can be called.
 var loaded atomic.Bool

@@ -1,3 +1,5 @@
+//go:build linux
+
 package imagecapi
 
 /*
@@ -14,8 +16,6 @@ package imagecapi
 import "C"
 
 import (
-	"errors"
-	"strings"
 	"unsafe"
 )
 
@@ -67,11 +67,4 @@ func NextInflateCheckpoint(i *Inflater) (c InflateCheckpoint, found bool, err er
 	}
 	return InflateCheckpoint{uint64(p.bit), uint64(p.output), unsafe.Slice((*byte)(p.window), InflateWindow),
 		unsafe.Slice((*uint64)(unsafe.Pointer(p.used)), InflateWindow/64)}, true, nil
-}
-
-// CutOff reports whether an error of Inflate means that the stream ends too early. Otherwise the
-// stream is damaged.
-func CutOff(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Code == CodeDecode && strings.HasSuffix(e.Message, "cut off")
 }

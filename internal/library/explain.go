@@ -12,6 +12,17 @@ import (
 // The functions below return messages that state what was found, what is required, and the command
 // that fixes it.
 
+// CannotCall explains that a program for this platform was built without the C code that calls the
+// libraries, and says what to do.
+func CannotCall(goos, goarch string) string {
+	if goos != "linux" {
+		return fmt.Sprintf("torchstream's libraries run on Linux on x86-64, and this program was built for %s/%s, where it "+
+			"compiles but cannot call them: run it on Linux, for example in a container", goos, goarch)
+	}
+	return fmt.Sprintf("this program was built for linux/%s without cgo, which calls torchstream's libraries: install a C "+
+		"compiler (apt-get install gcc libc6-dev, or dnf install gcc), and build it with CGO_ENABLED=1", goarch)
+}
+
 // Missing explains that the library is in no folder. It has a line for each folder, and a last
 // line with advice.
 func (s Search) Missing(name string) string {

@@ -177,3 +177,20 @@ func TestMissingSaysWhatToDo(t *testing.T) {
 	write(t, built, "")
 	says(wrong, image, "/nowhere (TORCHSTREAM_LIBRARY): unset the variable, and "+built+" is used")
 }
+
+func TestCannotCallNamesThePlatformAndTheRemedy(t *testing.T) {
+	for platform, want := range map[string]string{
+		"darwin/arm64":  "built for darwin/arm64, where it compiles but cannot call them: run it on Linux",
+		"windows/amd64": "built for windows/amd64, where it compiles but cannot call them: run it on Linux",
+		"linux/amd64":   "built for linux/amd64 without cgo",
+	} {
+		goos, goarch, _ := strings.Cut(platform, "/")
+		got := CannotCall(goos, goarch)
+		if !strings.Contains(got, want) {
+			t.Errorf("%s: got %q, want %q in it", platform, got, want)
+		}
+		if apt := strings.Contains(got, "apt-get"); apt != (goos == "linux") {
+			t.Errorf("%s: got %q, with a Debian command: %t, want %t", platform, got, apt, goos == "linux")
+		}
+	}
+}

@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader"
@@ -25,6 +24,7 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/internal/resident"
 	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/internal/system"
 	"github.com/torchstream/torchstream/tensor"
 )
 
@@ -430,8 +430,8 @@ func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 	if err := m.endProfile(); err != nil {
 		return err
 	}
-	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+	_, peak, err := system.Usage()
+	if err != nil {
 		return err
 	}
 	r.Stats = loader.Stats().Since(m.stats)
@@ -447,7 +447,7 @@ func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 	r.HostCores = (after - m.cpu).Seconds() / r.Seconds
 	r.ImagesPerSecond = float64(r.Images) / r.Seconds
 	r.CPUSecondsPer1000 = (after - m.cpu).Seconds() / float64(r.Images) * 1000
-	r.PeakRSSBytes = usage.Maxrss * 1024
+	r.PeakRSSBytes = peak
 	r.BadSamples, r.Workers = r.Stats.Bad, r.Stats.Workers
 	r.Bottleneck, r.Advice = r.Stats.Bottleneck()
 	r.Advice = cli.InFlags(strings.ReplaceAll(r.Advice, "Options.ShuffleBytes", "-memory"))
@@ -549,9 +549,6 @@ func (m *Measurement) endProfile() error {
 
 // CPUTime returns the CPU time of this process so far.
 func CPUTime() (time.Duration, error) {
-	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		return 0, err
-	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()), nil
+	cpu, _, err := system.Usage()
+	return cpu, err
 }

@@ -14,11 +14,11 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/torchstream/torchstream/internal/library"
 	"github.com/torchstream/torchstream/internal/setup"
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // The states of a Finding.
@@ -44,7 +44,7 @@ const (
 // Clone returns a finding for each thing that building the clone at root needs. Programs and
 // compilers are asked for their versions; ctx ends them.
 func Clone(ctx context.Context, root string) []Finding {
-	found := []Finding{system(), clone(root), goTool(ctx), Compiler(ctx), program(ctx, "make", "apt-get install make"),
+	found := []Finding{operatingSystem(), clone(root), goTool(ctx), Compiler(ctx), program(ctx, "make", "apt-get install make"),
 		cmake(ctx), program(ctx, "ninja", install+"ninja-build")}
 	found = append(found, codecs()...)
 	return append(found, optional(), disk(root))
@@ -53,7 +53,7 @@ func Clone(ctx context.Context, root string) []Finding {
 // Compiler returns the finding for the C++ compiler.
 func Compiler(ctx context.Context) Finding { return program(ctx, "g++", install+"g++") }
 
-func system() Finding {
+func operatingSystem() Finding {
 	platform := runtime.GOOS + "/" + runtime.GOARCH
 	if platform != "linux/amd64" {
 		return Finding{Missing, "system", platform, "torchstream runs on Linux x86-64"}
@@ -190,10 +190,9 @@ func optional() Finding {
 // freeGB returns the free disk space in GB at the nearest parent of folder that exists.
 func freeGB(folder string) (float64, error) {
 	for {
-		var disk syscall.Statfs_t
-		err := syscall.Statfs(folder, &disk)
+		free, _, err := system.Disk(folder)
 		if err == nil {
-			return float64(disk.Bavail) * float64(disk.Bsize) / 1e9, nil
+			return float64(free) / 1e9, nil
 		}
 		parent := filepath.Dir(folder)
 		if parent == folder {

@@ -6,8 +6,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 const path = "/proc/self/statm"
@@ -20,33 +18,6 @@ func Bytes() (int64, error) {
 		return 0, err
 	}
 	return parse(string(data), 1)
-}
-
-// Limit lets the process map at most more additional bytes, until restore is called (RLIMIT_AS of
-// getrlimit(2)). It is for tests of out-of-memory errors. All threads share the limit.
-func Limit(more int64) (restore func() error, err error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	mapped, err := parse(string(data), 0)
-	if err != nil {
-		return nil, err
-	}
-	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_AS, &before); err != nil {
-		return nil, fmt.Errorf("getrlimit: %w", err)
-	}
-	set := func(limit unix.Rlimit) error {
-		if err := unix.Setrlimit(unix.RLIMIT_AS, &limit); err != nil {
-			return fmt.Errorf("setrlimit: %w", err)
-		}
-		return nil
-	}
-	if err := set(unix.Rlimit{Cur: uint64(mapped + more), Max: before.Max}); err != nil {
-		return nil, err
-	}
-	return func() error { return set(before) }, nil
 }
 
 // parse reads a number of a statm, in pages: number 0 is the mapped size, number 1 the resident

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // ErrNoLocks is wrapped by NewClaim's error if the file system cannot lock files.
@@ -39,20 +41,18 @@ func NewClaim(path string) (*Claim, error) { return newClaim(path, exclusively) 
 // Claimed returns a *BusyError if the claim has a holder, and nil otherwise, even if the file
 // cannot be read. It creates no file.
 func Claimed(path string) error {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|system.NoFollow|system.NonBlock, 0)
 	if err != nil {
 		return nil
 	}
 	defer f.Close() // releases the lock; only read
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != syscall.EWOULDBLOCK {
+	if system.TryShare(f.Fd()) != syscall.EWOULDBLOCK {
 		return nil
 	}
 	return busy(f)
 }
 
-func exclusively(f *os.File) error {
-	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-}
+func exclusively(f *os.File) error { return system.TryLock(f.Fd()) }
 
 func newClaim(path string, lock func(*os.File) error) (*Claim, error) {
 	// Retry, because a single failure means little: Claimed holds a lock for microseconds, and a
@@ -71,7 +71,7 @@ func newClaim(path string, lock func(*os.File) error) (*Claim, error) {
 var errRemoved = errors.New("the file was removed meanwhile")
 
 func tryClaim(path string, lock func(*os.File) error) (_ *Claim, err error) {
-	const flags = os.O_RDWR | os.O_CREATE | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+	const flags = os.O_RDWR | os.O_CREATE | system.NoFollow | system.NonBlock
 	f, err := os.OpenFile(path, flags|os.O_EXCL, 0o666)
 	made := err == nil
 	if errors.Is(err, os.ErrExist) {

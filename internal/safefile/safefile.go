@@ -12,7 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
+
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // ErrNotRegular is wrapped by Open's error for a pipe, a socket, a device or a directory.
@@ -33,7 +34,7 @@ func open(path string, tree bool) (*os.File, error) {
 	if err := readable(path, info, tree); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|system.NonBlock, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +58,7 @@ func setBlocking(f *os.File) error {
 	if err != nil {
 		return err
 	}
-	closed := raw.Control(func(fd uintptr) { err = syscall.SetNonblock(int(fd), false) })
+	closed := raw.Control(func(fd uintptr) { err = system.SetBlocking(fd) })
 	return errors.Join(closed, err)
 }
 
@@ -227,7 +228,7 @@ func Create(path string, kind Kind) (*os.File, error) {
 
 // create opens and truncates the checked file; was is nil if the path did not exist.
 func create(path string, was fs.FileInfo, kind Kind) (*os.File, error) {
-	flags := os.O_WRONLY | syscall.O_NONBLOCK
+	flags := os.O_WRONLY | system.NonBlock
 	if was == nil {
 		flags |= os.O_CREATE
 		link, err := os.Lstat(path)

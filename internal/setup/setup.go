@@ -15,13 +15,11 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/torchstream/torchstream/cshim"
 	"github.com/torchstream/torchstream/internal/library"
 	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // Options are the options of Run.
@@ -100,9 +98,9 @@ func lock(path string, log io.Writer) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+	if system.TryLock(f.Fd()) != nil {
 		fmt.Fprintf(log, "setup: waiting for another set-up that holds %s\n", path)
-		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		if err := system.Lock(f.Fd()); err != nil {
 			f.Close()
 			return nil, err
 		}
@@ -148,7 +146,7 @@ func syncFiles(folder string) error {
 		return err
 	}
 	defer f.Close()
-	if err := unix.Syncfs(int(f.Fd())); err != nil {
+	if err := syncFileSystem(f); err != nil {
 		return fmt.Errorf("writing %s to the disk: %w", folder, err)
 	}
 	return nil

@@ -18,9 +18,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // wheel is a line of a lock: a package, its version and the SHA-256 of one file.
@@ -190,11 +190,11 @@ func (i installer) room(files, size string) error {
 	if err != nil {
 		return fmt.Errorf("the lock of LibTorch says %q for its size on disk, want a number and GB", size)
 	}
-	var disk syscall.Statfs_t
-	if err := syscall.Statfs(i.cache, &disk); err != nil {
+	left, _, err := system.Disk(i.cache)
+	if err != nil {
 		return err
 	}
-	free := float64(disk.Bavail) * float64(disk.Bsize)
+	free := float64(left)
 	there, err := filepath.Glob(filepath.Join(files, "*"))
 	if err != nil {
 		return err

@@ -5,9 +5,10 @@ import (
 	"os"
 	"runtime"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // Within ends the program if the test hangs or uses more than 10 seconds of CPU time, the limit for
@@ -40,11 +41,11 @@ func Within(t *testing.T) {
 
 // cpuTime returns the CPU time of the process on all cores.
 func cpuTime() time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+	cpu, _, err := system.Usage()
+	if err != nil {
 		return 0
 	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	return cpu
 }
 
 // NoLeaks checks at the end of the test that no goroutine and no open file is left.

@@ -1,6 +1,8 @@
-//go:build race
+//go:build race || (!linux && !darwin)
 
 package arena
+
+// Under the race detector, and on systems without anonymous maps, arenas use Go's heap.
 
 // chunkBytes is the size of one allocation. It is small, because most arenas in tests hold only a
 // few KiB. Go zeroes the whole chunk, and the race detector writes several times as much shadow

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 const (
@@ -110,7 +111,7 @@ func openMaking(a *archive.Archive, c *Config) *making {
 	for _, path := range indexPaths(c, a) {
 		makeCacheFolder(path)
 		path += makingSuffix
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|system.NoFollow|system.NonBlock, 0o600)
 		if err != nil {
 			continue
 		}
@@ -174,7 +175,7 @@ func (m *making) removeName() {
 	if folder, err := os.Open(filepath.Dir(m.path)); err == nil {
 		defer folder.Close() // unlocks it
 		for range makingTurns {
-			if syscall.Flock(int(folder.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != syscall.EWOULDBLOCK {
+			if system.TryLock(folder.Fd()) != syscall.EWOULDBLOCK {
 				break
 			}
 			time.Sleep(makingTurn)

@@ -6,6 +6,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // lockWait limits the wait for each other process that saves into the same file. Such a process may
@@ -40,7 +42,7 @@ func (s *sidecar) current(path string) (now *sidecar, info fs.FileInfo, err erro
 // openToLock opens an index file for writing, because on NFS only a file that is open for writing
 // can be locked exclusively. If the file is not writable, openToLock opens it for reading.
 func openToLock(path string) (*sidecar, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDWR|system.NonBlock, 0)
 	if err != nil {
 		return openSidecar(path)
 	}
@@ -75,7 +77,7 @@ func tryLock(f *os.File) (locked bool, err error) {
 		return false, err
 	}
 	var failed error
-	err = raw.Control(func(fd uintptr) { failed = syscall.Flock(int(fd), syscall.LOCK_EX|syscall.LOCK_NB) })
+	err = raw.Control(func(fd uintptr) { failed = system.TryLock(fd) })
 	return err == nil && failed != syscall.EWOULDBLOCK && failed != syscall.EINTR, err
 }
 

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"syscall"
-	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // The control file of a shared tensor is an unnamed file in memory. Other processes open it through
@@ -25,20 +25,6 @@ const (
 	usersByte = 1 // each user holds a shared lock, and Close takes an exclusive one
 )
 
-// Numbers of Linux that package syscall lacks.
-const (
-	ofdGetLock       = 36
-	ofdSetLock       = 37
-	memfdCreate      = 319 // on amd64
-	memfdCloseOnExec = 1
-	memfdSeals       = 2
-	addSeals         = 1033
-	getSeals         = 1034
-	sealSeal         = 1
-	sealShrink       = 2
-	sealGrow         = 4
-)
-
 type lockKind int16
 
 const (
@@ -49,13 +35,11 @@ const (
 // newControl makes the control file with room for the elements, locked by the owner, and enters it
 // into the handle.
 func newControl(h *sharedHandle, bytes int64) (file *os.File, err error) {
-	name := append([]byte("torchstream"), 0)
-	fd, _, errno := syscall.Syscall(memfdCreate, uintptr(unsafe.Pointer(&name[0])), memfdCloseOnExec|memfdSeals, 0)
-	runtime.KeepAlive(name)
-	if errno != 0 {
-		return nil, os.NewSyscallError("memfd_create", errno)
+	fd, err := unix.MemfdCreate("torchstream", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
 	}
-	file = os.NewFile(fd, "shared tensor")
+	file = os.NewFile(uintptr(fd), "shared tensor")
 	defer func() {
 		if err != nil {
 			file.Close()
@@ -69,7 +53,7 @@ func newControl(h *sharedHandle, bytes int64) (file *os.File, err error) {
 		return nil, err
 	}
 	// Another process cannot shrink the file while others have it mapped.
-	if _, err := control(file, addSeals, sealSeal|sealShrink|sealGrow); err != nil {
+	if _, err := control(file, unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW); err != nil {
 		return nil, os.NewSyscallError("F_ADD_SEALS", err)
 	}
 	if _, err := file.WriteAt(append([]byte(controlMagic), h.nonce[:]...), 0); err != nil {
@@ -98,11 +82,11 @@ func openControl(h *sharedHandle) (*os.File, error) {
 		return nil, goneOwner(h)
 	}
 	var head [len(controlMagic) + len(h.nonce)]byte
-	seals, err := control(file, getSeals, 0)
+	seals, err := control(file, unix.F_GET_SEALS, 0)
 	if err == nil {
 		_, err = file.ReadAt(head[:], 0)
 	}
-	if err != nil && !errors.Is(err, io.EOF) || seals&(sealShrink|sealGrow) != sealShrink|sealGrow ||
+	if err != nil && !errors.Is(err, io.EOF) || seals&(unix.F_SEAL_SHRINK|unix.F_SEAL_GROW) != unix.F_SEAL_SHRINK|unix.F_SEAL_GROW ||
 		string(head[:len(controlMagic)]) != controlMagic || [16]byte(head[len(controlMagic):]) != h.nonce {
 		file.Close()
 		return nil, goneOwner(h)
@@ -179,7 +163,7 @@ func control(file *os.File, command, argument uintptr) (result int, err error) {
 // file, has a conflicting lock. It does not wait.
 func lock(file *os.File, at int64, kind lockKind) (ok bool, err error) {
 	l := syscall.Flock_t{Type: int16(kind), Start: at, Len: 1}
-	err = locking(file, ofdSetLock, &l)
+	err = locking(file, unix.F_OFD_SETLK, &l)
 	if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EACCES) {
 		return false, nil
 	}
@@ -189,7 +173,7 @@ func lock(file *os.File, at int64, kind lockKind) (ok bool, err error) {
 // isLocked reports whether another process, or another opening of the file, has a lock on the byte.
 func isLocked(file *os.File, at int64) (bool, error) {
 	l := syscall.Flock_t{Type: syscall.F_WRLCK, Start: at, Len: 1}
-	err := locking(file, ofdGetLock, &l)
+	err := locking(file, unix.F_OFD_GETLK, &l)
 	return l.Type != syscall.F_UNLCK, err
 }
 
