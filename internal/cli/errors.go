@@ -69,8 +69,8 @@ func InFlags(text string) string {
 	})
 }
 
-// flagOf returns the flag for a field of the Options of imageloader, nn.Load and imageloader.Fix, or
-// "" if no command has one.
+// flagOf returns the flag for a field of imageloader.Options, imageloader.FixOptions or
+// nn.LoadOptions. It returns "" if no command has one.
 func flagOf(option string) string {
 	switch option {
 	case "Balanced":
@@ -89,6 +89,8 @@ func flagOf(option string) string {
 		return "-list"
 	case "Masks":
 		return "-masks"
+	case "Part":
+		return "-val"
 	case "WebDataset":
 		return "-webdataset"
 	case "Workers":

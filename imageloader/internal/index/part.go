@@ -74,7 +74,7 @@ func (x *Index) keepPart(p Part, archive string) error {
 		samples, numbers = append(samples, r), append(numbers, x.number(k))
 	}
 	if len(samples) == 0 {
-		return fmt.Errorf("%w in %s: the part of it (Options.Part) has none of its %s", ErrNoSamples, archive,
+		return fmt.Errorf("%w in %s: Options.Part has none of its %s", ErrNoSamples, archive,
 			many(len(x.samples), "sample", "samples"))
 	}
 	x.samples, x.numbers, x.names, x.readCost = samples, numbers, kept.String(), w.cost()
