@@ -53,32 +53,68 @@ func Evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher,
 	if o.Loader != nil {
 		c.classes = len(o.Loader.Classes())
 	}
-	m, err := evaluate(ctx, model, feed, o.Autocast, c)
+	m, err := evaluate(ctx, model, feed, o.Autocast, c, &job{})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", call, err)
 	}
 	return m, nil
 }
 
-// evaluate measures the model on the feed's epoch 0.
+// evaluate measures the model on the feed's epoch 0. The ranks of a job return the metrics of all.
 func evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher, dtype torch.DType,
-	c criterion) (*Metrics, error) {
+	c criterion, j *job) (*Metrics, error) {
 	nn.Train(model, false)
 	m, err := newMeter(feed.Device(), sums{})
 	if err != nil {
 		return nil, err
 	}
 	defer m.close()
-	for batch, err := range feed.Epoch(ctx, 0) {
+	var padding once
+	for batch, err := range feed.Epoch(j.feedContext(ctx), 0) {
 		if err != nil {
 			return nil, err
 		}
-		output := model.Forward(autocast(input(batch).NoGrad(), dtype))
-		if err := m.add(output, c.loss(output, batch), batch.Labels, batch.N, true); err != nil {
+		counted := batch.N
+		if j.size() > 1 {
+			if counted, err = padding.count(batch); err != nil {
+				return nil, err
+			}
+		}
+		if err := measure(m, model, batch, counted, dtype, c); err != nil {
 			return nil, err
 		}
+		if j.world != nil {
+			if err := j.stopped(ctx); err != nil {
+				return nil, err
+			}
+		}
 	}
-	return m.metrics("evaluation")
+	const of = "evaluation"
+	sum, err := j.add(m.tally(of))
+	if err != nil {
+		return nil, err
+	}
+	return sum.metrics(of)
+}
+
+// measure adds the first samples of a batch to a meter. A loss of the program covers the whole
+// batch.
+func measure(m *meter, model nn.Module, batch *prefetcher.Batch, counted int, dtype torch.DType, c criterion) error {
+	if counted == 0 {
+		return nil
+	}
+	output, labels := model.Forward(autocast(input(batch).NoGrad(), dtype)), batch.Labels
+	loss := c.loss(output, batch)
+	if counted < batch.N {
+		output = output.Narrow(0, 0, int64(counted))
+		if labels != nil {
+			labels = labels.Narrow(0, 0, int64(counted))
+		}
+		if c.own == nil {
+			loss = output.CrossEntropy(labels)
+		}
+	}
+	return m.add(output, loss, labels, counted, true)
 }
 
 // autocast marks a model's input for autocast, unless dtype is 0.

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/checkpoint"
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/internal/tfevents"
 	"github.com/torchstream/torchstream/nn"
@@ -30,11 +32,12 @@ const (
 
 // position is a position in the training: directly after a step, or between epochs.
 type position struct {
-	Epoch   int     `json:"epoch"`   // the current or next epoch, from 0
-	Step    int     `json:"step"`    // over all epochs
-	Batches int     `json:"batches"` // trained on in this epoch
-	LR      float64 `json:"lr"`      // of the last step
-	Sums    sums    `json:"sums"`    // totals of the epoch so far, at the time of saving
+	Epoch   int     `json:"epoch"`           // the current or next epoch, from 0
+	Step    int     `json:"step"`            // over all epochs
+	Batches int     `json:"batches"`         // trained on in this epoch
+	LR      float64 `json:"lr"`              // of the last step
+	Sums    sums    `json:"sums"`            // totals of the epoch so far, at the time of saving
+	Ranks   int     `json:"ranks,omitempty"` // of the job; 0 for one process
 
 	meter *meter // of the current epoch; nil between epochs
 }
@@ -79,47 +82,65 @@ func (r *runner) openDir(ctx context.Context) error {
 	if r.Dir == "" {
 		return nil
 	}
-	r.folder.made = missing(r.Dir)
-	if err := os.MkdirAll(r.Dir, 0o777); err != nil {
-		return fmt.Errorf("train: %w", err)
-	}
-	if err := r.claimDir(); err != nil {
+	resumes := false
+	if err := r.job.lead(func() (err error) { resumes, err = r.prepareDir(); return err }); err != nil {
 		return err
 	}
-	if err := safefile.Check(r.path(bestFile), safefile.PyTorch); err != nil {
-		return fmt.Errorf("train: %w", err)
-	}
-	for name, kind := range figures() {
-		if err := safefile.Check(r.path(name), kind); err != nil {
-			return fmt.Errorf("train: %w", err)
+	if r.job.world != nil {
+		var err error
+		if resumes, err = distributed.BroadcastObject(r.job.world, resumes, 0); err != nil {
+			return err
 		}
 	}
-	path := r.path(lastFile)
-	_, err := os.Lstat(path)
-	switch {
-	case err == nil && !r.Resume:
-		return fmt.Errorf("train: %s is the checkpoint of an earlier run: resume it by Config.Resume "+
-			"with the same options, name another folder in Config.Dir, or delete %s", path, r.Dir)
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("train: %w", err)
-	}
-	r.removeUnfinished()
-	if err == nil {
-		return r.load(ctx, path)
-	}
-	if _, err := os.Lstat(r.path(bestFile)); !errors.Is(err, fs.ErrNotExist) {
-		if err != nil {
-			return fmt.Errorf("train: %w", err)
-		}
-		return fmt.Errorf("train: %s is of an earlier run, whose %s is gone, and this run would replace "+
-			"it: move it away, or name another folder", r.path(bestFile), lastFile)
+	if resumes {
+		return r.load(ctx, r.path(lastFile))
 	}
 	// After this, best.pt belongs to the same run as last.pt, even if the process is killed.
 	if err := r.saveLast("training"); err != nil {
 		return err
 	}
-	r.folder.first = true
+	r.folder.first = r.job.leads()
 	return nil
+}
+
+// prepareDir makes and claims the folder. It reports whether the folder has a run to resume.
+func (r *runner) prepareDir() (resumes bool, err error) {
+	r.folder.made = missing(r.Dir)
+	if err := os.MkdirAll(r.Dir, 0o777); err != nil {
+		return false, fmt.Errorf("train: %w", err)
+	}
+	if err := r.claimDir(); err != nil {
+		return false, err
+	}
+	if err := safefile.Check(r.path(bestFile), safefile.PyTorch); err != nil {
+		return false, fmt.Errorf("train: %w", err)
+	}
+	for name, kind := range figures() {
+		if err := safefile.Check(r.path(name), kind); err != nil {
+			return false, fmt.Errorf("train: %w", err)
+		}
+	}
+	path := r.path(lastFile)
+	_, err = os.Lstat(path)
+	switch {
+	case err == nil && !r.Resume:
+		return false, fmt.Errorf("train: %s is the checkpoint of an earlier run: resume it by Config.Resume "+
+			"with the same options, name another folder in Config.Dir, or delete %s", path, r.Dir)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return false, fmt.Errorf("train: %w", err)
+	}
+	r.removeUnfinished()
+	if err == nil {
+		return true, nil
+	}
+	if _, err := os.Lstat(r.path(bestFile)); !errors.Is(err, fs.ErrNotExist) {
+		if err != nil {
+			return false, fmt.Errorf("train: %w", err)
+		}
+		return false, fmt.Errorf("train: %s is of an earlier run, whose %s is gone, and this run would replace "+
+			"it: move it away, or name another folder", r.path(bestFile), lastFile)
+	}
+	return false, nil
 }
 
 // BusyError is the error of [Run] and [Busy] for a folder that another run is writing to.
@@ -210,14 +231,20 @@ func (r *runner) load(ctx context.Context, path string) error {
 		return err
 	}
 	at := c.position.At
-	if c.Loader != nil && at.Batches > 0 && r.Loader == nil {
-		c.Loader = nil // train reads and drops the batches before the position
+	noPlace := r.Loader == nil || c.Loader == nil && len(c.loaders) == 0
+	if was := max(1, at.Ranks); at.Batches > 0 && noPlace && was != r.job.size() {
+		return fmt.Errorf("train: %s is of an epoch that %d ranks have started, and there are %d now: only a run with "+
+			"Config.Loader goes on with another number of ranks in an epoch: %w", path, was, r.job.size(),
+			cuda.ErrInvalidArgument)
 	}
-	// The loader compares its archive and options with the checkpoint's.
-	if c.Loader != nil {
-		if err := r.Loader.Restore(ctx, *c.Loader); err != nil {
-			return fmt.Errorf("train: %s: %w", path, err)
-		}
+	if r.Loader == nil {
+		c.Loader = nil // train reads and drops the batches before the position
+	} else if err := c.RestoreLoader(ctx, r.Loader); err != nil {
+		// The loader has compared its archive and options with the checkpoint's.
+		return fmt.Errorf("train: %s: %w", path, err)
+	}
+	if !r.job.leads() {
+		at.Sums = sums{Classes: at.Sums.Classes} // rank 0 has the totals of all ranks
 	}
 	if s := r.stepper.scheduler; s != nil {
 		if err := s.SetCount(at.Step); err != nil {
@@ -232,7 +259,7 @@ func (r *runner) load(ctx context.Context, path string) error {
 func (r *runner) checkpoint(position *saved) *Checkpoint {
 	return &Checkpoint{
 		Model: r.Model, Optimizer: r.Optimizer, Scheduler: r.stepper.scheduler, EMA: r.EMA, Scaler: r.Scaler,
-		Loader: r.state, Device: r.Feed.Device(), Metadata: r.Metadata, position: position,
+		Loader: r.state, Device: r.Feed.Device(), Metadata: r.Metadata, World: r.job.world, position: position,
 	}
 }
 
@@ -242,12 +269,18 @@ func (r *runner) saveLast(of string) error {
 		return nil
 	}
 	s := saved{Version: version, At: r.at, Epochs: r.report.Epochs}
-	if r.at.meter != nil {
-		var err error
-		if s.At.Sums, err = r.at.meter.read(of); err != nil {
-			return err
-		}
+	if n := r.job.size(); n > 1 {
+		s.At.Ranks = n
 	}
+	var err error
+	if r.at.meter != nil {
+		s.At.Sums, err = r.at.meter.read(of)
+	}
+	sum, err := r.job.add(tally{Sums: s.At.Sums}, err)
+	if err != nil {
+		return err
+	}
+	s.At.Sums = sum.Sums
 	r.folder.first = false // even if Save fails: the new file may exist
 	return r.checkpoint(&s).Save(r.path(lastFile))
 }

@@ -143,27 +143,25 @@ func (m *meter) read(of string) (s sums, err error) {
 	return s, err
 }
 
-// metrics returns the metrics so far. It waits for the device.
-func (m *meter) metrics(of string) (*Metrics, error) {
-	s, err := m.read(of)
-	if err != nil {
-		return nil, err
+// tally returns the totals so far, and the counts of an evaluation. It waits for the device.
+func (m *meter) tally(of string) (t tally, err error) {
+	if t.Sums, err = m.read(of); err == nil && m.confusion != nil {
+		t.Confusion, err = m.confusion.Int64s()
 	}
+	return t, err
+}
+
+// metrics returns the metrics of totals.
+func (t *tally) metrics(of string) (*Metrics, error) {
+	s := &t.Sums
 	if s.Samples == 0 {
 		return nil, fmt.Errorf("the %s feed has no samples", of)
 	}
 	n := float64(s.Samples)
 	r := &Metrics{Samples: s.Samples, Loss: s.Loss / n, Classes: s.Classes, Top1: float64(s.Top1) / n,
 		Top5: float64(s.Top5) / n}
-	if m.confusion == nil {
-		return r, nil
-	}
-	counts, err := m.confusion.Int64s()
-	if err != nil {
-		return nil, err
-	}
-	for label := range s.Classes {
-		r.Confusion = append(r.Confusion, counts[label*s.Classes:(label+1)*s.Classes])
+	for label := 0; t.Confusion != nil && label < s.Classes; label++ {
+		r.Confusion = append(r.Confusion, t.Confusion[label*s.Classes:(label+1)*s.Classes])
 	}
 	return r, nil
 }

@@ -81,7 +81,7 @@ func (p *progress) text(now time.Time, stats prefetcher.Stats, memory string) st
 	r := p.run
 	seconds := now.Sub(p.epochAt).Seconds()
 	text := fmt.Sprintf("epoch %d of %d  %.0f images/s  waited %.1f %%", r.at.Epoch+1, r.Epochs,
-		float64(p.images)/seconds,
+		float64(p.images*r.job.size())/seconds,
 		100*waitShare(p.before, stats, seconds))
 	if memory != "-" {
 		text += "  " + memory

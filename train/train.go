@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/internal/tfevents"
@@ -66,6 +68,18 @@ type Config struct {
 	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
 	// so that Dropout depends on nothing else. The generators are global to the process.
 	Seed uint64
+	// World, if not nil, is the job of several processes that train together, with one copy of the
+	// model each. Every rank calls Run with the same options and with its share of the samples:
+	// open the loaders of Feed and Eval with Rank and World of the group. Feed must be on
+	// World.Device(). Run averages the gradients. All ranks return the same report, whose metrics
+	// cover all ranks. Rank 0 writes the files and the progress. A job resumes with the same or,
+	// with Loader, another number of ranks. When the context of a rank ends, all stop after the
+	// same step. The hooks must return the same on all ranks. The caller closes the group, even
+	// after an error, so that the other ranks end.
+	//
+	// The evaluation does not count samples that the loader repeats to make equal shares. Eval must
+	// not be shuffled.
+	World *distributed.Group
 
 	// Dir is the folder for the files, made if missing. "" writes none. A new run writes its first
 	// last.pt at once, and is refused if the folder has a last.pt or best.pt of another run. If the
@@ -177,7 +191,7 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 // the last batch of an epoch is a single sample and a normalisation returns that error, Run leaves
 // the batch out, restores the running statistics of earlier layers, and logs it. Epoch.Train does
 // not count the sample. The same error for another batch ends the training.
-func Run(ctx context.Context, c Config) (*Report, error) {
+func Run(ctx context.Context, c Config) (report *Report, err error) {
 	r := &runner{Config: c, report: &Report{}}
 	if err := r.check(); err != nil {
 		return r.report, err
@@ -188,10 +202,17 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var err error
+	defer func() {
+		if failed := r.job.close(); failed != nil {
+			err = errors.Join(err, failed)
+		}
+	}()
+	if err := r.join(ctx); err != nil {
+		return r.report, err
+	}
 	if r.stepper, err = NewStepper(StepperOptions{
 		Model: c.Model, Optimizer: c.Optimizer, Autocast: c.Autocast, Scaler: c.Scaler, ClipNorm: c.ClipNorm,
-		Schedule: c.Schedule, EMA: c.EMA, Graph: c.Graph, Log: c.Log,
+		Schedule: c.Schedule, EMA: c.EMA, Graph: c.Graph, Log: c.Log, Backward: r.job.backward(),
 		Loss: func(output *torch.Tensor, _ []*torch.Tensor) *torch.Tensor { return r.criterion.loss(output, r.batch) },
 	}); err != nil {
 		return r.report, err
@@ -218,6 +239,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 // runner is the state of one Run.
 type runner struct {
 	Config
+	job       job
 	stepper   *Stepper
 	report    *Report
 	at        position
@@ -272,17 +294,15 @@ func (r *runner) epochs(ctx context.Context) error {
 			return r.ended(ctx, err)
 		}
 		if e.Best = e.betterThan(r.report.Best()); e.Best {
-			if err := r.saveBest(e); err != nil {
+			if err := r.job.lead(func() error { return r.saveBest(e) }); err != nil {
 				return r.failed(err)
 			}
 		}
 		r.report.Epochs = append(r.report.Epochs, e)
 		r.at = position{Epoch: r.at.Epoch + 1, Step: r.at.Step}
 		r.state = nil
-		if err := errors.Join(r.saveLast("training"), r.saveLog()); err != nil {
-			return r.failed(err)
-		}
-		if err := r.event(e); err != nil {
+		err = r.saveLast("training")
+		if err := errors.Join(err, r.job.lead(func() error { return errors.Join(r.saveLog(), r.event(e)) })); err != nil {
 			return r.failed(err)
 		}
 		r.progress.epoch(e)
@@ -337,12 +357,12 @@ func (r *runner) failed(err error) error {
 func (r *runner) ended(ctx context.Context, err error) error {
 	stop := errors.Is(err, ErrStop)
 	// A failed step may have changed a part of the state, even if the context has ended too.
-	if !stop && (ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx))) {
+	if !stop && !errors.Is(err, errJobStops) && (ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx))) {
 		return r.failed(err)
 	}
 	r.report.Stopped = r.at.Epoch < r.Epochs
 	if r.at.Step == 0 && r.folder.first {
-		return &InterruptedError{Epoch: r.at.Epoch + 1, Err: ctx.Err()}
+		return &InterruptedError{Epoch: r.at.Epoch + 1, Err: cmp.Or(ctx.Err(), context.Canceled)}
 	}
 	if saved := r.saveLast("training"); saved != nil {
 		return r.failed(errors.Join(err, saved))
@@ -350,7 +370,8 @@ func (r *runner) ended(ctx context.Context, err error) error {
 	if stop {
 		return nil
 	}
-	interrupted := &InterruptedError{Epoch: r.at.Epoch + 1, Step: r.at.Step, Err: ctx.Err()}
+	interrupted := &InterruptedError{Epoch: r.at.Epoch + 1, Step: r.at.Step,
+		Err: cmp.Or(ctx.Err(), context.Canceled)} // another rank's context may have ended
 	if r.Dir != "" {
 		interrupted.Checkpoint = r.path(lastFile)
 	}
@@ -381,11 +402,16 @@ func (r *runner) epoch(ctx context.Context) (e Epoch, err error) {
 		return e, err
 	}
 	e = Epoch{Epoch: r.at.Epoch + 1, Steps: r.at.Step, LR: r.at.LR}
-	if e.Train, err = r.at.meter.metrics("training"); err != nil {
+	own, err := r.at.meter.tally("training")
+	sum, err := r.job.add(own, err)
+	if err != nil {
+		return e, err
+	}
+	if e.Train, err = sum.metrics("training"); err != nil {
 		return e, err
 	}
 	e.Seconds = time.Since(begin).Seconds()
-	e.ImagesPerSecond = float64(r.at.meter.samples-first) / e.Seconds
+	e.ImagesPerSecond = float64((r.at.meter.samples-first)*int64(r.job.size())) / e.Seconds
 	e.WaitShare = waitShare(before, r.Feed.Stats(), e.Seconds)
 	if r.Eval != nil {
 		if e.Eval, err = r.evaluate(ctx); err != nil {
@@ -418,7 +444,7 @@ func (r *runner) train(ctx context.Context) error {
 		skip = r.at.Batches
 	}
 	var refused error // set if the model cannot train on a batch of one sample
-	for batch, err := range r.Feed.Epoch(ctx, r.at.Epoch) {
+	for batch, err := range r.Feed.Epoch(r.job.feedContext(ctx), r.at.Epoch) {
 		if err != nil {
 			return err
 		}
@@ -440,8 +466,8 @@ func (r *runner) train(ctx context.Context) error {
 				return err
 			}
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
+		if err := r.job.stopped(ctx); err != nil {
+			return err
 		}
 	}
 	r.sayLeftOut(refused)
@@ -455,7 +481,7 @@ func (r *runner) train(ctx context.Context) error {
 // step trains on a batch. It queues work for the device and does not wait for it.
 func (r *runner) step(batch *prefetcher.Batch) error {
 	if r.Seed != 0 {
-		if err := torch.ManualSeed(mix(r.Seed, uint64(r.at.Step))); err != nil {
+		if err := torch.ManualSeed(mix(r.job.seed(r.Seed), uint64(r.at.Step))); err != nil {
 			return err
 		}
 	}
@@ -493,7 +519,9 @@ func mix(seed, step uint64) uint64 {
 // evaluate measures the model, or its averages, on the held-out samples.
 func (r *runner) evaluate(ctx context.Context) (result *Metrics, err error) {
 	err = r.averaged(func() (failed error) {
-		result, failed = evaluate(ctx, r.Model, r.Eval, r.Autocast, r.criterion)
+		if failed = r.job.shareBuffers(r.Model); failed == nil {
+			result, failed = evaluate(ctx, r.Model, r.Eval, r.Autocast, r.criterion, &r.job)
+		}
 		return failed
 	})
 	return result, err

@@ -28,6 +28,16 @@ import (
 // inProcess runs n ranks on the CPU as goroutines of this process.
 func inProcess(t *testing.T, n int, run func(world *distributed.Group) error) {
 	t.Helper()
+	for rank, err := range ranksInProcess(t, n, run) {
+		if err != nil {
+			t.Fatalf("rank %d of %d: %v, want no error", rank, n, err)
+		}
+	}
+}
+
+// ranksInProcess is inProcess for ranks that fail. It returns their errors.
+func ranksInProcess(t *testing.T, n int, run func(world *distributed.Group) error) []error {
+	t.Helper()
 	port, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
@@ -47,11 +57,7 @@ func inProcess(t *testing.T, n int, run func(world *distributed.Group) error) {
 		})
 	}
 	all.Wait()
-	for rank, err := range errs {
-		if err != nil {
-			t.Fatalf("rank %d of %d: %v, want no error", rank, n, err)
-		}
-	}
+	return errs
 }
 
 // divided is a rank's part of a training, or the whole training of a single process without a

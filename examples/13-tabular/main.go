@@ -1,6 +1,6 @@
-// Command 13-tabular trains a small network on a CSV file: its numeric columns are the features, and
-// one column names the class. It shows a source of a function that writes one row, and train.Run
-// without images.
+// Command 13-tabular trains a small network on a CSV file: its numeric columns are the features,
+// and one column names the class. It shows a source of a function that writes one row, and
+// train.Run without images.
 //
 //	13-tabular                               draw a table of three kinds of seeds, and learn them
 //	13-tabular -csv FILE -label species      learn another table
