@@ -4,7 +4,7 @@
 #   TORCHSTREAM_LIBTORCH=V install LibTorch V (2.11, which is the default, 2.15, or 2.11-cpu) if LIBTORCH is not set
 #   LIBTORCH=DIR           use this LibTorch (2.11 to 2.15): site-packages, its torch folder, or an unpacked libtorch zip
 #   TORCHSTREAM_CACHE=DIR  install LibTorch here if LIBTORCH is not set (default ~/.cache/torchstream)
-#   ARCHIVE=FILE           make demo: train on this .tgz of labelled images (TEST= held-back archive, DEVICE=cuda or cpu)
+#   ARCHIVE=FILE           make demo: train on this archive or folder of labelled images (TEST= held-back ones, DEVICE=cuda or cpu)
 #   PREFIX=DIR             make install: install into this folder
 #   JOBS=N                 number of concurrent C++ compilations
 
@@ -51,7 +51,7 @@ install-image: prefix image ## install the image library alone below PREFIX=
 	cmake --install cshim/build --prefix "$$(realpath -m -- "$(PREFIX)")" --component image
 
 .PHONY: demo
-demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
+demo: shim ## train a small network on an archive or folder of photographs (ARCHIVE=), then predict
 	@tools/demo.sh
 
 # The tests of distributed that wait for no timeout: jobs of 2, 3 and 8 processes, and ranks in one process.

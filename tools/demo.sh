@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a small network on a .tgz of labelled photographs, then predicts some photographs in a second program.
+# Trains a small network on labelled photographs, then predicts some photographs in a second program.
 #
 # ARCHIVE=FILE   train on this archive or folder, which has a folder for each class; TEST=FILE is the held-back archive, if any
 # DEVICE=cuda|cpu, CHECKPOINT=FILE

@@ -72,7 +72,7 @@ func findings(list ...machine.Finding) []finding {
 func printFindings(stdout io.Writer, report []finding, clone bool) (missing int, err error) {
 	table := printable.NewTable(stdout, 0)
 	for _, f := range report {
-		fmt.Fprintf(table, "%s\t%s\t%s\n", f.State, f.What, f.Found)
+		fmt.Fprintf(table, "%s\t%s\t%s\n", f.State, f.What, strings.ReplaceAll(f.Found, "\n", "\n\t\t   "))
 		if f.ToDo != "" {
 			fmt.Fprintf(table, "\t\t-> %s\n", f.ToDo)
 		}

@@ -69,13 +69,14 @@ func examine(ctx context.Context, clone string) []finding {
 		found = append(found, findings(machine.Clone(ctx, clone)...)...)
 		found = append(found, findings(machine.Builds(clone, false)...)...)
 	}
+	imageErr := imagecapi.Check()
 	if err := capi.Check(); err != nil {
-		found = append(append(found, findings(machine.LibTorch(), machine.GPU(ctx))...), notLoaded("shim", err))
+		found = append(append(found, findings(machine.LibTorch(), machine.GPU(ctx))...), shimNotLoaded(err, imageErr))
 	} else {
 		found = append(found, libtorch()...)
 	}
-	if err := imagecapi.Check(); err != nil {
-		return append(found, notLoaded("image library", err), installed())
+	if imageErr != nil {
+		return append(found, notLoaded("image library", imageErr), installed())
 	}
 	found = append(found, codec("JPEG", imagecapi.JPEGVersion(), encodeJPEG),
 		codec("PNG", "libpng", png.Encode), installed())
@@ -86,7 +87,7 @@ func examine(ctx context.Context, clone string) []finding {
 }
 
 // notLoaded returns the finding for a library that cannot be loaded. If the error has several
-// lines, the last one says what to do.
+// lines, the last one says what to do. The lines between name folders, one a line.
 func notLoaded(what string, err error) finding {
 	lines := strings.Split(err.Error(), "\n")
 	f := finding{State: "missing", What: what, Found: lines[0]}
@@ -94,10 +95,19 @@ func notLoaded(what string, err error) finding {
 		for i, line := range lines[1:last] {
 			lines[1+i] = strings.TrimSpace(line)
 		}
-		f.Found += " " + strings.Join(lines[1:last], ", ")
+		f.Found = strings.Join(lines[:last], "\n")
 		f.ToDo = lines[last]
 	}
 	return f
+}
+
+// shimNotLoaded returns the finding for a shim that cannot be loaded. The shim needs the image
+// library, so the reason may be imageErr, whose finding follows.
+func shimNotLoaded(err, imageErr error) finding {
+	if imageErr != nil && err.Error() == imageErr.Error() {
+		return finding{"missing", "shim", "not loaded: it needs the image library, which is missing", ""}
+	}
+	return notLoaded("shim", err)
 }
 
 // libtorch examines the loaded shim and its libraries.

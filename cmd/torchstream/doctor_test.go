@@ -65,10 +65,30 @@ func TestDoctorFindsBrokenCodec(t *testing.T) {
 	}
 }
 
+// If the shim and the image library are missing for the same reason, the doctor prints it once.
+func TestDoctorPrintsAReasonOnce(t *testing.T) {
+	missing := errors.New("there is no libtorchstream_image.so in any of\n  /a\n  /b\nrun `make`")
+	report := []finding{shimNotLoaded(missing, missing), notLoaded("image library", missing)}
+	var out strings.Builder
+	if n, err := printFindings(&out, report, false); n != 2 || err != nil {
+		t.Errorf("got %d missing, %v, want 2 and no error", n, err)
+	}
+	const want = "missing  shim           not loaded: it needs the image library, which is missing\n" +
+		"missing  image library  there is no libtorchstream_image.so in any of\n" +
+		"                           /a\n                           /b\n" +
+		"                        -> run `make`\n\nMissing: 2.\n"
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", &out, want)
+	}
+	if f := shimNotLoaded(missing, nil); f.ToDo != "run `make`" {
+		t.Errorf("got %+v, want the reason why the shim is not loaded", f)
+	}
+}
+
 // The doctor names the missing library on one line and the library's advice on another.
 func TestDoctorSaysWhatToDoAboutALibrary(t *testing.T) {
 	f := notLoaded("shim", errors.New("there is no x.so in any of\n  /a (the clone)\n  /b (the cache)\nrun `make`"))
-	if want := (finding{"missing", "shim", "there is no x.so in any of /a (the clone), /b (the cache)",
+	if want := (finding{"missing", "shim", "there is no x.so in any of\n/a (the clone)\n/b (the cache)",
 		"run `make`"}); f != want {
 		t.Errorf("%+v, want %v", f, want)
 	}

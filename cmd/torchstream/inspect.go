@@ -268,8 +268,10 @@ func (r inspection) printSizes(table io.Writer) {
 // may have been meant as classes.
 func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 	if r.Ignored > 0 {
-		members, orphans := "that are no image in the folder of a class", "in no folder at all"
+		members, orphans := "that are no images in the folder of a class", "in no folder at all"
 		switch {
+		case !web && !listed && r.Ignored == 1:
+			members = "that is no image in the folder of a class"
 		case web:
 			members, orphans = "no part of a sample", "without a label"
 		case listed:

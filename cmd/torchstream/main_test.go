@@ -374,7 +374,7 @@ func TestInspectBadMembers(t *testing.T) {
 	if status != 1 {
 		t.Errorf("status %d, want 1", status)
 	}
-	for _, want := range []string{"2 in 1 class, 2 bad", "ignored  2 members that are no image",
+	for _, want := range []string{"2 in 1 class, 2 bad", "ignored  2 members that are no images",
 		"a/broken.jpg", "and 1 more"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
@@ -468,6 +468,14 @@ func TestInspectOfPartsOfASet(t *testing.T) {
 		if got := strings.Contains(stdout, "the classes have the names of parts of a set"); got != want {
 			t.Errorf("folders train and %s: %v, want %v:\n%s", second, got, want, stdout)
 		}
+	}
+}
+
+func TestSingleIgnoredMember(t *testing.T) {
+	path := clitest.WriteTar(t, map[string]string{"a/broken.jpg": "", "a/notes.txt": "hello"})
+	_, stdout, _ := command(t, "inspect", path)
+	if want := "ignored  1 member that is no image in the folder"; !strings.Contains(stdout, want) {
+		t.Errorf("got\n%s\nwant it to contain %q", stdout, want)
 	}
 }
 

@@ -128,6 +128,9 @@ type trained struct {
 	classes     []string
 }
 
+// demoFormat starts the value of "format" in the metadata of checkpoints of examples/01-train.
+const demoFormat = "torchstream 01-train "
+
 // openTrained opens a checkpoint of torchstream train. It does not check the image size.
 func openTrained(path string) (*trained, error) {
 	if err := checkpointFolder("-checkpoint", path); err != nil {
@@ -147,6 +150,11 @@ func openTrained(path string) (*trained, error) {
 		return nil, err
 	}
 	t := &trained{File: file, path: path}
+	if made := file.Metadata()["format"]; strings.HasPrefix(made, demoFormat) {
+		return nil, errors.Join(fmt.Errorf("%s is a checkpoint of the demo: `go run ./examples/01-train predict "+
+			"-checkpoint %[1]s FILE...` reads it; this command reads those of torchstream train",
+			printable.Name(path)), file.Close())
+	}
 	if missing := t.describe(); len(missing) > 0 {
 		return nil, errors.Join(fmt.Errorf("%s is no checkpoint of torchstream train, which names its "+
 			"model, its classes and its size: its metadata has no valid %s; "+

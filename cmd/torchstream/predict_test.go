@@ -295,6 +295,23 @@ func TestPredictCommandLine(t *testing.T) {
 	}
 }
 
+// A checkpoint of the demo is refused with the command that reads it. The file has the metadata of
+// examples/01-train.
+func TestCheckpointOfTheDemoIsNamed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "demo.safetensors")
+	net := nn.NewLinear(2, 2, nn.LinearOptions{})
+	defer nn.Close(net)
+	if err := nn.Save(path, net, map[string]string{"format": "torchstream 01-train 1", "classes": `["cat","dog"]`,
+		"size": "32", "width": "8"}); err != nil {
+		t.Fatal(err)
+	}
+	want := "`go run ./examples/01-train predict -checkpoint " + path + " FILE...` reads it"
+	if status, _, stderr := command(t, "predict", "-checkpoint", path, photos); status != 1 ||
+		!strings.Contains(stderr, want) {
+		t.Errorf("got status %d, %s, want status 1 and %q", status, stderr, want)
+	}
+}
+
 // glob returns the files that match a pattern.
 func glob(t *testing.T, pattern string) []string {
 	t.Helper()
