@@ -12,29 +12,29 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Sample is the memory of one sample in a batch, and what the function of [Samples] may depend on.
-// The function may use it, and the slices that it returns, only until the function returns. All
-// elements are 0 when the function is called.
+// Sample gives the function of [Samples] the memory of one sample in a batch, and the values on
+// which its results may depend. The function may use it, and the slices that its methods return,
+// only until the function returns. All elements are 0 when the function is called.
 //
-// The accessors return a field's elements in the order of its memory. If there is no field of that
-// name, or if it has another type, they return nil, and the epoch ends with an error that names the
-// field.
+// The accessors return a field's elements in the order of its memory. If no field has the given
+// name, or if the field has another type, they return nil, and the epoch ends with an error that
+// names the field.
 type Sample struct {
 	source *SampleSource
 	ctx    context.Context
 	index  int
-	rows   [][]byte // of this sample, for each field
+	rows   [][]byte // the sample's memory, for each field
 	wrong  error    // the first use of a wrong name or type
 
 	draw   draw
-	seeded bool // rng is this sample's
+	seeded bool // rng has been seeded for this sample
 	pcg    rand.PCG
 	rng    *rand.Rand
 }
 
 // draw has the arguments of order.SeedRepeat for a sample.
 type draw struct {
-	epoch  int // of the caller of Fill
+	epoch  int // the argument of Fill
 	round  int
 	repeat uint64
 }
@@ -81,7 +81,7 @@ func elements[T any](s *Sample, field string, dtype torch.DType) []T {
 		s.misused("field %q is %v, not %v", field, have, dtype)
 		return nil
 	}
-	// The row starts at a multiple of its own size after the start of a slot, which is aligned.
+	// The row starts at a multiple of its size from the start of a slot, which is aligned.
 	row := s.rows[i]
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(row))), len(row)/dtype.Size())
 }
@@ -108,7 +108,7 @@ func (s *Sample) misused(format string, args ...any) {
 func (s *Sample) Epoch() int { return s.draw.epoch }
 
 // Rand returns the sample's random numbers. They depend on SamplesOptions.Seed, the epoch, the
-// sample's number and its occurrence in the epoch, so a resumed epoch gets the same.
+// sample's number and its occurrence in the epoch, so a resumed epoch gets the same numbers.
 func (s *Sample) Rand() *rand.Rand {
 	if !s.seeded {
 		order.SeedRepeat(&s.pcg, s.source.options.Seed, order.OfSample, s.draw.round, s.index, s.draw.repeat)
@@ -117,8 +117,8 @@ func (s *Sample) Rand() *rand.Rand {
 	return s.rng
 }
 
-// Context returns the epoch's context. A function that waits, such as for a network, ends when it
-// is done.
+// Context returns the epoch's context. A function that waits, for example for a network, must
+// return when the context is done.
 func (s *Sample) Context() context.Context { return s.ctx }
 
 // set makes s the sample of a job.
@@ -139,7 +139,7 @@ func (s *Sample) call(j *sampleJob) (result assembly.Outcome, err error) {
 		if v := recover(); v != nil {
 			result, err = assembly.Bad, &SampleError{Index: s.index, Err: panicError(v), Stack: debug.Stack()}
 		}
-		if s.wrong != nil { // it may be the reason of the error or panic
+		if s.wrong != nil { // the wrong use may be the reason for the error or the panic
 			result, err = assembly.Fatal, s.wrong
 		}
 	}()

@@ -31,9 +31,9 @@ const (
 	Fail = assembly.Fail
 	// Skip leaves the sample out. The batches are the same as if it did not exist.
 	Skip = assembly.Skip
-	// Substitute replaces the sample by the previous good sample of the same batch, or by the next
-	// one if there is none before. So the number of batches does not depend on bad samples. A batch
-	// without a good sample is an error.
+	// Substitute replaces the sample by the previous good sample of the same batch. If the batch
+	// has no earlier good sample, the next good one is used. Bad samples therefore never change the
+	// number of batches. A batch without a good sample is an error.
 	Substitute = assembly.Substitute
 )
 
@@ -45,17 +45,18 @@ type SamplesOptions struct {
 	// and the epoch.
 	Shuffle bool
 	Seed    uint64
-	// Weights, if not nil, makes an epoch of n draws with replacement: each draw takes a sample
-	// with a probability proportional to its weight (0 or more). Samples calls it once for each
-	// sample.
+	// If Weights is not nil, an epoch draws n samples with replacement. Each draw takes a sample
+	// with a probability proportional to its weight (0 or more). Samples calls Weights once for
+	// each sample.
 	Weights func(i int) float64
 
-	// Rank and World are for several processes that train together: this process is rank Rank (from
-	// 0) of World; 0: 1. All ranks have the same samples and options. The sequence of an epoch is
-	// the same on each, and its samples are dealt in turn. Every rank gets the same number of
-	// batches of the same sizes, even with bad samples. If the samples don't divide evenly, or if a
-	// rank skips more bad samples than the others, the first samples of the epoch are repeated.
-	// With DropLast, samples are left out instead, so that all batches are full.
+	// Rank and World are for several processes that train together. This process has rank Rank
+	// (from 0) among World processes. World 0 means 1. All ranks have the same samples and options.
+	// The sequence of an epoch is the same on each rank, and its samples are dealt to the ranks in
+	// turn. Every rank gets the same number of batches of the same sizes, even with bad samples. If
+	// the samples don't divide evenly, or if a rank skips more bad samples than the others, the
+	// first samples of the epoch are repeated. With DropLast, samples are left out instead, so that
+	// all batches are full.
 	Rank, World int
 	Workers     int // number of goroutines that call the function; 0: GOMAXPROCS
 	// DropLast leaves out the last batch if it is short. PadLast fills it with the first samples of
@@ -138,14 +139,15 @@ type SampleSource struct {
 //	feed, err := prefetcher.New(rows, prefetcher.Options{})
 //
 // fields describes the tensors of one sample. The batch's tensors are in the same order, and
-// Batch.Images and Batch.Labels are the fields of these names.
+// Batch.Images and Batch.Labels are the fields "images" and "labels".
 //
 // write writes sample i to s, straight into the batch's memory, which is pinned for a GPU. Several
 // goroutines (SamplesOptions.Workers) call it at the same time, each with another Sample. It must
-// write the same values whenever it gets the same sample, epoch and random numbers. Then batches
+// write the same values whenever it gets the same sample, epoch and random numbers. Batches then
 // depend only on Seed and the epoch, not on the number of workers, and a resumed epoch equals an
-// undisturbed one. An error makes the sample a bad one: see SamplesOptions.BadSamples. A panic
-// counts as an error. An accessor of s with a wrong name or type ends the epoch under every policy.
+// uninterrupted one. An error makes the sample bad: see SamplesOptions.BadSamples. A panic counts
+// as an error. If write calls an accessor of s with a wrong name or type, the epoch ends under
+// every policy.
 //
 // The Info of a batch is a [SampleInfo].
 func Samples(n int, fields []torch.Spec, write func(i int, s *Sample) error, o SamplesOptions) (*SampleSource, error) {
@@ -214,11 +216,11 @@ func (s *SampleSource) String() string {
 	return strconv.Itoa(s.n) + " samples in batches of " + strconv.Itoa(s.options.BatchSize)
 }
 
-// SampleError is a bad sample of a [SampleSource].
+// SampleError reports a bad sample of a [SampleSource].
 type SampleError struct {
 	Index int    // the sample's number
-	Err   error  // from the function that writes samples, or its panic
-	Stack []byte // of the panic; nil for an error
+	Err   error  // the error or the panic of the function that writes samples
+	Stack []byte // stack trace of the panic; nil for an error
 }
 
 func (e *SampleError) Error() string {

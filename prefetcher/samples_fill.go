@@ -17,7 +17,7 @@ type SampleInfo struct {
 	State   SampleState // position after the batch, for SampleSource.Restore
 }
 
-// sampleJob is a sample that has a row and is not written yet.
+// sampleJob is a sample that has a row and has not been written yet.
 type sampleJob struct {
 	index    int
 	draw     draw
@@ -29,7 +29,7 @@ type sampleJob struct {
 // sampleRows is the lent memory of a batch.
 type sampleRows struct {
 	fields  [][]byte
-	bytes   []int // of a row, for each field
+	bytes   []int // size of a row, for each field
 	scratch []byte
 }
 
@@ -67,12 +67,12 @@ type samplePass struct {
 	start  order.Start
 	deal   order.Deal
 	asm    *sampleAssembly
-	bytes  []int // of a sample, for each field
+	bytes  []int // size of a sample, for each field
 	ctx    context.Context
 	stop   context.CancelCauseFunc
 
 	jobs   chan []sampleJob
-	groups chan []sampleJob // slices that work has emptied
+	groups chan []sampleJob // slices that work has emptied, for reuse
 }
 
 // Fill implements [Source].
@@ -107,8 +107,8 @@ func (s *SampleSource) Fill(ctx context.Context, epoch int, lend func(context.Co
 	return p.deliver(deliver)
 }
 
-// fatalSample returns the error that ends an epoch under the policy Fail. A panic is no reason to
-// leave out samples.
+// fatalSample returns the error that ends an epoch under the policy Fail. It suggests another
+// policy, except after a panic, which a policy should not hide.
 func fatalSample(bad error) error {
 	if bad.(*SampleError).Stack != nil {
 		return bad
@@ -146,8 +146,8 @@ func (p *samplePass) checkSlot(fields [][]byte) error {
 	return nil
 }
 
-// repeated separates the random numbers of a sample that is delivered again as padding from those
-// of a sample that is drawn several times.
+// repeated is added to the number of a repeated delivery that is padding. Its random numbers then
+// differ from those of a sample that is drawn several times.
 const repeated = 1 << 32
 
 // list assigns rows to the samples of the pass, in order.
@@ -163,7 +163,7 @@ func (p *samplePass) list() {
 		position, before := p.deal.At(turn)
 		index, round, repeat := sequence.At(position)
 		at, slot, row, ok := p.asm.Place(index, len(group) == 0)
-		if !ok && len(group) > 0 { // the group's own rows may have to become free first
+		if !ok && len(group) > 0 { // rows may become free only after this group is written
 			if group, ok = p.hand(group); !ok {
 				return
 			}
@@ -188,14 +188,14 @@ func (p *samplePass) list() {
 	p.asm.End(nil)
 }
 
-// groupSize returns the number of samples that a worker gets at once. Passing each one separately
-// would take longer than writing a row of a table.
+// groupSize returns the number of samples that a worker gets at once. Sending a sample to a worker
+// takes longer than writing a row of a table.
 func (p *samplePass) groupSize() int {
 	o := &p.source.options
 	return max(1, min(64, o.BatchSize/(4*o.Workers)))
 }
 
-// hand passes a group to a worker and returns an empty one. ok is false if the pass has ended.
+// hand sends a group to a worker and returns an empty one. ok is false if the pass has ended.
 func (p *samplePass) hand(group []sampleJob) (empty []sampleJob, ok bool) {
 	select {
 	case p.jobs <- group:
@@ -288,7 +288,7 @@ func (p *samplePass) deliver(deliver func(n int, info any) error) error {
 		case err != nil:
 			return err
 		case n == size:
-		case p.ctx.Err() != nil: // it ended before the first sample was written
+		case p.ctx.Err() != nil: // the context ended before the first sample was written
 			return context.Cause(p.ctx)
 		default:
 			return p.end(samples, bad, lastBad)
@@ -302,8 +302,9 @@ func (s *SampleSource) met(bad error) {
 	s.options.Logger.Warn("prefetcher: bad sample", "policy", s.options.BadSamples, "error", bad)
 }
 
-// end returns the result of a pass that has delivered some samples, after bad ones, the last with
-// the error lastBad. It is nil if the epoch has delivered anything.
+// end returns the result of a pass that has reached the end of its sequence. It returns nil if the
+// epoch delivered anything. Otherwise the error explains why there are no samples. lastBad is the
+// error of the last bad sample, or nil.
 func (p *samplePass) end(samples, bad int, lastBad error) error {
 	o := &p.source.options
 	switch {

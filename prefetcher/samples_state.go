@@ -20,7 +20,7 @@ import (
 // copied and kept without limit.
 type SampleState struct {
 	run     *sampleRun
-	batches int // batches of run's deal that are delivered at this position
+	batches int // batches of run's deal that were delivered up to this position
 	turns   int // turns of run's deal that its rank has taken
 }
 
@@ -71,13 +71,13 @@ type wirePlace struct {
 	Turns   int        `json:"turns"`
 }
 
-// mark returns the place as an order.Mark.
+// mark converts the position to an order.Mark.
 func (w *wirePlace) mark() order.Mark {
 	return order.Mark{Epoch: w.Epoch, Kind: w.Order, Share: order.Share{Rank: w.Rank, World: w.World},
 		Done: order.Positions{Next: w.Next, Ahead: w.Ahead}, Before: w.Before, Batches: w.Batches, Turns: w.Turns}
 }
 
-// mark returns the state's place.
+// mark returns the position of the state.
 func (s SampleState) mark() order.Mark {
 	m := s.run.mark
 	m.Batches, m.Turns = s.batches, s.turns
@@ -123,8 +123,8 @@ func (s *SampleState) UnmarshalJSON(data []byte) error {
 // If Rank and World are the state's, this rank's state is enough. With another World, the rest of
 // the epoch is dealt again: every sample that was in no batch is delivered once, and no other
 // sample is, except as padding. This needs the states of all ranks after the same number of
-// batches. One state is enough if there was one rank, or if the policy is not Skip. BatchSize may
-// then differ too.
+// batches. One state is enough if there was one rank, or if the policy is not Skip. When the rest
+// is dealt again, BatchSize may differ too.
 //
 // Restore refuses a state of other samples (their number, fields, or SamplesOptions.Data) or other
 // options, with an error that names the difference.
@@ -181,10 +181,10 @@ func (s *SampleSource) restored(states []SampleState) (order.Start, error) {
 	return order.Resume(marks, s.options.share(), s.n, s.options.BadSamples == Skip)
 }
 
-// batchSizeName is the option that may differ if World differs.
+// batchSizeName names the only option that may differ if World differs.
 const batchSizeName = "SamplesOptions.BatchSize"
 
-// fingerprint returns what determines the batches, by name.
+// fingerprint returns the options that determine the batches, by name.
 func (s *SampleSource) fingerprint() map[string]string {
 	o := &s.options
 	fields := ""
@@ -204,8 +204,8 @@ func (s *SampleSource) fingerprint() map[string]string {
 	return print
 }
 
-// accepts returns an error that names the difference between a state and this source, if there is
-// one.
+// accepts returns an error that names the difference between a state and this source. It returns
+// nil if there is none.
 func (s *SampleSource) accepts(r *sampleRun) error {
 	mine := s.fingerprint()
 	names := slices.AppendSeq(slices.Collect(maps.Keys(mine)), maps.Keys(r.options))
