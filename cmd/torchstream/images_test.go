@@ -36,6 +36,7 @@ func TestCommandsShareImageOptions(t *testing.T) {
 	for command, want := range map[string][]string{
 		"train": all, "preview": drawn, "bench loader": batches,
 		"evaluate": append(slices.Clone(labels), "upright", "bad-samples"),
+		"pack":     append(slices.Clone(labels), "upright", "val", "val-seed", "bad-samples"),
 		"inspect":  labels, "index": labels, "predict": {"upright"},
 	} {
 		help := helpOf(t, strings.Fields(command)...)

@@ -7,6 +7,7 @@
 //	torchstream inspect FILE                classes, counts, sizes, formats and bad members of an archive
 //	torchstream inspect -fix OUT FILE       and writes an archive without the bad members
 //	torchstream index FILE                  the index of an archive, otherwise made by the first epoch
+//	torchstream pack -archive FILE -o DIR   shuffled shards of any archive, resized and divided if asked to
 //	torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
 //	torchstream evaluate -archive FILE      accuracy and confusions of a checkpoint of train
@@ -17,8 +18,8 @@
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //
 // The program loads the shim and LibTorch only for commands that need them. The commands inspect,
-// index and preview need only the image library, and so does bench loader without -device. The
-// benchmarks of torchstream itself are in the command torchstream-lab (lab/).
+// index, pack and preview need only the image library, and so does bench loader without -device.
+// The benchmarks of torchstream itself are in the command torchstream-lab (lab/).
 //
 // Results are written to standard output, progress and errors to standard error. The exit status is
 // 0 on success, 1 if something failed or the command found a problem, 2 if the command line was
@@ -63,6 +64,8 @@ func commands() []cli.Command {
 			About: "classes, sizes, formats and bad members of an archive", Run: inspect},
 		{Name: "index", Args: "[-json] FILE",
 			About: "writes the index of an archive, as a first epoch does", Run: index},
+		{Name: "pack", Args: "-archive FILE -o DIR",
+			About: "writes shuffled shards, resized and divided if asked to", Run: packCommand},
 		{Name: "preview", Args: "-archive FILE",
 			About: "a contact sheet of batches as a training loop gets them", Run: preview},
 		{Name: "train", Args: "-archive FILE", About: "trains a classifier of the archive's classes",

@@ -146,6 +146,12 @@ func (x *Index) Size(i int) int64 { return x.samples[x.at(i)].size }
 // Name returns the name of sample i's member.
 func (x *Index) Name(i int) string { return x.recordName(x.at(i)) }
 
+// Place returns the shard of sample i, and the offset of its content as in [archive.Member].
+func (x *Index) Place(i int) (shard int, offset int64) {
+	r := &x.samples[x.at(i)]
+	return int(r.shard), r.offset
+}
+
 // recordName returns the name of a record's member.
 func (t *recordTable) recordName(i int) string {
 	end := uint32(len(t.names))

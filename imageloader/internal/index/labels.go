@@ -241,6 +241,10 @@ func isName(label string) bool {
 	return errors.Is(err, strconv.ErrSyntax)
 }
 
+// NamesClasses reports whether an archive with these WebDataset labels takes them as names of
+// classes, because at least one of them is not a decimal number.
+func NamesClasses(labels []string) bool { return slices.ContainsFunc(labels, isName) }
+
 // numbered uses the names of directories as labels, if all names are numbers, with or without
 // leading zeros. The classes are then "0" to the highest number. odd is the number of the first
 // directory whose name is not such a number, or -1.

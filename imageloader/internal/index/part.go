@@ -46,6 +46,16 @@ func (p Part) in(name string) bool {
 	return folder == "" || strings.HasPrefix(name, folder+"/")
 }
 
+// In returns for each sample whether it is in the part.
+func (x *Index) In(p Part) []bool {
+	held := x.heldOut(p)
+	in := make([]bool, len(x.samples))
+	for k := range in {
+		in[k] = p.in(x.recordName(k)) && (p.HeldOut == 0 || held[k] == p.Test)
+	}
+	return in
+}
+
 // extremes are the samples of a class with the lowest and the highest hash.
 type extremes struct {
 	samples         int
@@ -58,16 +68,15 @@ func (x *Index) keepPart(p Part, archive string) error {
 	if p == (Part{}) {
 		return nil
 	}
-	held := x.heldOut(p)
+	in := x.In(p)
 	var kept strings.Builder
 	samples, numbers := make([]record, 0, len(x.samples)), make([]int32, 0, len(x.samples))
 	w := workMeter{shards: x.shards, next: x.eachMark()}
 	for k := range x.samples {
-		name := x.recordName(k)
-		if !p.in(name) || p.HeldOut > 0 && held[k] != p.Test {
+		if !in[k] {
 			continue
 		}
-		r := x.samples[k]
+		name, r := x.recordName(k), x.samples[k]
 		w.sample(&r)
 		r.name = uint32(kept.Len())
 		kept.WriteString(name)

@@ -30,6 +30,12 @@ type webLabel struct {
 // isWebLabel reports whether a member with this extension has the label of its group.
 func isWebLabel(extension string) bool { return extension == "cls" || extension == "json" }
 
+// IsWebLabel reports whether a member of this name has the label of its WebDataset group.
+func IsWebLabel(name string) bool {
+	_, extension, grouped := webName(name)
+	return grouped && isWebLabel(extension)
+}
+
 // checkWebLabel returns an error if a label can't be read from the member.
 func checkWebLabel(m *archive.Member, extension string) error {
 	limit := int64(maxClsBytes)

@@ -1,0 +1,188 @@
+package pack
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+)
+
+// layout decides the names of members in the shards, and how a member shows its class.
+type layout struct {
+	web     bool // a .cls member has the class; otherwise the directory
+	fromWeb bool // the input has WebDataset groups, which have labels already
+	listed  bool // the input's labels come from a list, not from directories
+	stems   bool // the extension may change, so names must differ without it
+}
+
+// checkClasses returns an error if a loader would not read the same classes from the shards.
+// samples has the number of samples of each class in the first part.
+func (l layout) checkClasses(classes []string, samples []int) error {
+	numbers := l.web && !index.NamesClasses(classes)
+	for i, class := range classes {
+		if why := l.badClass(class); why != "" {
+			return fmt.Errorf("the class %q cannot be %s", class, why)
+		}
+		if samples[i] == 0 && !numbers {
+			return fmt.Errorf("the class %q has no sample to train on, and without it the labels of "+
+				"later classes change: add some, or leave the class out", class)
+		}
+		if numbers && class != strconv.Itoa(i) && !l.fromWeb {
+			return fmt.Errorf("all classes are numbers, and a loader takes the numbers of .cls members "+
+				"as labels: %q would not be label %d: use -format tar", class, i)
+		}
+	}
+	if !numbers && !slices.IsSorted(classes) {
+		return fmt.Errorf("the classes are the numbers 0 to %d, and a loader sorts directories as text, "+
+			"10 before 2: use -format webdataset", len(classes)-1)
+	}
+	return nil
+}
+
+// badClass returns the use for which a class's name is unfit, with advice, or "".
+func (l layout) badClass(class string) string {
+	switch {
+	case l.fromWeb && l.web:
+		return "" // its members are copied
+	case l.web && (strings.TrimSpace(class) != class || class == "" || !utf8.ValidString(class) ||
+		strings.ContainsFunc(class, unicode.IsControl)):
+		return "the text of a .cls member: rename it, or use -format tar"
+	case !l.web && (class == "" || strings.HasPrefix(class, ".") || strings.ContainsAny(class, "/\x00")):
+		return "the name of a directory: use -format webdataset"
+	}
+	return ""
+}
+
+// rename returns the name of a sample of the given class: its path without the extension, and the
+// extension with the dot, or "".
+func (l layout) rename(name, class string) (stem, extension string) {
+	dir, base := split(relative(name))
+	switch {
+	case l.fromWeb:
+		stem, extension = cut(base, strings.IndexByte(base, '.'))
+	default:
+		stem, extension = cut(base, strings.LastIndexByte(base, '.'))
+		if !imageExtension(extension) {
+			stem, extension = base, ""
+		}
+	}
+	if l.web && !l.fromWeb {
+		stem = cmp.Or(strings.ReplaceAll(stem, ".", "_"), "_") // the key ends at the first dot
+	}
+	if !l.web && (l.fromWeb || l.listed) {
+		dir = shown(dir) + class + "/"
+	}
+	return dir + stem, extension
+}
+
+// split splits a name into its directory, with the slash, and its base name.
+func split(name string) (dir, base string) {
+	slash := strings.LastIndexByte(name, '/') + 1
+	return name[:slash], name[slash:]
+}
+
+func cut(s string, at int) (before, after string) {
+	if at < 0 {
+		return s, ""
+	}
+	return s[:at], s[at:]
+}
+
+// relative returns a clean path without a leading slash and without leading parents, as tar unpacks
+// it.
+func relative(name string) string {
+	name = strings.TrimLeft(name, "/")
+	for strings.HasPrefix(name, "../") {
+		name = name[len("../"):]
+	}
+	return name
+}
+
+// shown returns a directory, which ends in a slash, without hidden directories: a loader takes the
+// images below them as theirs.
+func shown(dir string) string {
+	parts := strings.Split(dir, "/")
+	for i, part := range parts {
+		if strings.HasPrefix(part, ".") {
+			parts[i] = "_" + part
+		}
+	}
+	return strings.Join(parts, "/")
+}
+
+// imageExtension reports whether an extension is an image's.
+func imageExtension(extension string) bool {
+	return slices.Contains([]string{".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif",
+		".tiff", ".heic", ".heif", ".hif", ".avif", ".ppm", ".pgm", ".pbm", ".pnm"}, strings.ToLower(extension))
+}
+
+// isJPEG reports whether an extension is a JPEG's.
+func isJPEG(extension string) bool {
+	return slices.Contains([]string{".jpg", ".jpeg", ".jpe", ".jfif"}, strings.ToLower(extension))
+}
+
+// extensionOf returns the extension of an image format (codec.Sniff).
+func extensionOf(format string) string {
+	if format == "JPEG" {
+		return ".jpg"
+	}
+	return "." + strings.ToLower(format)
+}
+
+// namer makes names of samples different. It keeps 64 bits of each name.
+type namer struct {
+	layout
+	seen map[uint64]struct{} // nil after the last sample
+	// renamed has the stems of samples whose names others have already, by sample.
+	renamed map[int]string
+}
+
+// newNamer names all samples, in order.
+func newNamer(l layout, x *index.Index, classes []string) *namer {
+	n := &namer{layout: l, seen: make(map[uint64]struct{}, x.Len()), renamed: map[int]string{}}
+	for i := range x.Len() {
+		stem, extension := l.rename(x.Name(i), classes[x.Label(i)])
+		if n.take(stem, extension) {
+			continue
+		}
+		for again := 2; ; again++ {
+			if other := fmt.Sprintf("%s~%d", stem, again); n.take(other, extension) {
+				n.renamed[i] = other
+				break
+			}
+		}
+	}
+	n.seen = nil
+	return n
+}
+
+// take reports whether a name is new, and takes it.
+func (n *namer) take(stem, extension string) bool {
+	name := stem
+	if !n.web && !n.stems {
+		name += extension
+	}
+	sum := sha256.Sum256([]byte(name))
+	digest := binary.LittleEndian.Uint64(sum[:])
+	if _, taken := n.seen[digest]; taken {
+		return false
+	}
+	n.seen[digest] = struct{}{}
+	return true
+}
+
+// name returns the stem and the extension of sample i.
+func (n *namer) name(i int, name, class string) (stem, extension string) {
+	stem, extension = n.rename(name, class)
+	if other, found := n.renamed[i]; found {
+		stem = other
+	}
+	return stem, extension
+}
