@@ -36,8 +36,8 @@ type input struct {
 	groups  groups
 }
 
-// openInput opens the archive and its index. spool creates the file for members that cannot be read
-// in any order.
+// openInput opens the archive and its index. It copies members that cannot be read in any order to
+// the file that spool creates.
 func openInput(ctx context.Context, path string, o *imageloader.Options, progress func(imageloader.Progress),
 	spool func() (*os.File, error)) (_ *input, err error) {
 	log := o.Logger
@@ -119,21 +119,21 @@ func (in *input) close() {
 	}
 }
 
-// member is a further member of a WebDataset sample.
+// member is one of the further members of a WebDataset sample.
 type member struct {
 	name   string
 	shard  int
-	offset int64 // as archive.Member.Offset
+	offset int64 // the same as archive.Member.Offset
 	size   int64
 	kind   archive.Kind
-	at     int64 // in the spool, or -1
+	at     int64 // offset in the spool, or -1
 }
 
 // groups describes samples of several members, and samples that cannot be read in any order.
 type groups struct {
-	first   []int32 // by sample: number of its first further member; one more at the end
+	first   []int32 // by sample: number of its first further member; at the end: the number of members
 	members []member
-	images  []int64  // by sample: offset of its content in the spool, or -1; nil: none is there
+	images  []int64  // by sample: offset of its content in the spool, or -1; nil: no sample is in the spool
 	formats []string // of the shards
 	spool   *spool   // nil: empty
 }
@@ -152,8 +152,8 @@ func (g *groups) close() {
 	}
 }
 
-// walk finds the members of the samples' groups, and copies what cannot be read again into the
-// spool: further members in compressed shards, and all samples of an archive without random access.
+// walk finds the members of the samples' groups. It copies to the spool what cannot be read in any
+// order: further members in compressed shards, and all samples of an archive without random access.
 func (g *groups) walk(a *archive.Archive, x *index.Index, web bool, limit int64,
 	progress func(imageloader.Progress), create func() (*os.File, error)) error {
 	w := groupWalk{groups: g, a: a, x: x, web: web, limit: limit, create: create, sample: -1}
@@ -197,12 +197,12 @@ type groupWalk struct {
 
 	numbers index.Groups
 	group   int
-	pending []member // of the group
-	sample  int      // of the group, or -1
+	pending []member // further members of the current group
+	sample  int      // the sample of the current group, or -1
 	next    int      // the next sample of the index
 }
 
-// add adds the archive's current member.
+// add processes the archive's current member.
 func (w *groupWalk) add(m *archive.Member) error {
 	group := 0
 	if w.web {
@@ -237,7 +237,8 @@ func (w *groupWalk) addSample(m *archive.Member) (err error) {
 	return err
 }
 
-// keep copies the current member into the spool, if asked to, and returns its offset there, or -1.
+// keep copies the current member to the spool if copied is set. It returns the member's offset
+// there, or -1 if it was not copied.
 func (w *groupWalk) keep(m *archive.Member, copied bool) (at int64, err error) {
 	if !copied || m.Kind != archive.Regular || m.Size > w.limit {
 		return -1, nil
@@ -257,7 +258,7 @@ func (w *groupWalk) keep(m *archive.Member, copied bool) (at int64, err error) {
 	})
 }
 
-// endGroup gives the members of the group to its sample.
+// endGroup assigns the members of the current group to the group's sample.
 func (w *groupWalk) endGroup() {
 	if w.sample >= 0 {
 		w.first = append(w.first, int32(len(w.members)))
@@ -273,8 +274,8 @@ type spool struct {
 	size int64
 }
 
-// digest returns a digest of the samples' names, sizes, labels and further members, and of the time
-// of the archive.
+// digest returns a digest of the names, sizes, labels and further members of all samples. It also
+// covers the sizes and modification times of the shards.
 func (in *input) digest() string {
 	h := sha256.New()
 	for _, class := range in.x.Classes() {

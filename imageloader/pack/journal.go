@@ -16,21 +16,22 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// JournalFile is the name of the file in the output folder that says what has been written.
+// JournalFile is the name of the journal in the output folder. The journal records what has been
+// written.
 const JournalFile = "pack.jsonl"
 
-// lockFile is held while a process packs into the folder.
+// lockFile is locked while a process packs into the folder.
 const lockFile = "pack.lock"
 
 const journalVersion = 1
 
-// line is a line of the journal. It has one of the fields.
+// line is a line of the journal. It has exactly one of the fields.
 type line struct {
 	Pack  *header `json:"torchstream_pack,omitempty"`
-	Start string  `json:"start,omitempty"` // the name of a shard that this pack writes
+	Start string  `json:"start,omitempty"` // the name of a shard that this pack starts to write
 	Shard *shard  `json:"shard,omitempty"` // a shard that is complete
-	// Again is the name of the first shard that is missing, or was changed: it and those after it
-	// are written again.
+	// Again is the name of the first shard that is missing or was changed. That shard and all later
+	// ones are written again.
 	Again string `json:"again,omitempty"`
 	Done  bool   `json:"done,omitempty"`
 }
@@ -66,13 +67,13 @@ type journal struct {
 	dir     string
 	file    *os.File
 	claim   *safefile.Claim // nil: the file system has no locks
-	shards  []shard         // complete ones
-	started map[string]bool // names of all shards that this pack has tried to write
+	shards  []shard         // complete shards
+	started map[string]bool // names of all shards that this pack has started to write
 	done    bool
 }
 
-// openJournal opens the output folder for a pack, or continues one. It refuses a folder with other
-// files.
+// openJournal opens the output folder for a new pack, or to continue one. It returns an error if
+// the folder has other files.
 func openJournal(dir string, h header) (_ *journal, err error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("pack: %w", err)
@@ -118,8 +119,8 @@ func openJournal(dir string, h header) (_ *journal, err error) {
 	return j, j.check()
 }
 
-// onlyOurs returns an error if the folder has a file other than a journal that was cut off in its
-// first line.
+// onlyOurs is called if the journal has no complete line. It returns an error if text, the content of
+// the journal, is not the start of one, or if the folder has other files.
 func onlyOurs(dir, text string) error {
 	const start = `{"torchstream_pack":`
 	if n := min(len(text), len(start)); text[:n] != start[:n] {
@@ -138,7 +139,7 @@ func onlyOurs(dir, text string) error {
 	return nil
 }
 
-// read reads the lines of a journal, and compares its header.
+// read reads the lines of a journal, and compares the journal's header with h.
 func (j *journal) read(text []byte, h header) error {
 	path := filepath.Join(j.dir, JournalFile)
 	number := 0
@@ -167,14 +168,14 @@ func (j *journal) read(text []byte, h header) error {
 	return nil
 }
 
-// dropFrom forgets that a shard and those after it are complete.
+// dropFrom removes a shard and all later ones from the list of complete shards.
 func (j *journal) dropFrom(name string) {
 	if at := slices.IndexFunc(j.shards, func(s shard) bool { return s.Name == name }); at >= 0 {
 		j.shards = j.shards[:at]
 	}
 }
 
-// difference says how a pack differs from a wanted one, or returns "".
+// difference describes how a pack differs from the wanted one. It returns "" if they are the same.
 func (h *header) difference(want header) string {
 	if h.Version != want.Version {
 		return fmt.Sprintf("of version %d, not %d", h.Version, want.Version)
@@ -193,7 +194,8 @@ func (h *header) difference(want header) string {
 	return ""
 }
 
-// check finds the first complete shard whose file is missing or has another size.
+// check finds the first complete shard whose file is missing or has another size. That shard and
+// all later ones will be written again.
 func (j *journal) check() error {
 	for _, s := range j.shards {
 		info, err := os.Lstat(filepath.Join(j.dir, s.Name))
@@ -225,19 +227,19 @@ func (j *journal) write(l line) error {
 	return nil
 }
 
-// start notes that a shard will be written. It returns the shard's path, and the kind of file that
-// it may replace: only files of this pack.
+// start records that the pack starts to write a shard. It returns the shard's path, and the kind of
+// file that may be replaced. Only a file of this pack may be replaced.
 func (j *journal) start(name string) (path string, kind safefile.Kind, err error) {
 	path, kind = filepath.Join(j.dir, name), safefile.Raw
 	if !j.started[name] {
-		if err := safefile.Check(path, kind); err != nil { // before the name counts as this pack's
+		if err := safefile.Check(path, kind); err != nil { // before the journal names it as a shard of this pack
 			return "", kind, fmt.Errorf("pack: %w", err)
 		}
 		j.started[name] = true
 		return path, kind, j.write(line{Start: name})
 	}
 	kind = safefile.Kind{Name: "a shard", Is: func([]byte) bool { return true }}
-	left, err := filepath.Glob(path + ".*.tmp") // of a killed process
+	left, err := filepath.Glob(path + ".*.tmp") // temporary files of a killed process
 	if err != nil {
 		return "", kind, fmt.Errorf("pack: %w", err)
 	}
@@ -252,13 +254,13 @@ func (j *journal) start(name string) (path string, kind safefile.Kind, err error
 	return path, kind, nil
 }
 
-// end notes that a shard is complete.
+// end records that a shard is complete.
 func (j *journal) end(s shard) error {
 	j.shards = append(j.shards, s)
 	return j.write(line{Shard: &s})
 }
 
-// finish notes that the pack is complete.
+// finish records that the pack is complete.
 func (j *journal) finish() error {
 	if j.done {
 		return nil

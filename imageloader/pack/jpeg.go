@@ -8,11 +8,11 @@ import (
 	"runtime"
 )
 
-// encoderVersion identifies the encoder, whose bytes may change.
+// encoderVersion identifies the encoder. Another version may produce other bytes.
 func encoderVersion() string { return runtime.Version() }
 
-// encodeJPEG encodes rows of RGB as a baseline JPEG, 4:2:0. An orientation other than 1 becomes its
-// EXIF tag.
+// encodeJPEG encodes rows of RGB as a baseline JPEG, 4:2:0. If orientation is not 1, the JPEG gets
+// an EXIF tag with it.
 func encodeJPEG(rgb []byte, width, height, quality int, orientation int32) ([]byte, error) {
 	m := image.NewRGBA(image.Rect(0, 0, width, height))
 	for from, to := 0, 0; from < 3*width*height; from, to = from+3, to+4 {
@@ -28,11 +28,11 @@ func encodeJPEG(rgb []byte, width, height, quality int, orientation int32) ([]by
 	return withOrientation(b.Bytes(), orientation), nil
 }
 
-// withOrientation inserts an EXIF segment that has only the orientation.
+// withOrientation inserts an EXIF segment that contains only the orientation.
 func withOrientation(data []byte, orientation int32) []byte {
 	segment := []byte("\xff\xe1\x00\x22Exif\x00\x00MM\x00*\x00\x00\x00\x08" + // TIFF, one directory
 		"\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00")
 	segment[len(segment)-7] = byte(orientation)
-	const start = 2 // bytes of the marker SOI
+	const start = 2 // length of the marker SOI
 	return bytes.Join([][]byte{data[:start], segment, data[start:]}, nil)
 }

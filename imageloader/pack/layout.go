@@ -14,12 +14,12 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
-// layout decides the names of members in the shards, and how a member shows its class.
+// layout decides the names of members in the shards, and where the class of a sample is stored.
 type layout struct {
-	web     bool // a .cls member has the class; otherwise the directory
-	fromWeb bool // the input has WebDataset groups, which have labels already
+	web     bool // the class is in a .cls member; otherwise it is the directory
+	fromWeb bool // the input has WebDataset groups, which already have labels
 	listed  bool // the input's labels come from a list, not from directories
-	stems   bool // the extension may change, so names must differ without it
+	stems   bool // the extension may change, so the names must differ without it
 }
 
 // checkClasses returns an error if a loader would not read the same classes from the shards.
@@ -46,11 +46,12 @@ func (l layout) checkClasses(classes []string, samples []int) error {
 	return nil
 }
 
-// badClass returns the use for which a class's name is unfit, with advice, or "".
+// badClass checks whether the shards can store the name of a class. If not, it returns the rest of
+// an error message, with advice. Otherwise it returns "".
 func (l layout) badClass(class string) string {
 	switch {
 	case l.fromWeb && l.web:
-		return "" // its members are copied
+		return "" // the members with the class are copied
 	case l.web && (strings.TrimSpace(class) != class || class == "" || !utf8.ValidString(class) ||
 		strings.ContainsFunc(class, unicode.IsControl)):
 		return "the text of a .cls member: rename it, or use -format tar"
@@ -95,8 +96,8 @@ func cut(s string, at int) (before, after string) {
 	return s[:at], s[at:]
 }
 
-// relative returns a clean path without a leading slash and without leading parents, as tar unpacks
-// it.
+// relative removes leading slashes and leading ".." elements from a clean path. tar does the same
+// when it unpacks.
 func relative(name string) string {
 	name = strings.TrimLeft(name, "/")
 	for strings.HasPrefix(name, "../") {
@@ -105,8 +106,9 @@ func relative(name string) string {
 	return name
 }
 
-// shown returns a directory, which ends in a slash, without hidden directories: a loader takes the
-// images below them as theirs.
+// shown prefixes the names of hidden directories with an underscore. dir ends in a slash. Below a
+// hidden directory, a loader would take the hidden directory as the class of an image, not the
+// directory that directly holds the image.
 func shown(dir string) string {
 	parts := strings.Split(dir, "/")
 	for i, part := range parts {
@@ -117,13 +119,13 @@ func shown(dir string) string {
 	return strings.Join(parts, "/")
 }
 
-// imageExtension reports whether an extension is an image's.
+// imageExtension reports whether a file with this extension is an image.
 func imageExtension(extension string) bool {
 	return slices.Contains([]string{".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif",
 		".tiff", ".heic", ".heif", ".hif", ".avif", ".ppm", ".pgm", ".pbm", ".pnm"}, strings.ToLower(extension))
 }
 
-// isJPEG reports whether an extension is a JPEG's.
+// isJPEG reports whether a file with this extension is a JPEG.
 func isJPEG(extension string) bool {
 	return slices.Contains([]string{".jpg", ".jpeg", ".jpe", ".jfif"}, strings.ToLower(extension))
 }
@@ -136,11 +138,11 @@ func extensionOf(format string) string {
 	return "." + strings.ToLower(format)
 }
 
-// namer makes names of samples different. It keeps 64 bits of each name.
+// namer gives each sample a different name. It stores a hash of 64 bits for each name.
 type namer struct {
 	layout
 	seen map[uint64]struct{} // nil after the last sample
-	// renamed has the stems of samples whose names others have already, by sample.
+	// renamed has the stems of the samples whose first name was already taken.
 	renamed map[int]string
 }
 
@@ -163,7 +165,7 @@ func newNamer(l layout, x *index.Index, classes []string) *namer {
 	return n
 }
 
-// take reports whether a name is new, and takes it.
+// take reports whether a name is new, and marks it as taken.
 func (n *namer) take(stem, extension string) bool {
 	name := stem
 	if !n.web && !n.stems {

@@ -1,7 +1,7 @@
 // Package pack writes the samples of an image archive, in a random order, into shards with an
 // index. The input is anything that package imageloader reads, such as a folder, a zip, or a folder
-// with a CSV file of labels. The shards are tar files of equal size. Package pack can also resize
-// the images, and divide the samples into parts for training and validation.
+// with a CSV file of labels. The shards are tar files of about the same size. Package pack can also
+// resize the images, and divide the samples into parts for training and validation.
 //
 // A loader finds the same labels in the shards as in the input. Images keep their bytes unless
 // Options.Side resizes them.
@@ -40,20 +40,20 @@ const (
 
 // Options say how to write shards. The zero value copies all samples into shards of 256 MiB.
 type Options struct {
-	// Format is the form of the shards; "": WebDataset with the input's option WebDataset, or else
-	// Tar.
+	// Format is the form of the shards. If it is "", Write uses WebDataset if the input's option
+	// WebDataset is set, and Tar otherwise.
 	Format Format
-	// ShardBytes is the maximum size of a shard in bytes; 0: 256 MiB. A single sample may be
-	// larger.
+	// ShardBytes is the maximum size of a shard in bytes; 0: 256 MiB. A shard with a single sample
+	// may be larger.
 	ShardBytes int64
-	// Shards, if not 0, is the number of shards of the first part. Other parts have proportionally
-	// many. It excludes ShardBytes.
+	// Shards, if not 0, is the number of shards of the first part. Another part has a number of
+	// shards in proportion to its samples. Only one of Shards and ShardBytes may be set.
 	Shards int
 	// Parts are the sets of shards; nil: one part "train" that has all samples. A sample is in at
-	// most one part. Samples in no part are left out, and counted.
+	// most one part. A sample in no part is not written, and Report.Outside counts it.
 	Parts []Part
-	// Divide, if not nil, may replace Parts, now that the directories of the samples are known. It
-	// is called if directories are the classes. nil keeps Parts.
+	// Divide, if not nil, is called with the directories of the samples, if these are the classes.
+	// Its result replaces Parts; nil keeps Parts.
 	Divide func(directories []string) ([]Part, error)
 
 	// Side, if not 0, resizes each image whose shorter side has more pixels to this shorter side,
@@ -62,16 +62,17 @@ type Options struct {
 	// is an error if a WebDataset sample has a second image, such as a mask.
 	Side    int
 	Quality int // of resized JPEGs, 1 to 100; 0: 90
-	// Upright turns images as their EXIF orientation says, and drops that. It needs Side.
+	// Upright rotates and flips images as their EXIF orientation says, and drops the orientation.
+	// It needs Side.
 	Upright bool
-	// Check decodes all images, so that damaged ones are bad samples. Otherwise images that are
-	// copied are only examined by their header.
+	// Check decodes all images, so that damaged ones are bad samples. Without it, Write examines
+	// only the header of an image that it copies.
 	Check bool
 	// DropClasses allows that a class loses all samples because they are bad. This changes the
 	// labels of later classes.
 	DropClasses bool
 	// Progress, if not nil, is called often while the input is indexed, and then while samples are
-	// written: Bytes counts the input's.
+	// written. Its Bytes are bytes of the input.
 	Progress func(imageloader.Progress)
 }
 
@@ -81,7 +82,7 @@ type Part struct {
 	imageloader.Part
 }
 
-// Report describes shards.
+// Report describes the shards that Write has written.
 type Report struct {
 	Input   string
 	Format  Format
@@ -94,19 +95,19 @@ type Report struct {
 	Parts     []PartReport
 	LeftOut   []LeftOut
 	Dropped   []string // classes without a good sample in the first part
-	Continued int      // shards that were there already
+	Continued int      // shards that an earlier run had completed
 }
 
 // PartReport describes a part.
 type PartReport struct {
 	Name    string
-	Shards  string // path of all shards, for a loader: "photos/train-{000000..000015}.tar"
+	Shards  string // path of all shards, as a loader takes it: "photos/train-{000000..000015}.tar"
 	Files   int    // number of shards
 	Bytes   int64  // of all shards
-	Input   int    // samples of the input
-	Samples int    // samples in the shards
-	Resized int    // images among them that were encoded again
-	LeftOut int    // bad samples
+	Input   int    // number of the part's samples in the input
+	Samples int    // number of samples in the shards
+	Resized int    // number of images among them that were resized
+	LeftOut int    // number of bad samples
 	Index   string // path of the index file; "" if an earlier run has made it
 }
 
@@ -119,18 +120,21 @@ type LeftOut struct {
 }
 
 // Write packs the archive at path into the folder dir, which it creates if necessary. The folder
-// must be empty, or have a pack with the same input and options, which Write then continues. It
-// must not be in an input folder. Files of a pack are complete when they have their final names.
+// must be empty, or contain a pack of the same input with the same options. Write then continues
+// that pack. The folder must not be inside a folder of the input. A file of a pack is complete when
+// it has its final name.
 //
-// Write uses the options List, WebDataset, Seed (of the order of the samples), BadSamples (Fail or
-// Skip), Workers (which read, decode and encode), Damaged, MaxSampleBytes, MaxPixels, IndexFile,
-// NoIndex, OpenSource and Logger of in. Like a loader it makes the index of an input that has none.
+// Write uses the options List, WebDataset, Seed, BadSamples, Workers, Damaged, MaxSampleBytes,
+// MaxPixels, IndexFile, NoIndex, OpenSource and Logger of in. Seed decides the order of the
+// samples. BadSamples is Fail or Skip. The workers read, decode and encode. Like a loader, Write
+// makes the index of an input that has none.
 //
 // Up to 256 MiB of samples are in memory. Write first copies two kinds of content to a temporary
 // file in dir: all samples of an input without random access, and the further members of WebDataset
 // samples in compressed shards.
 //
-// Under Fail, a bad sample is an *imageloader.SampleError. A call with Skip then continues.
+// Under Fail, Write returns a bad sample as an *imageloader.SampleError. A later call with Skip
+// continues the pack.
 func Write(ctx context.Context, path, dir string, in imageloader.Options, o Options) (*Report, error) {
 	if err := o.setDefaults(&in); err != nil {
 		return nil, err
@@ -215,8 +219,8 @@ func checkInput(in *imageloader.Options) error {
 	return nil
 }
 
-// checkFolder returns an error for an output folder whose shards would be read again, or have no
-// usable path.
+// checkFolder returns an error if the output folder is inside a folder of the input, or if its path
+// has a character that is special in a pattern.
 func checkFolder(path, dir string) error {
 	if strings.ContainsAny(dir, "{}*?[") {
 		return fmt.Errorf("pack: %s: the shards' path would be a pattern: give a folder without {, }, *, ? and [", dir)
@@ -239,7 +243,7 @@ func checkFolder(path, dir string) error {
 	for _, input := range paths {
 		info, err := os.Stat(input)
 		if err != nil || !info.IsDir() {
-			continue // opening it says what is wrong
+			continue // opening the input returns a better error
 		}
 		for folder := at; ; folder = filepath.Dir(folder) {
 			if there, err := os.Stat(folder); err == nil && os.SameFile(info, there) {
@@ -324,7 +328,7 @@ func (p *packing) spool() (*os.File, error) {
 		return nil, fmt.Errorf("pack: %w", err)
 	}
 	if err := os.Remove(f.Name()); err != nil {
-		_ = f.Close() // err says more
+		_ = f.Close() // err is the more useful error
 		return nil, fmt.Errorf("pack: %w", err)
 	}
 	return f, nil

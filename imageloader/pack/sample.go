@@ -17,7 +17,7 @@ import (
 // maxSide is the maximum of an image's side after resizing, in pixels.
 const maxSide = 32768
 
-// packed is a sample as a shard has it.
+// packed is a sample in the form in which a shard contains it.
 type packed struct {
 	sample  int
 	data    []byte // tar records, compressed in a .tgz
@@ -25,14 +25,14 @@ type packed struct {
 	bad     *sample.Error // nil: a good sample
 }
 
-// worker turns samples into records of a shard. It belongs to one goroutine.
+// worker packs samples: it makes the records of a shard. It belongs to one goroutine.
 type worker struct {
 	o       *Options
 	in      *input
 	names   *namer
 	classes []string
 	reader  *reader
-	decoder sample.Decoder // nil: images are copied unseen
+	decoder sample.Decoder // nil: images are copied without decoding
 	pixels  []byte
 	gzip    *gzip.Writer
 }
@@ -120,7 +120,7 @@ func (w *worker) read(s *sample.Sample, kind archive.Kind, size int64) ([]byte, 
 	return nil, nil, err
 }
 
-// others writes the class, and the further members of a WebDataset sample.
+// others writes the member with the class, or the further members of a WebDataset sample.
 func (w *worker) others(t *tar.Writer, s *sample.Sample, stem string) (*sample.Error, error) {
 	if w.names.web && !w.names.fromWeb {
 		return nil, writeMember(t, stem+".cls", []byte(w.classes[s.Label]))
@@ -167,7 +167,7 @@ func writeMember(t *tar.Writer, name string, data []byte) error {
 	return err
 }
 
-// compress returns the bytes as a gzip member, in a .tgz.
+// compress returns the bytes as a gzip member if the format is TarGzip, and otherwise unchanged.
 func (w *worker) compress(data []byte) ([]byte, error) {
 	if w.gzip == nil {
 		return data, nil
@@ -196,14 +196,14 @@ func (w *worker) image(s *sample.Sample, data []byte) ([]byte, *sample.Error, er
 		DCTScaling: true}
 	stays := width == info.Width && height == info.Height && !turned
 	switch {
-	case stays: // decoded to see whether it can be
+	case stays: // decoded only to detect damage
 		g.ResizeWidth, g.ResizeHeight = 8, 8
 	case max(width, height) > maxSide:
 		return nil, w.in.rules.Bad(s, sample.TooLarge, fmt.Errorf("it would have %d x %d pixels, over %d a side",
 			width, height, maxSide)), nil
 	case turned:
 		g.Orientation = info.Orientation
-		if info.Orientation >= 5 { // its sides are exchanged
+		if info.Orientation >= 5 { // width and height are exchanged
 			g.CropWidth, g.CropHeight = info.Height, info.Width
 			g.ResizeWidth, g.ResizeHeight = height, width
 		}
@@ -230,7 +230,7 @@ func (w *worker) image(s *sample.Sample, data []byte) ([]byte, *sample.Error, er
 }
 
 // scaled returns the size of an image whose shorter side becomes side, as torchvision's Resize
-// computes it. Side 0, and a shorter side of at most side, keep the size.
+// computes it. The size does not change if side is 0, or if the shorter side is at most side.
 func scaled(width, height, side int32) (int32, int32) {
 	short, long := min(width, height), max(width, height)
 	if side == 0 || short <= side {
@@ -243,8 +243,8 @@ func scaled(width, height, side int32) (int32, int32) {
 	return long, side
 }
 
-// newGzip returns a fast compressor: JPEGs do not compress.
+// newGzip returns a fast compressor. A slower one would not help, because JPEGs do not compress.
 func newGzip() *gzip.Writer {
-	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // the level exists
+	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // this level is valid
 	return w
 }

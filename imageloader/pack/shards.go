@@ -14,23 +14,23 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// aheadBytes is the maximum number of bytes of samples between reading and writing. A single sample
-// may be larger.
+// aheadBytes is the maximum number of bytes of samples that are read and not yet written. A single
+// sample may be larger.
 const aheadBytes = 256 << 20
 
-// tarEnd are the two blocks of zeros that end a tar.
+// tarEnd is the number of bytes in the two blocks of zeros that end a tar.
 const tarEnd = 1024
 
-// task is a sample on its way through a worker.
+// task is a sample that a worker packs.
 type task struct {
 	position int // in the part
-	bytes    int // of the budget
+	bytes    int // taken from the budget
 	done     chan struct{}
 	packed
 	err error
 }
 
-// stream packs the samples of a part, in order, by several workers.
+// stream packs the samples of a part with several workers, and returns them in order.
 type stream struct {
 	ctx    context.Context
 	stop   context.CancelFunc
@@ -88,7 +88,7 @@ func (p *packing) work(tasks <-chan *task) {
 	}
 }
 
-// next returns the next sample, or nil after the last. The caller releases it.
+// next returns the next sample, or nil after the last one. The caller must release it.
 func (s *stream) next() (*task, error) {
 	if t := s.ahead; t != nil {
 		s.ahead = nil
@@ -117,7 +117,7 @@ func (s *stream) end() {
 	s.group.Wait()
 }
 
-// writePart writes the shards of a part that are missing.
+// writePart writes the missing shards of a part.
 func (p *packing) writePart(ctx context.Context, part *partPlan) error {
 	from, number := 0, 0
 	for _, s := range p.journal.shards {
@@ -206,7 +206,8 @@ func (p *packing) fill(s *stream, w *bufio.Writer, done *shard, full func(positi
 	return w.Flush()
 }
 
-// put adds a sample to a shard, or notes that it is bad.
+// put writes a sample to a shard. If the sample is bad, put records it as left out, or returns an
+// error under Fail.
 func (p *packing) put(w *bufio.Writer, done *shard, t *task) error {
 	if t.bad != nil {
 		if p.reading.BadSamples == imageloader.Fail {
@@ -228,7 +229,7 @@ func (p *packing) put(w *bufio.Writer, done *shard, t *task) error {
 	return err
 }
 
-// end returns the bytes that end a shard.
+// end returns the two blocks of zeros that end a shard.
 func (p *packing) end() ([]byte, error) {
 	w := worker{o: &p.o}
 	if p.o.Format == TarGzip {
