@@ -6,7 +6,8 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Device is the index of a GPU, 0 to DeviceCount()-1, or [CPU]. The zero value is the first GPU.
+// Device is the index of a GPU, 0 to DeviceCount()-1, or [CPU]. The zero value is the first GPU. In
+// options it is [Default]: without a GPU the CPU.
 type Device int32
 
 // CPU is the host, the device of programs that run without a GPU. It has no streams and no memory
@@ -17,6 +18,15 @@ const CPU Device = capi.DeviceCPU
 // without a GPU or without its driver. It also returns 0 if the shim cannot be loaded; other calls
 // then return [ErrNoLibrary]. DeviceCount never fails.
 func DeviceCount() int { return capi.DeviceCount() }
+
+// Default returns the first GPU, or [CPU] if the process can use none. It is the device that the
+// zero value selects in options, such as prefetcher.Options and serve.Options.
+func Default() Device {
+	if DeviceCount() == 0 {
+		return CPU
+	}
+	return 0
+}
 
 // String returns LibTorch's name of the device: "cuda:0", "cpu".
 func (d Device) String() string {

@@ -42,6 +42,9 @@
 // torchvision's ViTs have the names of its older versions, mlp.linear_1 and mlp.linear_2. In
 // Python, load such a file into torchvision's model and save the model's state_dict.
 //
+// [Open] makes the network of a checkpoint that torchstream train, or a program with [Metadata],
+// has written.
+//
 // Images are float32 [N 3 H W], normalised with ImageNet's mean and standard deviation as the
 // reference's weights expect. The memory format torch.ChannelsLast works too, and so do other
 // dtypes after [nn.ToDType]. ReLU and the sums of residual blocks overwrite results that backward

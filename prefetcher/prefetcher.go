@@ -171,8 +171,8 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	if source == nil {
 		return nil, errors.New("the source is nil")
 	}
-	if o.Device == 0 && cuda.DeviceCount() == 0 {
-		o.Device = cuda.CPU
+	if o.Device == 0 {
+		o.Device = cuda.Default()
 	}
 	s, err := newSlots(source)
 	if err != nil {

@@ -72,8 +72,8 @@ func NewDecoder(o Options) (*Decoder, error) {
 		return nil, errors.New("serve: Options.Decode: Planar is for pixels on the host, and a tensor's " +
 			"layout is Transform.Contiguous: leave it out")
 	}
-	if o.Device == 0 && cuda.DeviceCount() == 0 {
-		o.Device = cuda.CPU
+	if o.Device == 0 {
+		o.Device = cuda.Default()
 	}
 	if o.Concurrent == 0 {
 		o.Concurrent = 2

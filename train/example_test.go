@@ -2,13 +2,12 @@ package train_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log"
 
-	"github.com/torchstream/torchstream/checkpoint"
+	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
@@ -85,27 +84,13 @@ func ExampleCheckpoint() {
 // The classes of an archive's images, by a best.pt that torchstream train wrote.
 func Example_predict() {
 	predict := func(ctx context.Context, path, archive string) error {
-		file, err := checkpoint.Open(path)
+		c, err := models.Open(path, cuda.Default())
 		if err != nil {
 			return err
 		}
-		defer file.Close()
-		var classes []string
-		if err := json.Unmarshal([]byte(file.Metadata()["classes"]), &classes); err != nil {
-			return err
-		}
-		// a ViT also takes ImageSize
-		net, err := models.ByName(file.Metadata()["model"], models.Options{NumClasses: len(classes)})
-		if err != nil {
-			return err
-		}
-		defer nn.Close(net)
-		if _, err := nn.LoadFrom(file, net, nn.LoadOptions{}); err != nil {
-			return err
-		}
-		// -size 224
+		defer c.Close()
 		loader, err := imageloader.OpenContext(ctx, archive,
-			imageloader.Options{BatchSize: 64, Transform: imageloader.Eval(256, 224)})
+			imageloader.Options{BatchSize: 64, Transform: c.Transform()})
 		if err != nil {
 			return err
 		}
@@ -115,20 +100,16 @@ func Example_predict() {
 			return err
 		}
 		defer feed.Close()
-		if err := nn.To(net, feed.Device()); err != nil {
-			return err
-		}
-		nn.Train(net, false)
 		for batch, err := range feed.Epoch(ctx, 0) {
 			if err != nil {
 				return err
 			}
-			best, err := net.Forward(batch.Images.NoGrad()).ArgMax(1, false).Int64s()
+			best, err := c.Net.Forward(batch.Images.NoGrad()).ArgMax(1, false).Int64s()
 			if err != nil {
 				return err
 			}
 			for i, sample := range batch.Info.(imageloader.Info).Samples {
-				fmt.Println(sample.Name, classes[best[i]])
+				fmt.Println(sample.Name, c.Classes[best[i]])
 			}
 		}
 		return nil

@@ -117,19 +117,19 @@ func (o *evaluateOptions) run(ctx context.Context, set *flag.FlagSet, dtype torc
 	if err := file.matchUpright(set, o.images.Upright); err != nil {
 		return err
 	}
-	o.images.Upright = file.upright
+	o.images.Upright = file.about.Upright
 	images, err := o.checkClasses(ctx, file, stderr)
 	if err != nil {
 		return err
 	}
 	// openHeldBack checks the image size before net allocates the network.
-	loader, feed, err := o.openHeldBack(ctx, device, o.archive, images, file.size, file.classes)
+	loader, feed, err := o.openHeldBack(ctx, device, o.archive, images, file.about.Size, file.about.Classes)
 	if err != nil {
 		return err
 	}
 	defer loader.Close()
 	defer feed.Close()
-	net, err := file.net(device)
+	net, err := file.about.Load(file.File, device)
 	if err != nil {
 		return err
 	}
@@ -147,13 +147,13 @@ func (o *evaluateOptions) run(ctx context.Context, set *flag.FlagSet, dtype torc
 	if err != nil || o.out == "" {
 		return err
 	}
-	return m.SaveConfusion(o.out, file.classes)
+	return m.SaveConfusion(o.out, file.about.Classes)
 }
 
 // checkClasses refuses an archive whose classes differ from the checkpoint's, and counts its
 // images.
 func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stderr io.Writer) (images int, err error) {
-	images, unknown, without, err := compareClasses(ctx, o.archive, &o.images, file.classes, stderr)
+	images, unknown, without, err := compareClasses(ctx, o.archive, &o.images, file.about.Classes, stderr)
 	archive, checkpoint := printable.ArchiveName(o.archive), printable.Name(file.path)
 	switch {
 	case err != nil:
@@ -161,10 +161,10 @@ func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stder
 	case len(unknown) > 0:
 		return 0, fmt.Errorf("%s has %s that %s does not know: %s: rename the folders, or leave them out%s",
 			archive, printable.Counted(len(unknown), "class", "classes"), checkpoint, listed(unknown),
-			normalform.Hint(unknown, file.classes))
+			normalform.Hint(unknown, file.about.Classes))
 	case len(without) > 0 && !o.subset:
 		return 0, fmt.Errorf("%s has no image of %d of the %d classes of %s: %s: -subset evaluates the others",
-			archive, len(without), len(file.classes), checkpoint, listed(without))
+			archive, len(without), len(file.about.Classes), checkpoint, listed(without))
 	}
 	return images, nil
 }
@@ -200,12 +200,12 @@ type namedConfusions struct {
 }
 
 func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, s imageloader.Stats) evaluation {
-	e := evaluation{Checkpoint: file.path, Model: file.model, Size: file.size,
+	e := evaluation{Checkpoint: file.path, Model: file.about.Model, Size: file.about.Size,
 		Archive: printable.Archive(o.archive), Images: m.Samples, BadImages: s.Bad, Loss: m.Loss,
 		Top1: m.Top1, Top5: m.Top5,
 		Confusions: []namedConfusions{}}
 	for label, row := range m.Confusion {
-		c := evaluatedClass{Class: file.classes[label], Right: row[label]}
+		c := evaluatedClass{Class: file.about.Classes[label], Right: row[label]}
 		for _, count := range row {
 			c.Images += count
 		}
@@ -213,22 +213,22 @@ func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, s imageloa
 	}
 	for _, c := range m.Confusions() {
 		e.Confusions = append(e.Confusions,
-			namedConfusions{file.classes[c.Label], file.classes[c.Predicted], c.Count, c.Share})
+			namedConfusions{file.about.Classes[c.Label], file.about.Classes[c.Predicted], c.Count, c.Share})
 	}
 	return e
 }
 
 // print prints the result as text.
 func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) error {
-	fmt.Fprintf(w, "%s: %s, %s, images of %d x %d\n", printable.Name(file.path), file.model,
-		printable.Counted(len(file.classes), "class", "classes"), file.size, file.size)
+	fmt.Fprintf(w, "%s: %s, %s, images of %d x %d\n", printable.Name(file.path), file.about.Model,
+		printable.Counted(len(file.about.Classes), "class", "classes"), file.about.Size, file.about.Size)
 	text := fmt.Sprintf("%s: %s, loss %.4f, top-1 %.1f %%", printable.ArchiveName(o.archive),
 		printable.Counted(m.Samples, "image", "images"), m.Loss, 100*m.Top1)
 	if m.Classes > 5 {
 		text += fmt.Sprintf(", top-5 %.1f %%", 100*m.Top5)
 	}
 	fmt.Fprintln(w, text)
-	return printConfusions(w, m, file.classes, o.confusions, "-confusions N prints more, -out DIR writes all")
+	return printConfusions(w, m, file.about.Classes, o.confusions, "-confusions N prints more, -out DIR writes all")
 }
 
 // printConfusions prints the most frequent confusions of an evaluation, at most the number most. If

@@ -209,9 +209,9 @@ func given(set *flag.FlagSet, name string) bool {
 // training.
 func (t *trained) matchUpright(set *flag.FlagSet, upright bool) error {
 	switch {
-	case !given(set, "upright") || upright == t.upright:
+	case !given(set, "upright") || upright == t.about.Upright:
 		return nil
-	case t.upright:
+	case t.about.Upright:
 		return fmt.Errorf("%s was trained on images turned upright (-upright), and -upright=false leaves "+
 			"them as stored: leave the option out", printable.Name(t.path))
 	}

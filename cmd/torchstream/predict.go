@@ -5,7 +5,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,17 +12,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader/decode"
-	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/serve"
 	"github.com/torchstream/torchstream/torch"
@@ -122,10 +120,8 @@ func checkpointFolder(option, path string) error {
 // trained is a checkpoint of torchstream train.
 type trained struct {
 	*checkpoint.File
-	path, model string
-	size        int // pixels of an image's side
-	upright     bool
-	classes     []string
+	about models.Metadata
+	path  string
 }
 
 // demoFormat starts the value of "format" in the metadata of checkpoints of examples/01-train.
@@ -149,71 +145,34 @@ func openTrained(path string) (*trained, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &trained{File: file, path: path}
 	if made := file.Metadata()["format"]; strings.HasPrefix(made, demoFormat) {
 		return nil, errors.Join(fmt.Errorf("%s is a checkpoint of the demo: `go run ./examples/01-train predict "+
 			"-checkpoint %[1]s FILE...` reads it; this command reads those of torchstream train",
 			printable.Name(path)), file.Close())
 	}
-	if missing := t.describe(); len(missing) > 0 {
+	about, err := models.ParseMetadata(file.Metadata())
+	var lacks *models.MetadataError
+	if errors.As(err, &lacks) {
 		return nil, errors.Join(fmt.Errorf("%s is no checkpoint of torchstream train, which names its "+
 			"model, its classes and its size: its metadata has no valid %s; "+
 			"-checkpoint FILE names another, for instance trained/best.pt, and a program that trains "+
 			"sets train.Config.Metadata",
-			printable.Name(path), strings.Join(missing, ", ")), file.Close())
+			printable.Name(path), strings.Join(lacks.Missing, ", ")), file.Close())
 	}
-	return t, nil
-}
-
-// describe reads the network's description from the metadata. It returns missing or invalid keys,
-// with examples.
-func (t *trained) describe() (missing []string) {
-	about := t.Metadata()
-	t.model = about["model"]
-	if !slices.Contains(classifiers(), t.model) {
-		missing = append(missing, `"model" (such as resnet18)`)
-	}
-	if json.Unmarshal([]byte(about["classes"]), &t.classes) != nil || len(t.classes) == 0 {
-		missing = append(missing, `"classes" (such as ["cat","dog"])`)
-	}
-	t.upright = about[cli.UprightSetting] == "true"
-	var err error
-	if t.size, err = strconv.Atoi(about["size"]); err != nil {
-		missing = append(missing, `"size" (such as 224)`)
-	}
-	return missing
-}
-
-// net makes the network on a device, with the checkpoint's parameters. The caller has checked the
-// image size: a ViT's memory grows with its square.
-func (t *trained) net(device cuda.Device) (nn.Module, error) {
-	net, err := newModel(t.model, len(t.classes), t.size)
-	if err != nil {
-		return nil, err
-	}
-	_, err = nn.LoadFrom(t.File, net, nn.LoadOptions{})
-	if err == nil {
-		nn.Train(net, false)
-		err = nn.To(net, device)
-	}
-	if err != nil {
-		return nil, errors.Join(err, nn.Close(net))
-	}
-	return net, nil
+	return &trained{file, about, path}, nil
 }
 
 // newClassifier loads a checkpoint of torchstream train onto a device.
 func newClassifier(file *trained, device cuda.Device) (*classifier, error) {
-	c := &classifier{classes: file.classes}
-	eval := transform.Eval(file.size*8/7, file.size)
-	eval.ApplyEXIFOrientation = file.upright
+	c := &classifier{classes: file.about.Classes}
 	var err error
-	// NewDecoder checks the image size. The transform is the one that train uses for -test.
-	c.decoder, err = serve.NewDecoder(serve.Options{Device: device, Decode: decode.Options{Transform: eval}})
+	// NewDecoder checks the image size before Load makes the network: a ViT's memory grows with the
+	// square of the size.
+	c.decoder, err = serve.NewDecoder(serve.Options{Device: device, Decode: decode.Options{Transform: file.about.Transform()}})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", printable.Name(file.path), err)
 	}
-	if c.net, err = file.net(device); err != nil {
+	if c.net, err = file.about.Load(file.File, device); err != nil {
 		return nil, errors.Join(err, c.decoder.Close())
 	}
 	return c, nil

@@ -73,7 +73,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	o.images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions|cli.SplitOptions)
 	set.Float64Var(&o.smoothing, "label-smoothing", 0,
 		"share of each label that is spread over all classes, from 0 to below 1; the evaluation's loss has none")
-	set.StringVar(&o.model, "model", "resnet18", strings.Join(classifiers(), ", "))
+	set.StringVar(&o.model, "model", "resnet18", strings.Join(models.Classifiers(), ", "))
 	set.IntVar(&o.epochs, "epochs", 10, "passes over the archive")
 	set.IntVar(&o.batch, "batch", 64, "images a step")
 	set.IntVar(&o.size, "size", 224, "pixels of an image's side in the network")
@@ -148,11 +148,6 @@ const vitPatch = 16
 // isViT reports whether a network accepts only one image size.
 func isViT(model string) bool { return strings.HasPrefix(model, "vit") }
 
-// classifiers returns the models that classify images.
-func classifiers() []string {
-	return slices.DeleteFunc(models.Names(), func(name string) bool { return strings.HasPrefix(name, "gpt") })
-}
-
 // setDefaults sets options whose defaults depend on other options, unless the command line sets
 // them.
 func (o *trainOptions) setDefaults(set *flag.FlagSet) {
@@ -175,12 +170,12 @@ func (o *trainOptions) check() error {
 	switch {
 	case o.archive == "":
 		return cli.UsageError{Message: "train needs -archive FILE"}
-	case !slices.Contains(classifiers(), o.model):
+	case !slices.Contains(models.Classifiers(), o.model):
 		guess := ""
-		if near := cli.Nearest(classifiers(), o.model); near != "" {
+		if near := cli.Nearest(models.Classifiers(), o.model); near != "" {
 			guess = "did you mean " + near + "? "
 		}
-		return cli.Usagef("-model %q: %swant one of %s", o.model, guess, strings.Join(classifiers(), ", "))
+		return cli.Usagef("-model %q: %swant one of %s", o.model, guess, strings.Join(models.Classifiers(), ", "))
 	case o.optimizer != "adamw" && o.optimizer != "sgd":
 		return cli.Usagef("-optimizer %q: want adamw or sgd", o.optimizer)
 	case o.seed < 1:
@@ -282,7 +277,7 @@ func (o *trainOptions) settings() map[string]string {
 		settings["label-smoothing"] = fmt.Sprint(o.smoothing)
 	}
 	maps.Copy(settings, map[string]string{
-		"model": o.model, "batch": strconv.Itoa(o.batch), "size": strconv.Itoa(o.size),
+		"batch":  strconv.Itoa(o.batch),
 		"epochs": strconv.Itoa(o.epochs), "optimizer": o.optimizer,
 		"lr": fmt.Sprint(o.lr), "weight-decay": fmt.Sprint(o.decay), "warmup": fmt.Sprint(o.warmup),
 		"clip": fmt.Sprint(o.clip),
@@ -473,7 +468,7 @@ func (o *trainOptions) checkPretrained() error {
 		return err
 	}
 	// Another program may use this key for something else.
-	if model == o.model || !slices.Contains(classifiers(), model) {
+	if model == o.model || !slices.Contains(models.Classifiers(), model) {
 		return nil
 	}
 	return fmt.Errorf("-pretrained %s is a checkpoint of a %s, and -model is %s: train it further with "+
@@ -722,11 +717,8 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
 		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, TensorBoard: o.tensorBoard,
 		Log: slog.New(slog.NewTextHandler(stderr, nil))}
-	classes, err := json.Marshal(loader.Classes())
-	if err != nil {
-		return err
-	}
-	c.Metadata["classes"] = string(classes)
+	maps.Copy(c.Metadata, models.Metadata{Model: o.model, Classes: loader.Classes(), Size: o.size,
+		Upright: o.images.Upright}.Strings())
 	c.Metadata["samples"] = loader.Identity().Digest
 	if o.smoothing > 0 {
 		c.Loss = o.smoothedLoss
@@ -890,11 +882,7 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 
 // newModel makes a classifier for images of the given size.
 func newModel(name string, classes, size int) (nn.Module, error) {
-	o := models.Options{NumClasses: classes}
-	if isViT(name) {
-		o.ImageSize = size
-	}
-	return models.ByName(name, o)
+	return models.Metadata{Model: name, Classes: make([]string, classes), Size: size}.NewModel()
 }
 
 // schedule raises the learning rate in the first epochs and then lowers it to 0 along a cosine.

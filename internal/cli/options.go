@@ -81,16 +81,10 @@ func ParseDevice(name string) (cuda.Device, error) {
 // PickDevice is like ParseDevice, but "" selects the first GPU, or the CPU if there is none.
 // Without LibTorch it returns an error, since the CPU needs LibTorch too.
 func PickDevice(name string) (cuda.Device, error) {
-	device := cuda.CPU
 	if name != "" {
-		var err error
-		if device, err = ParseDevice(name); err != nil {
-			return 0, err
-		}
-	} else if cuda.DeviceCount() > 0 {
-		device = cuda.Device(0)
+		return ParseDevice(name)
 	}
-	return device, capi.Check()
+	return cuda.Default(), capi.Check()
 }
 
 // DeviceName returns a GPU's model name, or "cpu".

@@ -149,7 +149,7 @@ LAYERS = {
     "checkpoint": ["checkpoint/internal/blocksum", "checkpoint/internal/ptfile", "cuda", "internal/safefile", "internal/system", "tensor", "torch"],
     "nn": ["checkpoint", "cuda", "torch"],
     "optim": ["checkpoint", "cuda", "nn", "torch"],
-    "models": ["cuda", "nn", "torch"],
+    "models": ["checkpoint", "cuda", "imageloader/transform", "nn", "torch"],
     # Processes that train together.
     "distributed/internal/control": [],
     "distributed": ["checkpoint", "cuda", "distributed/internal/control", "internal/capi", "nn", "optim", "tensor", "torch"],
