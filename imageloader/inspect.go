@@ -489,12 +489,13 @@ type row struct {
 	format  bool // the row is a format: a finding only if few images have it
 }
 
-// otherLabels reports whether the labels of an archive are not its directories.
+// otherLabels reports whether the labels of an archive come from a source other than its
+// directories.
 func (l *Loader) otherLabels(a *archive.Archive) bool {
 	return l.o.WebDataset || l.o.List != "" || a.Format() == archive.Parquet
 }
 
-// newCensus returns an empty census. otherLabels reports that directories are no classes.
+// newCensus returns an empty census. otherLabels means that the directories are not the classes.
 func newCensus(otherLabels bool) *census {
 	return &census{byDirectory: !otherLabels, formats: map[string]int{},
 		rows: map[row]*firsts{}, rowsOf: map[Verdict]int{}}

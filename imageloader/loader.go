@@ -186,7 +186,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	return l, nil
 }
 
-// checkIndex returns an error for options that an archive's index does not allow.
+// checkIndex returns an error if the options do not fit the archive's index.
 func (o *Options) checkIndex(path string, x *index.Index) error {
 	if o.MultiLabel && len(x.Classes()) == 0 {
 		return fmt.Errorf("%w in %s: Options.MultiLabel, and no image has a label", ErrNoSamples, path)

@@ -93,13 +93,13 @@ type Options struct {
 	// If any label is not a number, all labels are names of classes, sorted by bytes: "10" is
 	// before "9". With Classes all labels are names, in the order of Classes.
 	WebDataset bool
-	// MultiLabel gives each sample of WebDataset or of a Parquet file any number of labels. With
-	// WebDataset, a sample's labels are the words of its .cls, separated by white space or commas,
-	// or an array of strings and whole numbers in the field labels, label, cls or class of its
-	// .json. In a Parquet file they are in a column of lists, or in several columns: see Columns.
-	// The field "labels" of a batch is then float32 [classes], with a 1 for each label and 0
-	// otherwise, and Sample.Label is 0. WebDataset's rule for numbers and names applies to the
-	// labels of all samples together. A sample with an empty list has only zeros.
+	// MultiLabel gives each sample of WebDataset or of a Parquet file any number of labels. In
+	// WebDataset, a sample's labels are the words of its .cls, separated by white space or commas.
+	// They may also be an array of strings and whole numbers in its .json, in the field labels,
+	// label, cls or class. In a Parquet file, they are in a column of lists, or in several columns:
+	// see Columns. The field "labels" of a batch is then float32 [classes], with a 1 for each label
+	// and 0 otherwise, and Sample.Label is 0. WebDataset's rule for numbers and names applies to
+	// the labels of all samples together. A sample with an empty list has only zeros.
 	MultiLabel bool
 	// List is the path or URL of a CSV file that lists the samples and their labels. If its name
 	// ends in .tsv or .tab, it is a TSV file. Labels then do not come from directories, and members
@@ -111,7 +111,7 @@ type Options struct {
 	// that is not among Classes is an *UnknownClassError. Open reads a whole archive if it has no
 	// index.
 	List string
-	// Columns selects the columns of Parquet files with the images and the labels.
+	// Columns selects the columns with the images and the labels in Parquet files.
 	Columns Columns
 	// Part selects some of the samples, such as those that are not held out, or those below the
 	// folder "train". The zero value selects all. All parts of an archive have the same classes and
@@ -328,23 +328,25 @@ type Masks struct {
 	Fill int
 }
 
-// Columns names columns of Parquet files. The zero value finds them: Image is the only column of
-// bytes, or of a struct with bytes and path as Hugging Face's datasets writes it. The labels are in
-// the only column that datasets describes as ClassLabel, or in the one called label.
+// Columns selects the columns of Parquet files by name. An empty Image means the only column of
+// bytes, or of a struct with the fields bytes and path, as Hugging Face's datasets writes it. Nil
+// Labels mean the only column that datasets describes as ClassLabel, or the column called label.
 //
-// Labels are integers, strings or booleans. If datasets describes their classes, these are the
-// Classes, in their order. Otherwise WebDataset's rule for numbers and names applies. With
-// MultiLabel, a row's labels are those of a column of lists, or of all columns in Labels. If all of
-// them are numbers, they have to be 0 or 1, and the names of the columns are the labels. A row
-// without a label (null, or -1 of datasets) is not a sample: see Stats.Orphans. A row without the
-// bytes of an image is ignored and logged. The name of a sample is the path in the row, or else the
-// name of the file and the number of the row ("train-00000-of-00002/00000012").
+// Labels are integers, strings or booleans. If datasets describes the classes of a column, these
+// are the Classes, in their order. Otherwise WebDataset's rule for numbers and names applies. With
+// MultiLabel, a row's labels are in a column of lists, or in all the columns of Labels. If the
+// values of these columns are numbers, they must be 0 or 1, and a 1 means that the row has the
+// column's name as a label.
+//
+// A row without a label (null, or -1 of datasets) is not a sample: see Stats.Orphans. A row without
+// the bytes of an image is ignored and logged. The name of a sample is the path in the row, or else
+// the name of the file and the number of the row ("train-00000-of-00002/00000012").
 type Columns struct {
-	Image  string   // a column of bytes, or a struct with bytes; parts of a name are joined by dots
-	Labels []string // several need MultiLabel
+	Image  string   // a column of bytes, or a struct with bytes; dots join the parts of a name
+	Labels []string // more than one needs MultiLabel
 }
 
-// checkFormat returns an error for options that do not fit the format of an archive.
+// checkFormat returns an error if the options do not fit the format of the archive.
 func (o *Options) checkFormat(path, format string) error {
 	parquet := format == archive.Parquet
 	switch {

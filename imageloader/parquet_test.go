@@ -21,8 +21,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
 )
 
-// rowsOf returns the members of a tar as rows. Their labels are their folders, in the order of
-// bytes.
+// rowsOf returns the members of a tar as rows. The label of a row is the member's folder, and the
+// folders are ordered by bytes.
 func rowsOf(t testing.TB, data []byte) (rows []parquettest.Row, classes []string) {
 	t.Helper()
 	for r := tar.NewReader(bytes.NewReader(data)); ; {
@@ -48,9 +48,9 @@ func rowsOf(t testing.TB, data []byte) (rows []parquettest.Row, classes []string
 	return rows, classes
 }
 
-// TestParquetGivesTheBatchesOfTheTar: Parquet files, their shards, and a Parquet file behind a URL
-// give the pixels, labels and samples of a .tar with the same photographs, with and without an
-// index, in every order, and to every rank and part.
+// TestParquetGivesTheBatchesOfTheTar compares a .tar with Parquet files of the same photographs. It
+// uses one file, shards, and a file behind a URL. All of them give the same pixels, labels and
+// samples, with and without an index, in every order, and to every rank and part.
 func TestParquetGivesTheBatchesOfTheTar(t *testing.T) {
 	data := photoTar(t, 60)
 	rows, classes := rowsOf(t, data)
@@ -113,8 +113,8 @@ func TestParquetGivesTheBatchesOfTheTar(t *testing.T) {
 	}
 }
 
-// TestLargePagesAreReadInOrder: if the samples do not fit in ShuffleBytes, and a compressed page
-// has many, the epoch is the one of a .tgz that is shuffled through the same buffer.
+// TestLargePagesAreReadInOrder: the samples do not fit in ShuffleBytes, and a compressed page has
+// many samples. The epoch then equals the epoch of a .tgz that is shuffled through the same buffer.
 func TestLargePagesAreReadInOrder(t *testing.T) {
 	data := photoTar(t, 60)
 	rows, classes := rowsOf(t, data)
@@ -178,9 +178,9 @@ func expectedParquet(t *testing.T) map[string][]expectedRow {
 	return expected
 }
 
-// TestParquetOfAllWritersGivesTheSamplesOfDatasets: counts, labels, classes and images of files
-// from datasets, pandas, Polars, DuckDB and pyarrow are those that datasets reads. Inspect counts
-// them too.
+// TestParquetOfAllWritersGivesTheSamplesOfDatasets reads files from datasets, pandas, Polars,
+// DuckDB and pyarrow. The counts, labels, classes and images equal those that datasets reads.
+// Inspect counts the same.
 func TestParquetOfAllWritersGivesTheSamplesOfDatasets(t *testing.T) {
 	named := []string{"owl", "cat", "café"}
 	for name, rows := range expectedParquet(t) {
@@ -235,7 +235,7 @@ func TestParquetOfAllWritersGivesTheSamplesOfDatasets(t *testing.T) {
 		checkContents(t, file, o, rows)
 		r, err := inspect(t.Context(), file, o, openFile, fakeCodec{})
 		if name == "datasets-lists" || name == "flags" {
-			continue // Inspect has single labels
+			continue // Inspect has only single labels
 		}
 		if err != nil || r.Format != "parquet" || r.Samples != k || r.Ignored != absent || len(r.Bad) != 0 {
 			t.Errorf("Inspect of %s: got %+v, error %v, want %d samples and %d ignored", name, r, err, k, absent)
@@ -265,8 +265,8 @@ func checkContents(t *testing.T, file string, o Options, rows []expectedRow) {
 	}
 }
 
-// TestParquetOptionsAreChecked: options that a Parquet file has no use for, or that need one, are
-// errors.
+// TestParquetOptionsAreChecked: an option that a Parquet file cannot use is an error. So is an
+// option for Parquet files with another archive.
 func TestParquetOptionsAreChecked(t *testing.T) {
 	table := "testdata/parquet/datasets.parquet"
 	tarball := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 1, 2))
@@ -300,8 +300,8 @@ func TestParquetOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// TestIndexOfOtherColumnsIsNotUsed: the index of a Parquet file is of the columns that it was made
-// for, and of its bytes.
+// TestIndexOfOtherColumnsIsNotUsed: the loader does not use an index that was made for other
+// columns.
 func TestIndexOfOtherColumnsIsNotUsed(t *testing.T) {
 	data, err := os.ReadFile("testdata/parquet/datasets-two.parquet")
 	if err != nil {
@@ -326,8 +326,8 @@ func TestIndexOfOtherColumnsIsNotUsed(t *testing.T) {
 	}
 }
 
-// TestParquetShardsMustAgree: shards with other classes, and shards of other formats, are errors
-// that name the shard.
+// TestParquetShardsMustAgree: if the shards have different classes or formats, Open returns an
+// error that names the shard.
 func TestParquetShardsMustAgree(t *testing.T) {
 	rows, classes := rowsOf(t, archivetest.Images(t, 6, nil))
 	dir := writeNamed(t, map[string][]byte{"a-0.x": parquettest.File(t, rows, parquettest.Layout{Classes: classes}),
@@ -345,8 +345,8 @@ func TestParquetShardsMustAgree(t *testing.T) {
 	}
 }
 
-// TestDamagedPagesNameTheirPlace: the error of an epoch whose page is damaged names the file, the
-// row group, the row and the column.
+// TestDamagedPagesNameTheirPlace: a page is damaged. The error of the epoch names the file, the row
+// group, the row and the column.
 func TestDamagedPagesNameTheirPlace(t *testing.T) {
 	rows, classes := rowsOf(t, archivetest.Images(t, 12, nil))
 	data := parquettest.File(t, rows[:12], parquettest.Layout{Classes: classes, Group: 4, Snappy: true})

@@ -119,8 +119,8 @@ func openJournal(dir string, h header) (_ *journal, err error) {
 	return j, j.check()
 }
 
-// onlyOurs is called if the journal has no complete line. It returns an error if text, the content of
-// the journal, is not the start of one, or if the folder has other files.
+// onlyOurs is called if the journal has no complete line. It returns an error if text, the content
+// of the journal, is not the start of one, or if the folder has other files.
 func onlyOurs(dir, text string) error {
 	const start = `{"torchstream_pack":`
 	if n := min(len(text), len(start)); text[:n] != start[:n] {

@@ -111,11 +111,11 @@ type Archive struct {
 	contents
 }
 
-// contents has the central directories of zips and the footers of Parquet files.
+// contents holds the central directories of zips and the footers of Parquet files.
 type contents struct {
 	zips      zipDirectories
 	parquets  parquetFiles
-	imageless int // rows of Parquet files without an image that the walk has reached
+	imageless int // number of rows without an image, among the rows of Parquet files read so far
 }
 
 // files are the shards of an archive.

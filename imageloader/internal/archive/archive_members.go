@@ -23,12 +23,12 @@ type Member struct {
 	Kind   Kind
 	// Block is the CRC-32 of the 512 bytes of header right before the content, in a tar.
 	Block uint32
-	// Labels are the labels of a row of a Parquet file. Stored reports that Offset is the place in
-	// the file. Otherwise it is the place in a stream of decompressed pages.
+	// Labels are the labels of a row of a Parquet file. If Stored is set, Offset is the position in
+	// the file. Otherwise it is the position in a stream of decompressed pages.
 	Labels []string
 	Stored bool
-	// Page is the offset of the page in the file, and Offset the place in it, for ReadForward of an
-	// image that is not Stored.
+	// ReadForward needs Page for an image that is not Stored. Page is then the offset of the page
+	// in the file, and Offset is the position in the decompressed page.
 	Page int64
 }
 

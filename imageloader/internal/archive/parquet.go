@@ -20,30 +20,32 @@ type Columns = parquet.Columns
 // RowError is an error in a row of a Parquet file.
 type RowError = parquet.RowError
 
-// isParquet reports whether a file starts like a Parquet file.
+// isParquet reports whether the first bytes of a file are those of a Parquet file.
 func isParquet(head []byte) bool { return bytes.HasPrefix(head, []byte(parquet.Magic)) }
 
-// parquetWalk walks the rows of a Parquet file.
+// parquetWalk reads the rows of a Parquet file in order.
 type parquetWalk struct {
 	file *parquet.File
 	in   io.ReaderAt // the file, read forward
 	next func() (parquet.Row, error, bool)
 	stop func()
 	row  parquet.Row
-	at   int64 // bytes of the current image that were read
+	at   int64 // number of bytes of the current image that were read
 
-	// Images in pages that have to be decompressed have offsets in a stream of these pages.
-	pages  [2]streamPage // the last two: a dictionary and a data page
-	stream int64         // bytes of all pages so far
+	// For images in compressed pages, Member.Offset is a position in a stream. The stream consists
+	// of the decompressed pages.
+	pages  [2]streamPage // the last two pages: a dictionary page and a data page
+	stream int64         // number of bytes of all pages so far
 
-	page     []byte // the page that ReadForward has decompressed
-	pageFrom int64  // its offset in the file
+	page     []byte // the page that readAt has decompressed
+	pageFrom int64  // offset of page in the file
 }
 
-// streamPage is a page in the stream of decompressed pages.
+// streamPage is a page in the stream of decompressed pages. It has the offset of the page in the
+// file and in the stream.
 type streamPage struct{ page, begin int64 }
 
-// forwardFile implements io.ReaderAt by Seek and Read, which read ahead in a remote file.
+// forwardFile implements io.ReaderAt by Seek and Read, because these read ahead in a remote file.
 type forwardFile struct{ file File }
 
 func (f forwardFile) ReadAt(p []byte, at int64) (int, error) {
@@ -77,8 +79,8 @@ func (a *Archive) startParquet() error {
 // InParquet reports whether the current shard is a Parquet file.
 func (a *Archive) InParquet() bool { return a.at.format == Parquet }
 
-// Table returns the names of the classes in the order of their labels, and of the columns, of an
-// archive of Parquet files. Files that do not name the classes have none.
+// Table returns the names of the classes in the order of their labels, and the names of the
+// columns, for an archive of Parquet files. If the files do not name their classes, classes is nil.
 func (a *Archive) Table() (classes, columns []string) {
 	if f := a.parquets.known(0); f != nil {
 		return f.Classes(), f.Columns()
@@ -94,8 +96,8 @@ func (w *parquetWalk) close() {
 	w.next, w.stop = nil, nil
 }
 
-// nextOfParquet moves to the next row. It finds no member if the row has no image, or at the end of
-// the shard.
+// nextOfParquet moves to the next row. It returns found = false at the end of the shard, and for a
+// row without an image.
 func (a *Archive) nextOfParquet() (m Member, found bool, err error) {
 	if a.ctx.Err() != nil {
 		return m, false, ErrStopped
@@ -124,7 +126,7 @@ func (a *Archive) nextOfParquet() (m Member, found bool, err error) {
 		return m, false, nil
 	}
 	if row.Page == 0 {
-		a.at.in.offset = row.Offset // for Progress
+		a.at.in.offset = row.Offset // Progress uses the offset
 	} else {
 		a.at.in.offset = row.Page
 	}
@@ -140,11 +142,11 @@ func (a *Archive) nextOfParquet() (m Member, found bool, err error) {
 	return m, true, nil
 }
 
-// Imageless returns the number of rows without an image that the walk has reached.
+// Imageless returns the number of rows without an image, among the rows read so far.
 func (a *Archive) Imageless() int { return a.imageless }
 
-// rowName returns the name of a row's image: its path, or the name of the file and the number of
-// the row.
+// rowName returns the name of a row's image. This is the path in the row, or else the name of the
+// file and the number of the row.
 func (a *Archive) rowName(row *parquet.Row) string {
 	if name := path.Clean(row.Path); row.Path != "" && name != "." && name != "/" {
 		return strings.TrimPrefix(name, "/")
@@ -154,8 +156,8 @@ func (a *Archive) rowName(row *parquet.Row) string {
 	return fmt.Sprintf("%s/%08d", strings.TrimSuffix(base, path.Ext(base)), row.Number)
 }
 
-// placeInStream returns the offset of a row's page in the stream of decompressed pages. It passes
-// the first use of a page as a checkpoint.
+// placeInStream returns the offset of a row's page in the stream of decompressed pages. When a page
+// is used for the first time, placeInStream records a checkpoint.
 func (a *Archive) placeInStream(row *parquet.Row) (begin int64, err error) {
 	w := a.at.table
 	for i := range w.pages {
@@ -174,7 +176,7 @@ func (a *Archive) placeInStream(row *parquet.Row) (begin int64, err error) {
 	return w.pages[1].begin, nil
 }
 
-// read fills p from the current row's image.
+// read fills p with the next bytes of the current row's image.
 func (w *parquetWalk) read(p []byte) error {
 	if w.row.Page != 0 {
 		if int64(len(p)) > int64(len(w.row.Data))-w.at {
@@ -188,8 +190,8 @@ func (w *parquetWalk) read(p []byte) error {
 	return nil
 }
 
-// readAt fills p with the image at offset of a page of the file, or of the file itself if page is
-// 0.
+// readAt fills p with the image at offset. The offset is in the decompressed page at page, or in
+// the file if page is 0.
 func (w *parquetWalk) readAt(page, offset int64, p []byte) (err error) {
 	if page == 0 {
 		n, err := w.in.ReadAt(p, offset)
@@ -208,7 +210,7 @@ func (w *parquetWalk) readAt(page, offset int64, p []byte) (err error) {
 	return copyFrom(w.page, offset, p)
 }
 
-// copyFrom fills p from an offset of a page.
+// copyFrom fills p with the bytes at an offset in a page.
 func copyFrom(page []byte, offset int64, p []byte) error {
 	if offset < 0 || offset > int64(len(page)) || int64(len(p)) > int64(len(page))-offset {
 		return ErrSourceChanged
@@ -217,7 +219,7 @@ func copyFrom(page []byte, offset int64, p []byte) error {
 	return nil
 }
 
-// damagedPage names the column's page in an error.
+// damagedPage adds the column to an error of a page.
 func damagedPage(err error) error {
 	if errors.Is(err, ErrStopped) {
 		return err
@@ -225,13 +227,14 @@ func damagedPage(err error) error {
 	return fmt.Errorf("the column of images: %w", err)
 }
 
-// parquetFiles are the footers of the shards that were read. It is safe for concurrent use.
+// parquetFiles holds the footers of the shards that have been read. It is safe for concurrent use.
 type parquetFiles struct {
 	mu sync.Mutex
 	of map[int]*parquet.File
 }
 
-// open returns a shard with the file that it is read from, and reads its footer at the first call.
+// open returns the Parquet file of a shard, which then reads from file. The first call for a shard
+// reads the footer.
 func (f *parquetFiles) open(shard int, file io.ReaderAt, size int64, c Columns) (*parquet.File, error) {
 	if known := f.known(shard); known != nil {
 		return known.On(file), nil
@@ -249,15 +252,15 @@ func (f *parquetFiles) open(shard int, file io.ReaderAt, size int64, c Columns) 
 	return opened, nil
 }
 
-// known returns a shard whose footer was read, or nil.
+// known returns the Parquet file of a shard, or nil if its footer has not been read.
 func (f *parquetFiles) known(shard int) *parquet.File {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.of[shard]
 }
 
-// ReadRow fills p with the image at offset of the page at a byte of a Parquet file, or of the file
-// itself if page is 0.
+// ReadRow fills p with the image at offset. The offset is in the decompressed page at page, or in
+// the file if page is 0.
 func (r *Reader) ReadRow(shard int, page, offset int64, p []byte) error {
 	if err := r.enter(shard); err != nil {
 		return err

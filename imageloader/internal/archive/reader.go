@@ -17,7 +17,7 @@ type Reader struct {
 	shard   int // -1: none
 	inflate *rangeInflater
 	zipped  []byte // the compressed member that was read last, with its header
-	// page is the page of a Parquet file that was decompressed last, at pageFrom of shard pageOf.
+	// page is the last decompressed page of a Parquet file. It is at pageFrom of shard pageOf.
 	page     []byte
 	pageOf   int
 	pageFrom int64

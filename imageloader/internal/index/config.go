@@ -29,8 +29,9 @@ type Config struct {
 	// List, if not nil, names the samples and their labels. List excludes WebDataset and Pairs.
 	List *List
 
-	// Parquet reads labels from the columns of Parquet files, not from directories. Load, Build and
-	// Make set it. Parquet excludes WebDataset and Pairs, and a List takes its place.
+	// Parquet means that labels come from the columns of Parquet files, not from directories. Load,
+	// Build and Make set it. Parquet excludes WebDataset and Pairs. With a List, Parquet is false,
+	// because the list has the labels.
 	Parquet bool
 
 	// Part selects some of the samples. The index file still describes all of them. Part excludes
@@ -87,7 +88,7 @@ func noLabels(path string, members, orphans int, named []Orphan) error {
 	return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, detail)
 }
 
-// noRows returns the error, an ErrNoSamples, for Parquet files.
+// noRows returns an ErrNoSamples for Parquet files.
 func noRows(path string, orphans int, named []Orphan) error {
 	if len(named) == 0 {
 		return fmt.Errorf("%w in %s: none of its rows has the bytes of an image", ErrNoSamples, path)
@@ -96,7 +97,7 @@ func noRows(path string, orphans int, named []Orphan) error {
 		many(orphans, "image has", "images have"), named[0].Name, named[0].Reason)
 }
 
-// byColumns sets Parquet for an archive of Parquet files.
+// byColumns sets Parquet if the archive consists of Parquet files and there is no List.
 func (c *Config) byColumns(a *archive.Archive) {
 	c.Parquet = a.Format() == archive.Parquet && c.List == nil
 }

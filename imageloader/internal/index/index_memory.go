@@ -52,8 +52,8 @@ func (c *contents) keep(i int, data []byte) {
 	}
 }
 
-// fits reports whether the archive, or a page of it, is compressed and its samples take at most
-// limit bytes. Samples larger than maxSize do not count, because they are never read.
+// fits reports whether the samples take at most limit bytes, and the archive or one of its Parquet
+// pages is compressed. Samples larger than maxSize do not count, because they are never read.
 func (x *Index) fits(limit, maxSize int64) bool {
 	total, streamed := int64(0), false
 	for i := range x.samples {
@@ -71,8 +71,8 @@ func (x *Index) fits(limit, maxSize int64) bool {
 }
 
 // hold keeps the samples in memory, if they fit. If the marks make random access cheap, each sample
-// is kept when it is first read. Otherwise hold reads all samples now, as always from Parquet
-// files, whose pages have many samples each. The archive must be newly opened.
+// is kept when it is first read. Otherwise hold reads all samples now. It always does so for
+// Parquet files, because each of their pages has many samples. The archive must be newly opened.
 func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
 	if !x.fits(limit, maxSize) {
 		return nil

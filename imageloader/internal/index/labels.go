@@ -54,7 +54,7 @@ func (e *LabelError) Error() string {
 
 // table describes the columns of Parquet files.
 type table struct {
-	named   []string // classes by label; nil: the files do not name them
+	named   []string // class names by label; nil: the files do not name the classes
 	columns []string // names of the columns of images and labels
 }
 
@@ -67,8 +67,8 @@ type directories struct {
 	given   map[string]int32 // labels by name; nil: no classes are given
 	classes []string         // the given classes
 	table
-	web   bool // the directories are labels of WebDataset or of Parquet files
-	lists bool // the directories are lists of WebDataset labels: see listOf
+	web   bool // the directories stand for labels of WebDataset or of Parquet files
+	lists bool // the directories stand for lists of labels: see listOf
 
 	numbers map[string]int32
 	names   []string        // by number

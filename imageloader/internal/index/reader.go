@@ -105,8 +105,9 @@ func (r *Reader) read(i int, p, room []byte) error {
 	return nil
 }
 
-// Parts reports whether ReadPart can be used for sample i: it must be a regular file in a local,
-// uncompressed tar or page of a Parquet file, and the index must not keep samples in memory.
+// Parts reports whether ReadPart can be used for sample i. The sample must be a regular file in a
+// local, uncompressed tar, or an image in a local, uncompressed page of a Parquet file. The index
+// must not keep samples in memory.
 func (x *Index) Parts(i int) bool {
 	defer runtime.KeepAlive(x)
 	m := &x.samples[x.at(i)]

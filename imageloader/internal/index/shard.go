@@ -15,7 +15,7 @@ type shard struct {
 	marks  []archive.Mark // marks of a gzip file; the first is the start of the file
 }
 
-// direct reports whether making an index does not read all contents of the shard.
+// direct reports whether an index of the shard can be made without reading all contents.
 func (s *shard) direct() bool { return s.format == archive.Tar || s.format == archive.Parquet }
 
 // maxStreamBytes returns an upper bound of the size of the shard's tar stream.
@@ -35,8 +35,9 @@ func (s *shard) addMark(m archive.Mark) bool {
 	return true
 }
 
-// place returns the place of a record's content in a Parquet file: the offset of its page in the
-// file, or 0 for the file itself, and the offset there.
+// place returns the position of a record's content in a Parquet file. If the content is in a
+// compressed page, page is the offset of that page in the file, and offset is in the decompressed
+// page. Otherwise page is 0, and offset is in the file.
 func (s *shard) place(m *record) (page, offset int64) {
 	if m.flags&recordStored != 0 {
 		return 0, m.offset

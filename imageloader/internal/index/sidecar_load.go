@@ -183,8 +183,8 @@ func (s *sidecar) loadDirectories(d *directories) error {
 	return nil
 }
 
-// encodeColumns returns the section of a Parquet file's columns: their names, each after its
-// length.
+// encodeColumns returns the section with the names of a Parquet file's columns. The length of each
+// name precedes the name.
 func encodeColumns(columns []string) (data []byte) {
 	for _, name := range columns {
 		data = binary.LittleEndian.AppendUint32(data, uint32(len(name)))
@@ -193,8 +193,8 @@ func encodeColumns(columns []string) (data []byte) {
 	return data
 }
 
-// checkColumns returns an error if the index is of other columns than those that are selected now.
-// The names of the classes come from the archive.
+// checkColumns returns an error if the index was made for other columns than those that are
+// selected now. It reads the names of the classes from the archive.
 func (s *sidecar) checkColumns(a *archive.Archive, d *directories) error {
 	data, _, err := s.read(sectionColumns, 4)
 	if err != nil {

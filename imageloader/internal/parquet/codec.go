@@ -12,7 +12,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// The codecs of pages.
+// The codecs (compressions) of pages.
 const (
 	codecNone   = 0
 	codecSnappy = 1
@@ -29,7 +29,7 @@ func codecName(codec int32) string {
 	return codecNames[codec]
 }
 
-// checkCodec returns an error for a codec that is not read.
+// checkCodec returns an error if the package cannot decompress the codec.
 func checkCodec(codec int32) error {
 	switch codec {
 	case codecNone, codecSnappy, codecGzip, codecZstd:
@@ -43,15 +43,16 @@ const (
 	// maxPageBytes is the maximum size of a decompressed page. Writers put up to a whole row group
 	// into a page.
 	maxPageBytes = 1 << 30
-	// maxSnappyRatio is the largest ratio of snappy: 64 bytes from three.
+	// maxSnappyRatio is the largest compression ratio of snappy: three bytes can stand for 64.
 	maxSnappyRatio = 22
 	maxZstdWindow  = 128 << 20
 )
 
 var errPageSize = errors.New("its page has another size than its header declares")
 
-// decompress returns the size bytes of a page, in the memory of room if they fit. The memory that
-// it takes grows with the bytes that there are, and not with the size that the page declares.
+// decompress returns the size bytes of a page. It uses the memory of room if they fit. The memory
+// that it allocates grows with the number of bytes that packed contains, not with the size that the
+// page declares.
 func decompress(codec int32, packed []byte, size int, room []byte) ([]byte, error) {
 	if size < 0 || size > maxPageBytes {
 		return nil, fmt.Errorf("its page has %d bytes, over the limit of %d: write the file again with smaller row groups",
@@ -96,7 +97,7 @@ func decompress(codec int32, packed []byte, size int, room []byte) ([]byte, erro
 	return inflate(in, size, room[:0])
 }
 
-// inflate reads size bytes, which must be all that there are.
+// inflate reads size bytes into the memory of data. It is an error if in has fewer or more bytes.
 func inflate(in io.Reader, size int, data []byte) ([]byte, error) {
 	const first = 1 << 20
 	for {

@@ -8,31 +8,31 @@ import (
 	"strconv"
 )
 
-// span is the place of a value in a page.
+// span is the position of a value in a page.
 type span struct {
-	dict     bool // in the dictionary, and not in the data page
+	dict     bool // the value is in the dictionary page, not in the data page
 	at, size int
 }
 
-// content is the values of a page.
+// content holds the values of a page.
 type content struct {
-	page int64 // offset of the page in the file if its values have to be decompressed, or 0
+	page int64 // offset of the page in the file if its values must be decompressed, or 0
 	base int64 // offset of the first byte of body in the file, if page is 0
 	body body
 }
 
-// cursor reads the values of a chunk, in order.
+// cursor reads the values of a column chunk, in order.
 type cursor struct {
 	leaf   *leaf
 	pages  *pages
-	images bool // the values are images, and not labels or names
+	images bool // the values are images, not labels or names
 	// maxValues is the maximum number of values of a page.
 	maxValues int64
 
-	left     int32 // levels of the page that have not been read
+	left     int32 // number of levels of the page that have not been read
 	rep, def hybrid
 	data     content
-	room     []byte // memory of data
+	room     []byte // memory for data
 
 	dictionary
 
@@ -40,15 +40,15 @@ type cursor struct {
 	nextText func() (string, error)
 }
 
-// dictionary is the dictionary of a chunk: the places of images, or texts.
+// dictionary is the dictionary of a column chunk: the positions of images, or texts.
 type dictionary struct {
 	dict      content
 	dictSpans []span
 	dictTexts []string
 }
 
-// The numbers of bytes to read for the header of a page. Pages of labels are small: one read nearly
-// always gets a whole page.
+// The number of bytes to read for the header of a page. Pages of labels are small, so that one read
+// nearly always gets a whole page.
 const (
 	aheadOfImages = 4 << 10
 	aheadOfLabels = 64 << 10
@@ -56,7 +56,7 @@ const (
 	maxTextBytes = 256 << 20
 )
 
-// newCursor returns a cursor of a chunk of a row group with the given number of rows.
+// newCursor returns a cursor for a chunk of a row group. The row group has rows rows.
 func newCursor(file io.ReaderAt, l *leaf, c *chunk, rows int64, images bool) (*cursor, error) {
 	switch {
 	case c.elsewhere:
@@ -81,8 +81,8 @@ func newCursor(file io.ReaderAt, l *leaf, c *chunk, rows int64, images bool) (*c
 
 var errFewValues = fmt.Errorf("it has fewer values than the row group has rows: %w", io.ErrUnexpectedEOF)
 
-// level returns the levels of the next value. A definition level below the column's maximum means
-// that there is no value.
+// level returns the repetition and definition levels of the next value. If the definition level is
+// below the column's maximum, there is no value.
 func (c *cursor) level() (rep, def int32, err error) {
 	for c.left == 0 {
 		err := c.page()
@@ -108,7 +108,7 @@ func (c *cursor) level() (rep, def int32, err error) {
 	return int32(r), int32(d), nil
 }
 
-// page starts the next page.
+// page reads the header of the next page and prepares to read its values.
 func (c *cursor) page() error {
 	h, at, err := c.pages.next()
 	if err != nil {
@@ -131,8 +131,8 @@ func (c *cursor) page() error {
 	return fmt.Errorf("its page at byte %d is of the unknown kind %d", at, h.kind)
 }
 
-// open returns the values of a page. Images of a page that is not compressed stay in the file,
-// unless whole asks for all bytes.
+// open returns the values of a page. Images of an uncompressed page stay in the file, unless whole
+// is set. Then all bytes are read.
 func (c *cursor) open(h *pageHeader, at int64, room []byte, whole bool) (content, error) {
 	levels := int64(0)
 	if h.kind == pageDataV2 {
@@ -158,7 +158,7 @@ func (c *cursor) open(h *pageHeader, at int64, room []byte, whole bool) (content
 	return v, err
 }
 
-// readDict reads a dictionary.
+// readDict reads a dictionary page.
 func (c *cursor) readDict(h *pageHeader, at int64) (err error) {
 	if h.encoding != encodingPlain && h.encoding != encodingPlainDict {
 		return errEncoding(h.encoding)
@@ -166,7 +166,7 @@ func (c *cursor) readDict(h *pageHeader, at int64) (err error) {
 	if c.dict, err = c.open(h, at, nil, false); err != nil {
 		return err
 	}
-	if int64(h.values) > int64(c.dict.body.len()) { // every value has a byte at least, but a bool, which has no dictionary
+	if int64(h.values) > int64(c.dict.body.len()) { // a value has at least one byte; only a bool has less, and has no dictionary
 		return errValues
 	}
 	if c.images {
@@ -197,7 +197,7 @@ func (c *cursor) readDict(h *pageHeader, at int64) (err error) {
 	return nil
 }
 
-// startPage starts a data page.
+// startPage prepares to read a data page.
 func (c *cursor) startPage(h *pageHeader, at int64) (err error) {
 	if c.data, err = c.open(h, at, c.room, h.encoding == encodingDeltaLength || h.encoding == encodingDeltaBytes); err != nil {
 		return err
@@ -214,8 +214,8 @@ func (c *cursor) startPage(h *pageHeader, at int64) (err error) {
 	return c.startValues(h.encoding, start)
 }
 
-// startLevels reads the levels of a page. It returns the position of the values in the page's
-// content.
+// startLevels prepares to read the levels of a page. It returns the position of the values in the
+// page's content.
 func (c *cursor) startLevels(h *pageHeader, at int64) (start int, err error) {
 	b := &c.data.body
 	widths := [2]uint{uint(bits.Len32(uint32(c.leaf.maxDef))), uint(bits.Len32(uint32(c.leaf.maxRep)))}
@@ -259,7 +259,7 @@ func (c *cursor) startLevels(h *pageHeader, at int64) (start int, err error) {
 	return start, nil
 }
 
-// startValues starts the values of a page, which start at a position of its content.
+// startValues prepares to read the values of a page. start is their position in the page's content.
 func (c *cursor) startValues(encoding int32, start int) (err error) {
 	b := &c.data.body
 	if encoding == encodingDict || encoding == encodingPlainDict {
@@ -280,7 +280,7 @@ func (c *cursor) startValues(encoding int32, start int) (err error) {
 	return err
 }
 
-// startIndexes starts a page of numbers of values in the dictionary.
+// startIndexes prepares to read a page that has an index into the dictionary for each value.
 func (c *cursor) startIndexes(start int) error {
 	b := &c.data.body
 	if start == b.len() { // a page without values
@@ -313,7 +313,8 @@ func (c *cursor) startIndexes(start int) error {
 	return nil
 }
 
-// plainSpans returns the places of byte arrays in the encoding PLAIN: each has its size before it.
+// plainSpans returns the positions of byte arrays in the encoding PLAIN. The size of each array
+// precedes its bytes.
 func plainSpans(b *body, at int) func() (span, error) {
 	return func() (span, error) {
 		n, err := b.uint32(at)
@@ -329,8 +330,8 @@ func plainSpans(b *body, at int) func() (span, error) {
 	}
 }
 
-// deltaSpans returns the places of byte arrays in DELTA_LENGTH_BYTE_ARRAY: their sizes, and then
-// all bytes.
+// deltaSpans returns the positions of byte arrays in the encoding DELTA_LENGTH_BYTE_ARRAY. The
+// sizes of all arrays precede the bytes of all arrays.
 func (c *cursor) deltaSpans(b *body, start int) (func() (span, error), error) {
 	data, err := b.bytes(start, b.len()-start)
 	if err != nil {
@@ -429,7 +430,7 @@ func (c *cursor) plainTexts(b *body, at int) (func() (string, error), error) {
 	return nil, errValues
 }
 
-// spanTexts returns the byte arrays at places as texts.
+// spanTexts returns the byte arrays at the positions that next returns, as texts.
 func spanTexts(b *body, next func() (span, error)) func() (string, error) {
 	return func() (string, error) {
 		s, err := next()
@@ -441,8 +442,9 @@ func spanTexts(b *body, next func() (span, error)) func() (string, error) {
 	}
 }
 
-// deltaTexts returns byte arrays in DELTA_BYTE_ARRAY: the sizes of the beginnings that they share
-// with the value before, and then the rests in DELTA_LENGTH_BYTE_ARRAY.
+// deltaTexts returns byte arrays in the encoding DELTA_BYTE_ARRAY. Each value starts with a prefix
+// of the value before it. The lengths of all prefixes come first. The remaining bytes of the values
+// follow, in DELTA_LENGTH_BYTE_ARRAY.
 func (c *cursor) deltaTexts(b *body, start int) (func() (string, error), error) {
 	data, err := b.bytes(start, b.len()-start)
 	if err != nil {

@@ -20,7 +20,7 @@ const (
 var encodingNames = []string{"PLAIN", "encoding 1", "PLAIN_DICTIONARY", "RLE", "BIT_PACKED", "DELTA_BINARY_PACKED",
 	"DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT"}
 
-// errEncoding returns the error for an encoding that is not read.
+// errEncoding returns the error for an encoding that the package cannot read.
 func errEncoding(encoding int32) error {
 	name := fmt.Sprintf("encoding %d", encoding)
 	if encoding >= 0 && int(encoding) < len(encodingNames) {
@@ -31,13 +31,13 @@ func errEncoding(encoding int32) error {
 
 var errValues = errors.New("the values of its page are damaged")
 
-// hybrid reads unsigned numbers in the RLE and bit-packed hybrid.
+// hybrid reads unsigned numbers in Parquet's hybrid of run lengths and bit packing (RLE).
 type hybrid struct {
 	data   []byte
 	width  uint // bits of a number, at most 32
 	left   uint64
 	value  uint32
-	packed []byte // of the current run, if it is bit-packed
+	packed []byte // data of the current run, if it is bit-packed
 	bit    uint64
 }
 
@@ -60,7 +60,7 @@ func (h *hybrid) next() (uint32, error) {
 	return uint32(v), nil
 }
 
-// run starts the next run.
+// run reads the header of the next run.
 func (h *hybrid) run() error {
 	head, n := binary.Uvarint(h.data)
 	if n <= 0 {
@@ -78,7 +78,7 @@ func (h *hybrid) run() error {
 		h.data = h.data[bytes:]
 		return nil
 	}
-	groups := head >> 1 // of eight numbers
+	groups := head >> 1 // groups of eight numbers
 	if groups == 0 {
 		return nil
 	}
@@ -96,7 +96,7 @@ func (h *hybrid) run() error {
 	return nil
 }
 
-// bitsAt returns the number of width bits, at most 64, at a bit of data.
+// bitsAt returns the number that starts at a bit of data. The number has width bits, at most 64.
 func bitsAt(data []byte, bit uint64, width uint) (v uint64) {
 	if width == 0 {
 		return 0
@@ -111,15 +111,15 @@ func bitsAt(data []byte, bit uint64, width uint) (v uint64) {
 	return v
 }
 
-// delta reads integers in DELTA_BINARY_PACKED.
+// delta reads integers in the encoding DELTA_BINARY_PACKED.
 type delta struct {
 	data     []byte
 	at       int
-	left     uint64 // values that have not been returned
+	left     uint64 // number of values that have not been returned
 	value    int64
 	first    bool
 	perMini  uint64
-	widths   []byte // of the block's next miniblocks
+	widths   []byte // widths of the block's next miniblocks
 	minDelta int64
 	minis    int
 	miniblock
@@ -127,7 +127,7 @@ type delta struct {
 
 // miniblock is a run of values with the same number of bits.
 type miniblock struct {
-	begin       int // in the data
+	begin       int // position in data
 	width       uint
 	bit         uint64 // position of the next value
 	leftInBlock uint64
@@ -146,7 +146,7 @@ func newDelta(data []byte, limit int32) (*delta, error) {
 	return d, nil
 }
 
-// uvarint sets at to -1 if there is no number.
+// uvarint reads an unsigned varint. If there is none, it sets at to -1.
 func (d *delta) uvarint() uint64 {
 	if d.at < 0 {
 		return 0
@@ -186,7 +186,7 @@ func (d *delta) next() (int64, error) {
 	return d.value, nil
 }
 
-// mini starts the next miniblock.
+// mini reads the header of the next miniblock.
 func (d *delta) mini() error {
 	if len(d.widths) == 0 {
 		d.minDelta = int64(d.zigzag())

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// Magic is at both ends of a file.
+	// Magic is at the start and at the end of a file.
 	Magic = "PAR1"
 
 	encryptedMagic = "PARE"
@@ -46,13 +46,13 @@ type footer struct {
 	keys   map[string]string
 }
 
-// element is a node of the schema, which is a tree in depth-first order.
+// element is a node of the schema. The schema is a tree in depth-first order.
 type element struct {
 	name       string
-	physical   int32 // -1: it is a group
+	physical   int32 // -1: the node is a group
 	repetition int32 // 0 required, 1 optional, 2 repeated
 	children   int32
-	text       bool // strings, not bytes
+	text       bool // the values are strings, not bytes
 }
 
 // rowGroup is a range of rows.
@@ -61,15 +61,15 @@ type rowGroup struct {
 	chunks []chunk
 }
 
-// chunk is a column of a row group.
+// chunk is a column chunk: the values of a column in one row group.
 type chunk struct {
 	codec      int32
 	physical   int32
 	values     int64
-	start, end int64 // its pages in the file
-	data, dict int64 // of its first data page, and of its dictionary or 0
-	packed     int64 // bytes in the file
-	elsewhere  bool  // in another file
+	start, end int64 // range of its pages in the file
+	data, dict int64 // offset of its first data page, and of its dictionary page or 0
+	packed     int64 // number of bytes in the file
+	elsewhere  bool  // its pages are in another file
 	encrypted  bool
 }
 
@@ -232,13 +232,13 @@ func (c *chunk) readMetadata(t *thrift) {
 	})
 }
 
-// check checks the numbers of a footer against the file's size.
+// check returns an error if the numbers of a footer are impossible in a file of this size.
 func (f *footer) check(size int64) error {
 	if len(f.groups) > maxRowGroups || len(f.schema) > maxColumns {
 		return fmt.Errorf("the Parquet file has %d row groups and %d columns, over the limits of %d and %d",
 			len(f.groups), len(f.schema), maxRowGroups, maxColumns)
 	}
-	if f.rows > size { // a row's image has at least a byte
+	if f.rows > size { // the image of a row has at least one byte
 		return fmt.Errorf("the Parquet file has %d rows and %d bytes", f.rows, size)
 	}
 	rows := int64(0)

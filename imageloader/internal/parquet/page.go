@@ -17,21 +17,21 @@ const (
 	pageDataV2 = 3
 )
 
-// pageHeader is the header before a page.
+// pageHeader is the header that precedes a page.
 type pageHeader struct {
 	kind         int32
-	size, packed int32 // bytes of the page, decompressed and in the file
+	size, packed int32 // number of bytes of the page, decompressed and in the file
 	crc          uint32
-	summed       bool // there is a crc, of the bytes in the file
+	summed       bool // there is a crc of the bytes in the file
 	values       int32
 	encoding     int32
 	levels       [2]int32 // encodings of definition and repetition levels, in a page of version 1
-	levelBytes   [2]int32 // their sizes, in a page of version 2
-	plain        bool     // a page of version 2 that is not compressed
-	length       int      // of this header
+	levelBytes   [2]int32 // sizes of definition and repetition levels, in a page of version 2
+	plain        bool     // this page of version 2 is not compressed
+	length       int      // length of this header
 }
 
-// maxPageHeader is more than the bytes of a header, which may have the smallest and the largest
+// maxPageHeader is the maximum size of a header. A header may contain the smallest and the largest
 // value of its page.
 const maxPageHeader = 64 << 20
 
@@ -64,7 +64,7 @@ func readPageHeader(data []byte) (h pageHeader, err error) {
 	return h, t.err
 }
 
-// readVersion1 reads the fields of a data page or a dictionary.
+// readVersion1 reads the fields of a data page of version 1 or of a dictionary page.
 func (h *pageHeader) readVersion1(t *thrift) {
 	t.fields(func(id int16, kind byte) bool {
 		switch {
@@ -104,13 +104,13 @@ func (h *pageHeader) readVersion2(t *thrift) {
 	})
 }
 
-// pages reads the pages of a chunk, in order.
+// pages reads the pages of a column chunk, in order.
 type pages struct {
 	file   io.ReaderAt
 	chunk  *chunk
-	at     int64  // of the next header
-	ahead  int    // bytes to read for a header
-	buffer []byte // bytes of the file from offset from
+	at     int64  // offset of the next header
+	ahead  int    // number of bytes to read for a header
+	buffer []byte // the bytes of the file that start at offset from
 	from   int64
 }
 
@@ -118,8 +118,8 @@ func newPages(file io.ReaderAt, c *chunk, ahead int) *pages {
 	return &pages{file: file, chunk: c, at: c.start, ahead: ahead}
 }
 
-// next reads the next header, and returns the offset of its page. It returns io.EOF after the last
-// page.
+// next reads the next header, and returns the offset of the page after it. It returns io.EOF after
+// the last page.
 func (p *pages) next() (h pageHeader, at int64, err error) {
 	if p.at >= p.chunk.end {
 		return h, 0, io.EOF
@@ -162,8 +162,8 @@ func (p *pages) read(at int64, n int) ([]byte, error) {
 	return p.buffer, nil
 }
 
-// content reads a page, checks its checksum, and decompresses it. Of a page of version 2 it leaves
-// the levels out. It uses the memory of room if the page fits.
+// content reads a page, compares it with its checksum, and decompresses it. It omits the levels of
+// a page of version 2. It uses the memory of room if the page fits.
 func (h *pageHeader) content(p *pages, at int64, room []byte) ([]byte, error) {
 	packed, err := p.read(at, int(h.packed))
 	if err != nil {
@@ -185,20 +185,20 @@ func (h *pageHeader) content(p *pages, at int64, room []byte) ([]byte, error) {
 	}
 	data, err := decompress(codec, packed[levels:], int(int64(h.size)-levels), room)
 	if err == nil && codec == codecNone {
-		data = append(room[:0], data...) // the buffer changes
+		data = append(room[:0], data...) // the next read changes the buffer
 	}
 	return data, err
 }
 
-// stored reports whether the page's values are in the file as they are.
+// stored reports whether the page's values are uncompressed in the file.
 func (h *pageHeader) stored(c *chunk) bool {
 	return c.codec == codecNone || h.kind == pageDataV2 && h.plain
 }
 
-// body is the bytes of a page: in memory, or in the file.
+// body has the bytes of a page. They are in data, or still in the file.
 type body struct {
 	data []byte
-	// Without data, the page is at base of the file, and has size bytes.
+	// If data is nil, the page is in the file, at base, and has size bytes.
 	pages *pages
 	base  int64
 	size  int
@@ -213,7 +213,7 @@ func (b *body) len() int {
 	return b.size
 }
 
-// bytes returns n bytes at an offset in the page. They are valid until the next page.
+// bytes returns n bytes at an offset in the page. They are valid until the next page is read.
 func (b *body) bytes(at, n int) ([]byte, error) {
 	if at < 0 || n < 0 || n > b.len()-at {
 		return nil, errValues
@@ -225,7 +225,7 @@ func (b *body) bytes(at, n int) ([]byte, error) {
 	return p, b.read(p, at)
 }
 
-// read fills p from the file.
+// read fills p from the file, at an offset in the page.
 func (b *body) read(p []byte, at int) error {
 	got, err := b.pages.file.ReadAt(p, b.base+int64(at))
 	if got < len(p) {
@@ -234,7 +234,7 @@ func (b *body) read(p []byte, at int) error {
 	return nil
 }
 
-// uint32 returns the number at an offset.
+// uint32 returns the number at an offset in the page.
 func (b *body) uint32(at int) (int, error) {
 	if at < 0 || b.len()-at < len(b.word) {
 		return 0, errValues

@@ -1,14 +1,15 @@
 // Package parquet reads the images, labels and names of Parquet files.
 //
-// A [File] says where the bytes of each image are: in the file itself, if the page is not
-// compressed, or at a place of a page, which [File.Page] decompresses. So an image of an
-// uncompressed file is read as a member of a tar is, with no copy and no page in between. Columns
-// that are not selected are never read.
+// A [File] gives the position of each image. In an uncompressed page, this is the offset in the
+// file. A loader can thus read the image directly, like a member of a tar. An image in a compressed
+// page has a position in the decompressed page, which [File.Page] returns. The package never reads
+// the columns that are not selected.
 //
-// The package reads what the images of files from Hugging Face's datasets, pandas, Polars, DuckDB
-// and Spark need: the compact protocol of Thrift, pages of version 1 and 2, dictionaries, and the
-// compressions snappy, gzip and zstd. It allocates memory for the bytes of a file, and not for
-// numbers in it. The format is specified at https://parquet.apache.org/docs/file-format/.
+// The package reads the files that Hugging Face's datasets, pandas, Polars, DuckDB and Spark write.
+// It supports the compact protocol of Thrift, pages of version 1 and 2, dictionaries, and the
+// compressions snappy, gzip and zstd. It allocates memory in proportion to the bytes of a file, not
+// to the sizes that the file declares. The format is specified at
+// https://parquet.apache.org/docs/file-format/.
 package parquet
 
 import (
@@ -26,10 +27,10 @@ type File struct {
 	file    io.ReaderAt
 	footer  *footer
 	columns selection
-	chunks  []*chunk // of images, by their places in the file
+	chunks  []*chunk // column chunks with images, ordered by their offsets in the file
 }
 
-// Open reads the footer of a file of the given size, and chooses the columns. The file must remain
+// Open reads the footer of a file of the given size, and chooses the columns. The file must stay
 // open.
 func Open(file io.ReaderAt, size int64, c Columns) (*File, error) {
 	meta, err := readFooter(file, size)
@@ -47,7 +48,7 @@ func Open(file io.ReaderAt, size int64, c Columns) (*File, error) {
 	return f, nil
 }
 
-// On returns the file as it is read from another reader of the same bytes.
+// On returns a copy of f that reads from file. file must have the same bytes.
 func (f *File) On(file io.ReaderAt) *File {
 	other := *f
 	other.file = file
@@ -57,9 +58,10 @@ func (f *File) On(file io.ReaderAt) *File {
 // NumRows returns the number of rows, including those without an image.
 func (f *File) NumRows() int64 { return f.footer.rows }
 
-// Classes returns the names of the classes in the order of their labels, if the file describes the
-// labels as datasets does. Otherwise it returns nil. The names of several columns follow each
-// other.
+// Classes returns the names of the classes in the order of their labels. These are in the file if
+// datasets has written it. If the file has several columns of labels with the values 0 and 1, the
+// names are those of the columns. If several columns name their classes, the names of the first
+// column come first. Classes returns nil if a column does not name its classes.
 func (f *File) Classes() (names []string) {
 	for i := range f.columns.labels {
 		l := &f.columns.labels[i]
@@ -79,7 +81,7 @@ func (f *File) Classes() (names []string) {
 	return names
 }
 
-// Columns names the selected columns.
+// Columns returns the names of the selected columns.
 func (f *File) Columns() []string {
 	list := []string{f.columns.image.name()}
 	for i := range f.columns.labels {
@@ -90,24 +92,24 @@ func (f *File) Columns() []string {
 
 // Row is a row of a file.
 type Row struct {
-	Path   string // the image's name; "": the file has none
+	Path   string // the image's name; "": the file has no name
 	Labels []string
-	Image  bool // there is an image
+	Image  bool // the row has an image
 	Number int64
 
-	// Page is the offset of the page that has the image and has to be decompressed, and PageBytes
-	// is its decompressed size. Offset is then the image's place in the decompressed page. If Page
-	// is 0, Offset is the place in the file.
+	// If the image is in a page that must be decompressed, Page is the offset of that page in the
+	// file, PageBytes is its decompressed size, and Offset is the position of the image in the
+	// decompressed page. Otherwise Page is 0, and Offset is the position of the image in the file.
 	Page, PageBytes int64
 	Offset, Size    int64
-	// Data is the image, unless Page is 0. It is valid until the next row.
+	// If Page is not 0, Data is the image. It is valid until the next row.
 	Data []byte
 }
 
 // RowError is an error in a row.
 type RowError struct {
-	Group  int   // the row group, from 0
-	Row    int64 // from 0
+	Group  int   // number of the row group, from 0
+	Row    int64 // number of the row, from 0
 	Column string
 	Err    error
 }
@@ -118,8 +120,8 @@ func (e *RowError) Error() string {
 
 func (e *RowError) Unwrap() error { return e.Err }
 
-// Rows yields all rows, in order. If an error ends the iteration early, it is in the last pair.
-// images is the file again, from which the pages of images are read in ascending order.
+// Rows yields all rows, in order. If an error ends the iteration early, the last pair has the
+// error. images reads the same file. Rows reads the pages of images from it, at ascending offsets.
 func (f *File) Rows(images io.ReaderAt) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		first := int64(0)
@@ -137,13 +139,13 @@ func (f *File) Rows(images io.ReaderAt) iter.Seq2[Row, error] {
 type groupWalk struct {
 	f     *File
 	group int
-	first int64 // number of the first row
+	first int64 // number of the first row of the group
 
 	image  *cursor
-	path   *cursor // nil: there is none
+	path   *cursor // nil: there are no names
 	labels []*cursor
-	// pending are the repetition and definition levels of the first item of the next row, for each
-	// column of labels.
+	// pending has, for each column of labels, the definition level of the first item of the next
+	// row, if it has been read.
 	pending []pendingLevel
 }
 
@@ -152,12 +154,12 @@ type pendingLevel struct {
 	def   int32
 }
 
-// fail returns the error for a row and a column.
+// fail returns the error for a row of the group and a column.
 func (w *groupWalk) fail(row int64, l *leaf, err error) error {
 	return &RowError{w.group, w.first + row, l.name(), err}
 }
 
-// run yields the rows. It returns false if the iteration ends.
+// run yields the rows. It returns false if the iteration has ended.
 func (w *groupWalk) run(images io.ReaderAt, yield func(Row, error) bool) bool {
 	if err := w.open(images); err != nil {
 		yield(Row{}, err)
@@ -221,7 +223,7 @@ func (w *groupWalk) read(i int64, r *Row) error {
 	return nil
 }
 
-// place reads where the image of the next row is.
+// place reads the position of the next row's image.
 func (c *cursor) place(r *Row) error {
 	_, def, err := c.level()
 	if err != nil || def < c.leaf.maxDef {
@@ -287,7 +289,7 @@ func (w *groupWalk) readLabels(k int, r *Row) error {
 	}
 }
 
-// done reports whether the chunk has no more values. It may start the next page.
+// done reports whether the chunk has no more values.
 func (c *cursor) done() bool { return c.left == 0 && c.pages.at >= c.pages.chunk.end }
 
 // maxLabels is the maximum number of labels of a row.
@@ -295,7 +297,7 @@ const maxLabels = 1 << 16
 
 var errManyLabels = fmt.Errorf("the row has more than %d labels", maxLabels)
 
-// addLabel reads a label.
+// addLabel reads a label and adds it to the row.
 func (w *groupWalk) addLabel(c *cursor, r *Row) error {
 	text, err := c.nextText()
 	if err != nil {
@@ -316,7 +318,7 @@ func (w *groupWalk) addLabel(c *cursor, r *Row) error {
 		switch {
 		case err != nil || n < -1 || n >= len(names):
 			return fmt.Errorf("the label is %.40s, and the file names %d classes", text, len(names))
-		case n < 0: // datasets writes -1 for no label
+		case n < 0: // datasets writes -1 if there is no label
 			return nil
 		}
 		text = names[n]
@@ -328,8 +330,8 @@ func (w *groupWalk) addLabel(c *cursor, r *Row) error {
 	return nil
 }
 
-// Page decompresses the page at an offset that a Row had. It uses the memory of room if the page
-// fits.
+// Page decompresses the page at an offset that was the Page of a Row. It uses the memory of room if
+// the page fits.
 func (f *File) Page(at int64, room []byte) ([]byte, error) {
 	i, found := slices.BinarySearchFunc(f.chunks, at, func(c *chunk, at int64) int { return cmp.Compare(c.start, at) })
 	if !found {

@@ -16,7 +16,7 @@ import (
 
 const fixtures = "../../testdata/parquet/"
 
-// fixture returns the bytes of a file of testdata/make_parquet.py.
+// fixture returns the bytes of a file that testdata/make_parquet.py has written.
 func fixture(t testing.TB, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(fixtures + name + ".parquet")
@@ -26,11 +26,11 @@ func fixture(t testing.TB, name string) []byte {
 	return data
 }
 
-// columnsOf has the columns of the fixtures that name them.
+// columnsOf has the selected columns of the fixtures that need a selection.
 var columnsOf = map[string]Columns{"datasets-lists": {Lists: true}, "datasets-two": {Lists: true,
 	Labels: []string{"fine_label", "coarse_label"}}, "flags": {Lists: true, Labels: []string{"bird", "round"}}}
 
-// contentOf returns a row's image, read by its place.
+// contentOf returns a row's image, read from its position.
 func contentOf(t *testing.T, f *File, data []byte, r *Row) []byte {
 	t.Helper()
 	if r.Page == 0 {
@@ -46,9 +46,9 @@ func contentOf(t *testing.T, f *File, data []byte, r *Row) []byte {
 	return page[r.Offset:][:r.Size]
 }
 
-// TestRowsAreThoseOfDatasets: names, labels and images of files from datasets, pandas, Polars,
-// DuckDB and pyarrow, with all encodings and compressions, are those that Hugging Face's reader
-// gives (testdata/make_parquet.py).
+// TestRowsAreThoseOfDatasets reads files from datasets, pandas, Polars, DuckDB and pyarrow, with
+// all encodings and compressions. The names, labels and images equal those that Hugging Face's
+// reader returns (testdata/make_parquet.py).
 func TestRowsAreThoseOfDatasets(t *testing.T) {
 	text, err := os.ReadFile(fixtures + "expected.json")
 	if err != nil {
@@ -157,8 +157,8 @@ func TestOnlySelectedColumnsAreRead(t *testing.T) {
 	}
 }
 
-// TestErrorsNameColumns: the error of a file whose columns are no choice lists them, and says which
-// option selects one.
+// TestErrorsNameColumns: if a file does not make clear which columns to read, the error lists its
+// columns and names the option that selects one.
 func TestErrorsNameColumns(t *testing.T) {
 	for _, c := range []struct {
 		file    string
@@ -219,7 +219,7 @@ func readAll(data []byte, c Columns) (rows int, err error) {
 }
 
 // TestDamagedBytesAreErrors: a file with any byte changed, or cut off anywhere, is read without a
-// panic, and a page with another checksum is an error.
+// panic. A page that differs from its checksum is an error.
 func TestDamagedBytesAreErrors(t *testing.T) {
 	data := fixture(t, "pages-zstd-2")
 	f, err := Open(bytes.NewReader(data), int64(len(data)), Columns{})
@@ -248,8 +248,8 @@ func TestDamagedBytesAreErrors(t *testing.T) {
 	}
 }
 
-// TestSizesInHeadersAreNotBelieved: a page that declares a gigabyte takes no more memory than its
-// bytes need.
+// TestSizesInHeadersAreNotBelieved: a page declares a gigabyte. Reading it takes no more memory
+// than its bytes need.
 func TestSizesInHeadersAreNotBelieved(t *testing.T) {
 	for codec, packed := range map[int32][]byte{
 		codecSnappy: {0x80, 0x80, 0x80, 0x80, 4, 0},
@@ -268,8 +268,8 @@ func TestSizesInHeadersAreNotBelieved(t *testing.T) {
 	}
 }
 
-// FuzzFile reads any bytes as a file: there is no panic, no read outside of it, and every page that
-// was read once is read again.
+// FuzzFile reads any bytes as a file. There is no panic and no read outside of the file, and every
+// page that was read once can be read again.
 func FuzzFile(f *testing.F) {
 	list, err := filepath.Glob(fixtures + "*.parquet")
 	if err != nil || len(list) < 20 {

@@ -8,24 +8,24 @@ import (
 	"strings"
 )
 
-// Columns selects the columns of images and labels. The zero value finds them.
+// Columns selects the columns of images and labels. With the zero value, Open finds the columns.
 type Columns struct {
 	Image  string   // "": the only column of images
 	Labels []string // nil: the column of labels
-	// Lists allows a column of lists of labels, and several columns.
+	// Lists allows a column with lists of labels. It also allows several columns of labels.
 	Lists bool
-	// Unlabelled ignores the columns of labels.
+	// Unlabelled means that no column of labels is read.
 	Unlabelled bool
 }
 
-// leaf is a column with values.
+// leaf is a leaf of the schema: a column with values.
 type leaf struct {
-	column     int      // its number among the chunks of a row group
-	path       []string // of the groups that it is in, and its name
+	column     int      // its number among the column chunks of a row group
+	path       []string // names of the groups that contain it, and its own name
 	physical   int32
 	text       bool
 	maxDef     int32 // definition level of a value
-	maxRep     int32 // 1 within a list
+	maxRep     int32 // 1 inside a list, otherwise 0
 	listed     int32 // definition level of an item of a list, if maxRep is 1
 	classNames []string
 }
@@ -92,24 +92,25 @@ func (w *schemaWalk) children(n int32, above leaf) error {
 	return nil
 }
 
-// selection is the columns that are read.
+// selection has the columns that are read.
 type selection struct {
 	image  leaf
-	path   *leaf // of the images' names; nil: none
+	path   *leaf // column of the images' names; nil: none
 	labels []leaf
-	// flags reports that the labels are the names of the columns whose value is 1.
+	// flags means that each column of labels has the values 0 and 1. The labels of a row are then
+	// the names of the columns with a 1.
 	flags bool
 }
 
-// feature is a column in the metadata of Hugging Face's datasets.
+// feature is the description of a column in the metadata that Hugging Face's datasets writes.
 type feature struct {
 	Type    string   `json:"_type"`
 	Names   []string `json:"names"`
 	Feature *feature `json:"feature"`
 }
 
-// features returns the columns that datasets has described, by name. They are nil if there is no
-// description that can be read.
+// features returns the descriptions of the columns, by column name. It returns nil if the file has
+// no readable description.
 func (f *footer) features() map[string]feature {
 	var meta struct {
 		Info struct {
@@ -122,14 +123,15 @@ func (f *footer) features() map[string]feature {
 	found := map[string]feature{}
 	for name, text := range meta.Info.Features {
 		var one feature
-		if json.Unmarshal(text, &one) == nil { // a struct of other features has another form
+		if json.Unmarshal(text, &one) == nil { // the description of a struct has another form
 			found[name] = one
 		}
 	}
 	return found
 }
 
-// classNames returns the names of the classes of a column, or of the items of its lists.
+// classNames returns the names of the classes of a column. For a column of lists, it returns the
+// names of the items' classes.
 func (f feature) classNames() []string {
 	if f.Feature != nil {
 		return f.Feature.classNames()
@@ -140,7 +142,7 @@ func (f feature) classNames() []string {
 	return f.Names
 }
 
-// choose finds the columns.
+// choose finds the selected columns.
 func (f *footer) choose(c Columns) (s selection, err error) {
 	leaves, err := f.leaves()
 	if err != nil {
@@ -163,7 +165,7 @@ func (f *footer) choose(c Columns) (s selection, err error) {
 var imageNames = []string{"image", "img", "images", "picture", "photo", "jpg", "jpeg", "png", "pixel_values",
 	"image_bytes", "bytes"}
 
-// chooseImage finds the columns of images and of their names.
+// chooseImage finds the column of images and the column of their names.
 func (s *selection) chooseImage(leaves []leaf, features map[string]feature, name string) error {
 	var found []leaf
 	for _, l := range leaves {
@@ -191,7 +193,8 @@ func (s *selection) chooseImage(leaves []leaf, features map[string]feature, name
 	return nil
 }
 
-// choosePath finds the column of the images' names, if the images are in a group with one.
+// choosePath finds the column of the images' names. This is the column path in the same group as
+// the images.
 func (s *selection) choosePath(leaves []leaf) {
 	group := s.image.path[:len(s.image.path)-1]
 	for i := range leaves {
@@ -203,8 +206,9 @@ func (s *selection) choosePath(leaves []leaf) {
 	}
 }
 
-// mayBeImage reports whether a column may have the images: bytes with the given name, or in the
-// group with that name. Without a name, it is not in a group, or in one like Hugging Face's.
+// mayBeImage reports whether a column of bytes may contain the images. With a name, it must be the
+// column of this name, or the column bytes of the group of this name. Without a name, it must be
+// outside of all groups, or be the column bytes of a group, as Hugging Face's datasets writes it.
 func (l *leaf) mayBeImage(name string) bool {
 	last := len(l.path) - 1
 	switch {
@@ -216,7 +220,7 @@ func (l *leaf) mayBeImage(name string) bool {
 	return name == l.name() || name == strings.Join(l.path[:last], ".") && l.path[last] == "bytes"
 }
 
-// preferred returns the columns for which better is true, or all if there are none.
+// preferred returns the columns for which better is true, or all columns if it is true for none.
 func preferred(list []leaf, better func(l *leaf) bool) []leaf {
 	var found []leaf
 	for i := range list {
@@ -266,7 +270,8 @@ func (s *selection) chooseLabels(leaves []leaf, c Columns) error {
 	return s.checkNames()
 }
 
-// labelColumn returns the column with a name: of the column itself, or of the lists that it is in.
+// labelColumn returns the column with a name. The name may also be that of the lists that contain
+// the column.
 func labelColumn(leaves []leaf, name string) (leaf, error) {
 	for _, l := range leaves {
 		if l.name() == name || l.path[0] == name && l.maxRep == 1 {

@@ -22,7 +22,8 @@ const (
 	thriftStruct = 12
 )
 
-// maxThriftDepth limits structs and lists within each other. Parquet's own metadata has at most 8.
+// maxThriftDepth is the maximum depth of nested structs and lists. Parquet's metadata needs at most
+// 8.
 const maxThriftDepth = 24
 
 var (
@@ -30,8 +31,8 @@ var (
 	errShort  = errors.New("the metadata ends too early")
 )
 
-// thrift reads values in Thrift's compact protocol. It allocates nothing by a size that the bytes
-// claim. After the first error it returns zero values.
+// thrift reads values in Thrift's compact protocol. It allocates nothing in proportion to a size
+// that the data declares. After the first error it returns zero values.
 type thrift struct {
 	data  []byte
 	at    int
@@ -77,7 +78,7 @@ func (t *thrift) varint() int64 {
 	return int64(v>>1) ^ -int64(v&1)
 }
 
-// binary returns a string or bytes. They alias the data.
+// binary returns a string or bytes. The result aliases the data.
 func (t *thrift) binary(kind byte) []byte {
 	if kind != thriftBinary {
 		t.fail(errThrift)
@@ -115,7 +116,8 @@ func (t *thrift) int32(kind byte) int32 {
 	return int32(v)
 }
 
-// enter counts a struct or a list. It returns false if there are too many within each other.
+// enter increments the depth at the start of a struct or a list. It returns false if the depth is
+// over the limit.
 func (t *thrift) enter() bool {
 	if t.depth++; t.depth > maxThriftDepth {
 		t.fail(errThrift)
@@ -123,8 +125,8 @@ func (t *thrift) enter() bool {
 	return t.err == nil
 }
 
-// fields reads a struct. It calls field for each field. field reads the value, or returns false to
-// skip it.
+// fields reads a struct, and calls field for each field. field must read the value, or return false
+// to skip it.
 func (t *thrift) fields(field func(id int16, kind byte) bool) {
 	if !t.enter() {
 		return
@@ -148,7 +150,7 @@ func (t *thrift) fields(field func(id int16, kind byte) bool) {
 	}
 }
 
-// list reads a list or a set. It calls item for each item, which must read it.
+// list reads a list or a set, and calls item for each item. item must read it.
 func (t *thrift) list(kind byte, item func(kind byte)) {
 	if kind != thriftList && kind != thriftSet {
 		t.fail(errThrift)
@@ -162,7 +164,7 @@ func (t *thrift) list(kind byte, item func(kind byte)) {
 	if n == 15 {
 		n = t.uvarint()
 	}
-	if n > uint64(len(t.data)-t.at) { // every item has at least a byte
+	if n > uint64(len(t.data)-t.at) { // every item has at least one byte
 		t.fail(errShort)
 	}
 	for ; n > 0 && t.err == nil; n-- {
@@ -170,7 +172,7 @@ func (t *thrift) list(kind byte, item func(kind byte)) {
 	}
 }
 
-// structs reads a list of structs. It calls item for each, which reads its fields.
+// structs reads a list of structs, and calls item for each struct. item must read its fields.
 func (t *thrift) structs(kind byte, item func()) {
 	t.list(kind, func(kind byte) {
 		if kind != thriftStruct {
@@ -181,7 +183,8 @@ func (t *thrift) structs(kind byte, item func()) {
 	})
 }
 
-// skip skips a value. A bool within a list has a byte, and as a field none.
+// skip skips a value. A bool in a list has one byte. A bool that is a field has none, because its
+// type is its value.
 func (t *thrift) skip(kind byte, listed bool) {
 	switch kind {
 	case thriftTrue, thriftFalse:

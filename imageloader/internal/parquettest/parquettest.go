@@ -1,5 +1,6 @@
-// Package parquettest writes Parquet files for tests, in the form of Hugging Face's datasets: a
-// struct image of bytes and path, and an integer label with the names of classes.
+// Package parquettest writes Parquet files for tests, in the form of Hugging Face's datasets. A
+// file has a struct image with the fields bytes and path, an integer label, and the names of the
+// classes.
 package parquettest
 
 import (
@@ -58,7 +59,7 @@ func (w *thrift) field(id, kind int) {
 	w.last[k] = id
 }
 
-// column is a chunk that was written.
+// column is a column chunk that was written.
 type column struct {
 	path                        []string
 	physical                    int
@@ -99,7 +100,7 @@ func File(t testing.TB, rows []Row, l Layout) []byte {
 	return f.Bytes()
 }
 
-// sized returns a byte array with its size before it.
+// sized returns a byte array that its size precedes.
 func sized(s string) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(s))), s...)
 }
