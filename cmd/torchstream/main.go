@@ -12,6 +12,7 @@
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
 //	torchstream evaluate -archive FILE      accuracy and confusions of a checkpoint of train
 //	torchstream predict IMAGE|FOLDER...     the classes of images, by a checkpoint of train
+//	torchstream weights MODEL -url URL      published weights, verified, as safetensors
 //	torchstream bundle PROGRAM -o DIR       a program with all its libraries, for other machines
 //	torchstream version                     the version of torchstream and of Go
 //	torchstream help COMMAND                the options of a command
@@ -74,6 +75,8 @@ func commands() []cli.Command {
 			Run: evaluateCommand},
 		{Name: "predict", Args: "IMAGE|FOLDER...", About: "the classes of images, by a checkpoint of train",
 			Run: predictCommand},
+		{Name: "weights", Args: "MODEL -url URL", About: "published weights, verified, as safetensors",
+			Run: weightsCommand},
 		{Name: "bundle", Args: "PROGRAM -o DIR",
 			About: "a program with all that it loads, for other machines", Run: bundleCommand},
 		{Name: "version", About: "the version of torchstream and of Go", Run: versionCommand},

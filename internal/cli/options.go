@@ -98,17 +98,37 @@ func DeviceName(d cuda.Device) (string, error) {
 
 // ReadingProgress shows the progress of reading a file, if stderr is a terminal.
 func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), done func()) {
+	draw, done := bar(stderr, "reading")
+	if draw == nil {
+		return nil, done
+	}
+	return func(p imageloader.Progress) { draw(p.Bytes, p.TotalBytes) }, done
+}
+
+// DownloadProgress shows the progress of a download, if stderr is a terminal. A size of 0 is
+// unknown.
+func DownloadProgress(stderr io.Writer) (progress func(name string, have, size int64), done func()) {
+	draw, done := bar(stderr, "downloading")
+	return func(_ string, have, size int64) {
+		if draw != nil && size > 0 {
+			draw(have, size)
+		}
+	}, done
+}
+
+// bar returns a function that draws a progress bar, or nil if stderr is no terminal.
+func bar(stderr io.Writer, what string) (draw func(have, size int64), done func()) {
 	f, ok := stderr.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return nil, func() {}
 	}
 	bar := progressbar.NewOptions64(-1, progressbar.OptionSetWriter(stderr),
-		progressbar.OptionSetDescription("reading"),
+		progressbar.OptionSetDescription(what),
 		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionClearOnFinish())
-	return func(p imageloader.Progress) {
-		bar.ChangeMax64(p.TotalBytes)
-		bar.Set64(p.Bytes) // an error can only come from drawing
+	return func(have, size int64) {
+		bar.ChangeMax64(size)
+		bar.Set64(have) // an error can only come from drawing
 	}, func() { bar.Finish() }
 }
 

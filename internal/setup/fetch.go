@@ -53,7 +53,7 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 		return "", fmt.Errorf("the archive's checksum is %q, and a SHA-256 has 64 hexadecimal digits", want)
 	}
 	if remote {
-		return downloaded, download(ctx, http.DefaultClient, o.From, downloaded, strings.TrimSpace(want), o.Log)
+		return downloaded, download(ctx, http.DefaultClient, o.From, downloaded, strings.TrimSpace(want), lines(o.Log))
 	}
 	return archive, verify(archive, strings.TrimSpace(want))
 }
@@ -69,7 +69,7 @@ func checksumOf(archive *url.URL) string {
 	return u.String()
 }
 
-// verify compares a file's SHA-256 with want.
+// verify compares a file's SHA-256, or its first digits, with want.
 func verify(path, want string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -80,7 +80,7 @@ func verify(path, want string) error {
 	if _, err := io.Copy(h, f); err != nil {
 		return err
 	}
-	if have := hex.EncodeToString(h.Sum(nil)); have != want {
+	if have := hex.EncodeToString(h.Sum(nil)); len(want) < 8 || !strings.HasPrefix(have, want) {
 		return fmt.Errorf("%s has the SHA-256 %s, and %s is wanted: it is damaged or another file", path, have, want)
 	}
 	return nil
@@ -148,9 +148,27 @@ func get(ctx context.Context, client *http.Client, address, accept string) ([]by
 // attempts is the number of times that a download is continued after an error.
 const attempts = 5
 
-// download writes the contents of a URL to a file and verifies its SHA-256. It continues a partial
-// file from an earlier call and a transfer that ends early.
-func download(ctx context.Context, client *http.Client, address, path, want string, log io.Writer) error {
+// Progress gets the bytes of a file that are downloaded, and the file's size, or 0 if the server
+// does not say it.
+type Progress func(name string, have, size int64)
+
+var leadingSHA256 = regexp.MustCompile(`^[0-9a-f]{8,64}$`)
+
+// Download writes the contents of an http or https URL to a file whose SHA-256 begins with want, at
+// least 8 hexadecimal digits. It does nothing if path is such a file already. An interrupted
+// download leaves path.part, which the next call continues. A file with another checksum is removed.
+func Download(ctx context.Context, address, path, want string, report Progress) error {
+	if u, err := url.Parse(address); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
+		return fmt.Errorf("%s: want a URL that begins with https:// or http://", printable.URL(address))
+	}
+	if want = strings.ToLower(want); !leadingSHA256.MatchString(want) {
+		return fmt.Errorf("SHA-256 %q: want 8 to 64 hexadecimal digits", want)
+	}
+	return download(ctx, http.DefaultClient, address, path, want, report)
+}
+
+// download implements Download.
+func download(ctx context.Context, client *http.Client, address, path, want string, report Progress) error {
 	if verify(path, want) == nil {
 		return nil
 	}
@@ -159,7 +177,7 @@ func download(ctx context.Context, client *http.Client, address, path, want stri
 	for n := range attempts {
 		info, statErr := os.Stat(part)
 		resumed := statErr == nil && info.Size() > 0
-		if err = continued(ctx, client, address, part, log); err == nil {
+		if err = continued(ctx, client, address, part, report); err == nil {
 			if err = verify(part, want); err == nil {
 				return os.Rename(part, path)
 			}
@@ -219,28 +237,38 @@ const reportEvery = 15 * time.Second
 // progress is a reader that reports how much of a file has been downloaded.
 type progress struct {
 	io.Reader
-	log        io.Writer
+	report     Progress
 	name       string
 	have, size int64 // bytes; size 0 is unknown
-	next       time.Time
 }
 
 func (p *progress) Read(b []byte) (int, error) {
 	n, err := p.Reader.Read(b)
 	p.have += int64(n)
-	if now := time.Now(); now.After(p.next) {
-		p.next = now.Add(reportEvery)
-		of := ""
-		if p.size > 0 {
-			of = fmt.Sprintf(" of %d", p.size/1e6)
-		}
-		fmt.Fprintf(p.log, "setup: downloading %s: %d%s MB\n", p.name, p.have/1e6, of)
-	}
+	p.report(p.name, p.have, p.size)
 	return n, err
 }
 
+// lines returns a Progress that writes a line from time to time.
+func lines(log io.Writer) Progress { return linesAfter(log, time.Now().Add(reportEvery)) }
+
+func linesAfter(log io.Writer, next time.Time) Progress {
+	return func(name string, have, size int64) {
+		now := time.Now()
+		if !now.After(next) {
+			return
+		}
+		next = now.Add(reportEvery)
+		of := ""
+		if size > 0 {
+			of = fmt.Sprintf(" of %d", size/1e6)
+		}
+		fmt.Fprintf(log, "setup: downloading %s: %d%s MB\n", name, have/1e6, of)
+	}
+}
+
 // continued downloads the missing tail of a partly downloaded file.
-func continued(ctx context.Context, client *http.Client, address, part string, log io.Writer) error {
+func continued(ctx context.Context, client *http.Client, address, part string, report Progress) error {
 	ctx, end, stop := watch(ctx)
 	defer stop()
 	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
@@ -271,8 +299,8 @@ func continued(ctx context.Context, client *http.Client, address, part string, l
 		}
 		at = 0
 	}
-	body := &progress{Reader: awake{answer.Body, end}, log: log,
-		name: strings.TrimSuffix(filepath.Base(part), ".part"), have: at, next: time.Now().Add(reportEvery)}
+	body := &progress{Reader: awake{answer.Body, end}, report: report,
+		name: strings.TrimSuffix(filepath.Base(part), ".part"), have: at}
 	if answer.ContentLength > 0 {
 		body.size = at + answer.ContentLength
 	}

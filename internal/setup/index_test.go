@@ -146,7 +146,7 @@ func TestSilentServerIsAnError(t *testing.T) {
 		}
 		part := filepath.Join(t.TempDir(), "torch.whl.part")
 		if err := continued(t.Context(), client, "https://index.example/simple/torch/", part,
-			io.Discard); err == nil || err.Error() != want {
+			lines(io.Discard)); err == nil || err.Error() != want {
 			t.Errorf("a file: got %v, want %s", err, want)
 		}
 	})
@@ -157,8 +157,8 @@ func TestProgressOfADownload(t *testing.T) {
 	for size, want := range map[int64]string{0: "setup: downloading x.whl: 7 MB\n",
 		9e6: "setup: downloading x.whl: 7 of 9 MB\n"} {
 		var log strings.Builder
-		p := &progress{Reader: strings.NewReader(strings.Repeat("x", 2e6)), log: &log, name: "x.whl",
-			have: 5e6, size: size, next: time.Now().Add(-time.Second)}
+		p := &progress{Reader: strings.NewReader(strings.Repeat("x", 2e6)), name: "x.whl",
+			report: linesAfter(&log, time.Now().Add(-time.Second)), have: 5e6, size: size}
 		if n, err := p.Read(make([]byte, 2e6)); n != 2e6 || err != nil {
 			t.Fatalf("got %d, %v, want 2000000 bytes", n, err)
 		}

@@ -560,7 +560,7 @@ func TestAnotherFileIsNotDownloadedAgain(t *testing.T) {
 		}
 		before := s.requests.Load()
 		if err := download(t.Context(), http.DefaultClient, s.URL+"/x", path, strings.Repeat("0", 64),
-			io.Discard); err == nil {
+			lines(io.Discard)); err == nil {
 			t.Error("download of a file with another checksum: got no error, want one")
 		}
 		if n := s.requests.Load() - before; n > 3 { // one is interrupted, one is resumed, one is complete
@@ -694,5 +694,52 @@ func TestSourcesAreWhole(t *testing.T) {
 	}
 	if r := Releases(); len(r) == 0 || r[0] != DefaultRelease {
 		t.Errorf("releases %q, and the default is %s", r, DefaultRelease)
+	}
+}
+
+// A checksum may be its first digits, as in the names of published weights. An interrupted download
+// is continued, and a file that is there already is not downloaded.
+func TestDownloadByTheFirstDigitsOfAChecksum(t *testing.T) {
+	text := []byte(strings.Repeat("weights", 1000))
+	s := serve(t, false, map[string][]byte{"/w-12345678.pth": text})
+	path := filepath.Join(t.TempDir(), "w.pth")
+	var last int64
+	report := func(_ string, have, size int64) {
+		if last = have; size != int64(len(text)) {
+			t.Errorf("got size %d, want %d", size, len(text))
+		}
+	}
+	if err := Download(t.Context(), s.URL+"/w-12345678.pth", path, strings.ToUpper(digest(text)[:8]), report); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, text) || last != int64(len(text)) {
+		t.Errorf("got %d bytes, %v, %d reported, want %d, nil", len(got), err, last, len(text))
+	}
+	if s.ranges.Load() == 0 {
+		t.Error("no range was requested, want the interrupted download continued")
+	}
+	before := s.requests.Load()
+	if err := Download(t.Context(), s.URL+"/w-12345678.pth", path, digest(text), report); err != nil {
+		t.Error(err)
+	}
+	if n := s.requests.Load() - before; n != 0 {
+		t.Errorf("%d requests for a file that is there, want 0", n)
+	}
+}
+
+func TestDownloadRefusesBadURLsAndChecksums(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	for _, c := range []struct{ url, sum, want string }{
+		{"ftp://host.example/x", strings.Repeat("0", 64), "want a URL that begins with https:// or http://"},
+		{"https:///x", strings.Repeat("0", 64), "want a URL"},
+		{"https://host.example/x", "", "want 8 to 64 hexadecimal digits"},
+		{"https://host.example/x", "1234567", "want 8 to 64 hexadecimal digits"},
+		{"https://host.example/x", strings.Repeat("0", 65), "want 8 to 64 hexadecimal digits"},
+		{"https://host.example/x", "1234567g", "want 8 to 64 hexadecimal digits"},
+	} {
+		if err := Download(t.Context(), c.url, path, c.sum, lines(io.Discard)); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, %q: got error %v, want one with %q", c.url, c.sum, err, c.want)
+		}
 	}
 }

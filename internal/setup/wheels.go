@@ -235,7 +235,7 @@ func (i index) wheel(ctx context.Context, w wheel, path string, log io.Writer) e
 	for _, at := range i.pages(w) {
 		address, err := find(ctx, client, at, w)
 		if err == nil && address != "" {
-			if err = download(ctx, client, address, path, w.sha256, log); err == nil {
+			if err = download(ctx, client, address, path, w.sha256, lines(log)); err == nil {
 				return nil
 			}
 		}
