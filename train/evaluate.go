@@ -60,7 +60,8 @@ func Evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher,
 	return m, nil
 }
 
-// evaluate measures the model on the feed's epoch 0. The ranks of a job return the metrics of all.
+// evaluate measures the model on the feed's epoch 0. In a job, every rank returns the metrics of
+// all ranks.
 func evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher, dtype torch.DType,
 	c criterion, j *job) (*Metrics, error) {
 	nn.Train(model, false)
@@ -97,8 +98,8 @@ func evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher,
 	return sum.metrics(of)
 }
 
-// measure adds the first samples of a batch to a meter. A loss of the program covers the whole
-// batch.
+// measure adds the first counted samples of a batch to a meter. If the program has its own loss,
+// that loss covers the whole batch.
 func measure(m *meter, model nn.Module, batch *prefetcher.Batch, counted int, dtype torch.DType, c criterion) error {
 	if counted == 0 {
 		return nil

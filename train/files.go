@@ -37,7 +37,7 @@ type position struct {
 	Batches int     `json:"batches"`         // trained on in this epoch
 	LR      float64 `json:"lr"`              // of the last step
 	Sums    sums    `json:"sums"`            // totals of the epoch so far, at the time of saving
-	Ranks   int     `json:"ranks,omitempty"` // of the job; 0 for one process
+	Ranks   int     `json:"ranks,omitempty"` // number of ranks; 0 without Config.World
 
 	meter *meter // of the current epoch; nil between epochs
 }
@@ -103,7 +103,8 @@ func (r *runner) openDir(ctx context.Context) error {
 	return nil
 }
 
-// prepareDir makes and claims the folder. It reports whether the folder has a run to resume.
+// prepareDir makes the folder and claims it for this run. It reports whether the folder has a run
+// to resume.
 func (r *runner) prepareDir() (resumes bool, err error) {
 	r.folder.made = missing(r.Dir)
 	if err := os.MkdirAll(r.Dir, 0o777); err != nil {
@@ -244,7 +245,7 @@ func (r *runner) load(ctx context.Context, path string) error {
 		return fmt.Errorf("train: %s: %w", path, err)
 	}
 	if !r.job.leads() {
-		at.Sums = sums{Classes: at.Sums.Classes} // rank 0 has the totals of all ranks
+		at.Sums = sums{Classes: at.Sums.Classes} // only rank 0 continues with the totals, which are of all ranks
 	}
 	if s := r.stepper.scheduler; s != nil {
 		if err := s.SetCount(at.Step); err != nil {

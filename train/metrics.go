@@ -143,7 +143,8 @@ func (m *meter) read(of string) (s sums, err error) {
 	return s, err
 }
 
-// tally returns the totals so far, and the counts of an evaluation. It waits for the device.
+// tally returns the totals so far, and the confusion counts of an evaluation. It waits for the
+// device.
 func (m *meter) tally(of string) (t tally, err error) {
 	if t.Sums, err = m.read(of); err == nil && m.confusion != nil {
 		t.Confusion, err = m.confusion.Int64s()
@@ -151,7 +152,7 @@ func (m *meter) tally(of string) (t tally, err error) {
 	return t, err
 }
 
-// metrics returns the metrics of totals.
+// metrics converts totals to metrics.
 func (t *tally) metrics(of string) (*Metrics, error) {
 	s := &t.Sums
 	if s.Samples == 0 {

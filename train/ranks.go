@@ -14,19 +14,20 @@ import (
 	"github.com/torchstream/torchstream/prefetcher"
 )
 
-// job is a run's part in the job of Config.World. All its methods also work for a run without
-// World, which is a job of one process.
+// job connects a run to the job of Config.World. Its methods also work without World: such a run is
+// a job of one process.
 type job struct {
-	world    *distributed.Group        // nil for a run of one process
-	parallel *distributed.DataParallel // nil for a run of one process
-	stop     *distributed.Flag         // raised when a rank's context ends
-	quiet    func() bool               // ends the watch of the context
+	world    *distributed.Group        // nil without World
+	parallel *distributed.DataParallel // nil without World
+	stop     *distributed.Flag         // raised when the context of a rank ends
+	quiet    func() bool               // stops watching the context
 }
 
-// errJobStops means that the context of a rank has ended. All ranks get it after the same step.
+// errJobStops means that the context of some rank has ended. All ranks return it after the same
+// step.
 var errJobStops = fmt.Errorf("train: the job stops: %w", context.Canceled)
 
-// join makes the run a rank of Config.World. It requires that all ranks have the same data, and
+// join makes the run a rank of Config.World. It requires that all ranks have the same data. It
 // gives all models the parameters of rank 0.
 func (r *runner) join(ctx context.Context) (err error) {
 	w := r.World
@@ -58,7 +59,7 @@ func (r *runner) join(ctx context.Context) (err error) {
 	return nil
 }
 
-// close ends the run's part in the job. The group stays open.
+// close disconnects the run from the job. The group stays open.
 func (j *job) close() error {
 	var errs []error
 	if j.stop != nil {
@@ -98,8 +99,8 @@ func (j *job) seed(seed uint64) uint64 {
 	return mix(seed, ^uint64(j.world.Rank()))
 }
 
-// feedContext returns the context in which a feed is read. A rank of several must not stop in the
-// middle of a step that the others make, so its feed does not end with ctx.
+// feedContext returns the context for reading a feed. In a job of several ranks, a rank must not
+// stop in the middle of a step that other ranks make. So this context does not end when ctx ends.
 func (j *job) feedContext(ctx context.Context) context.Context {
 	if j.world == nil {
 		return ctx
@@ -107,8 +108,8 @@ func (j *job) feedContext(ctx context.Context) context.Context {
 	return context.WithoutCancel(ctx)
 }
 
-// stopped returns an error if the run ends after the current batch. Every rank calls it after each
-// batch, and all get the same.
+// stopped returns an error if the run must end after the current batch. Every rank calls it after
+// each batch, and all ranks return the same error.
 func (j *job) stopped(ctx context.Context) error {
 	if j.world == nil {
 		return ctx.Err()
@@ -120,7 +121,7 @@ func (j *job) stopped(ctx context.Context) error {
 	return err
 }
 
-// lead calls f on rank 0. All ranks return its error.
+// lead calls f on rank 0. All ranks return rank 0's error.
 func (j *job) lead(f func() error) error {
 	if j.world == nil {
 		return f()
@@ -144,15 +145,15 @@ func (j *job) lead(f func() error) error {
 	return nil
 }
 
-// tally is what a meter has counted.
+// tally holds the counts of a meter.
 type tally struct {
 	Sums      sums    `json:"sums"`
 	Confusion []int64 `json:"confusion,omitempty"` // [classes*classes]; nil in training
 	Error     string  `json:"error,omitempty"`
 }
 
-// add adds up the totals of all ranks. Every rank calls it, also if it has no total because of the
-// error failed, and all ranks get the sum or an error.
+// add adds up the totals of all ranks. Every rank calls it. A rank without a total passes the
+// reason as failed. All ranks return the sum, or an error.
 func (j *job) add(own tally, failed error) (tally, error) {
 	if j.world == nil {
 		return own, failed
@@ -174,7 +175,7 @@ func (j *job) add(own tally, failed error) (tally, error) {
 		sum.Sums.Top1 += t.Sums.Top1
 		sum.Sums.Top5 += t.Sums.Top5
 		sum.Sums.Classes = max(sum.Sums.Classes, t.Sums.Classes)
-		if sum.Confusion == nil { // a rank that got only padding has none
+		if sum.Confusion == nil { // a rank whose samples were all padding has none
 			sum.Confusion = slices.Clone(t.Confusion)
 			continue
 		}
@@ -185,8 +186,9 @@ func (j *job) add(own tally, failed error) (tally, error) {
 	return sum, nil
 }
 
-// shareBuffers gives all ranks the buffers of rank 0, such as BatchNorm's running statistics, which
-// each rank has of its own samples. The evaluation and the checkpoint then use the same.
+// shareBuffers gives all ranks the buffers of rank 0. Each rank has computed its buffers, such as
+// BatchNorm's running statistics, from its own samples. The evaluation and the checkpoint then use
+// the same buffers.
 func (j *job) shareBuffers(model nn.Module) error {
 	if j.world == nil {
 		return nil
@@ -199,15 +201,15 @@ func (j *job) shareBuffers(model nn.Module) error {
 	return nil
 }
 
-// once finds the samples that a rank's evaluation gets as padding, because the samples do not
-// divide evenly: they are the first samples of the epoch again.
+// once finds the padding in a rank's evaluation. If the samples do not divide evenly, the loader
+// repeats the first samples of the epoch.
 type once struct {
-	next    int  // after the last number, of a sample that is no padding
-	padding bool // has begun
-	again   int  // after the last number of the padding, which ascends too
+	next    int  // 1 + the last index of a sample that is no padding
+	padding bool // the padding has started
+	again   int  // 1 + the last index in the padding, whose indices ascend too
 }
 
-// count returns the number of samples at the start of a batch that are no padding.
+// count returns how many samples of a batch are no padding. They come first in the batch.
 func (o *once) count(batch *prefetcher.Batch) (int, error) {
 	var samples []int
 	switch info := batch.Info.(type) {

@@ -23,18 +23,18 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// team is a training whose ranks are goroutines of this process. The zero value trains two epochs
-// of four steps of eight images together.
+// team is a training whose ranks are goroutines of this process. The zero value trains for two
+// epochs. An epoch has four steps, and all ranks together train on eight images in a step.
 type team struct {
 	path, dir string
 	epochs    int
-	norm      bool // with a BatchNorm
+	norm      bool // the network has a BatchNorm
 	resume    bool
 	saveSteps int
 	change    func(ctx context.Context, rank int, c *train.Config) context.Context
 }
 
-// modelMu keeps the ranks of a process from drawing parameters at the same time.
+// modelMu prevents ranks of one process from drawing their parameters at the same time.
 var modelMu sync.Mutex
 
 func (k team) model() (nn.Module, error) {
@@ -51,7 +51,7 @@ func (k team) model() (nn.Module, error) {
 		nn.NewLinear(4*side*side, classes, nn.LinearOptions{})), nil
 }
 
-// ranRank is what one rank's Run has returned.
+// ranRank is the result of one rank's Run.
 type ranRank struct {
 	report   *train.Report
 	err      error
@@ -59,7 +59,7 @@ type ranRank struct {
 	progress string
 }
 
-// rank runs one rank. world is nil for a run of one process.
+// rank runs one rank. world is nil for a training in one process.
 func (k team) rank(ctx context.Context, world *distributed.Group, path string) (o ranRank, err error) {
 	rank, size := 0, 1
 	if world != nil {
@@ -116,7 +116,7 @@ func (k team) rank(ctx context.Context, world *distributed.Group, path string) (
 	return o, nil
 }
 
-// run runs n ranks, or without a world one process if n is 0.
+// run runs n ranks. If n is 0, it runs one process without a world.
 func (k team) run(t *testing.T, n int) []ranRank {
 	t.Helper()
 	if k.path == "" {
@@ -136,7 +136,7 @@ func (k team) run(t *testing.T, n int) []ranRank {
 		return nil
 	})
 	for rank := range n {
-		if all[rank].err == nil { // a job that has failed cannot be closed without an error
+		if all[rank].err == nil { // Close returns an error if the job has failed
 			errs[rank] = errors.Join(errs[rank], closed[rank])
 		}
 	}
@@ -170,7 +170,7 @@ func requireDone(t *testing.T, all []ranRank) ranRank {
 	return all[0]
 }
 
-// near fails unless two runs have the same metrics and weights, except for rounding.
+// near requires that two runs have the same metrics and weights, except for rounding.
 func near(t *testing.T, what string, got, want ranRank) {
 	t.Helper()
 	if got.report.Steps != want.report.Steps || len(got.report.Epochs) != len(want.report.Epochs) {
@@ -193,8 +193,8 @@ func near(t *testing.T, what string, got, want ranRank) {
 	}
 }
 
-// Two and three ranks with a half and a third of the batch compute what one process computes: the
-// mean gradient of the same samples. Metrics are of all ranks, and padding counts nowhere.
+// Two and three ranks, with a half and a third of the batch, compute the result of one process: the
+// mean gradient of the same samples. The metrics cover all ranks, and no metric counts padding.
 func TestRanksOfRunEqualOneProcess(t *testing.T) {
 	path := archive(t)
 	want := requireDone(t, team{path: path}.run(t, 0))
@@ -237,8 +237,9 @@ func cancelAt(rank, step int) func(context.Context, int, *train.Config) context.
 	}
 }
 
-// The end of one rank's context stops all after the same step. The job then resumes to the bits of
-// an undisturbed one, or with another number of ranks to its results.
+// If the context of one rank ends, all ranks stop after the same step. A job that resumes with the
+// same number of ranks has the bits of an uninterrupted job. With another number of ranks it has
+// the same results except for rounding.
 func TestJobOfRunResumes(t *testing.T) {
 	path := archive(t)
 	whole := team{path: path, epochs: 3, norm: true, dir: filepath.Join(t.TempDir(), "whole")}
@@ -271,7 +272,7 @@ func TestJobOfRunResumes(t *testing.T) {
 	}
 }
 
-// The error of one rank ends the job: the others name it.
+// An error on one rank ends the job. The errors of the other ranks name that rank.
 func TestFailedRankEndsTheJobOfRun(t *testing.T) {
 	broken := errors.New("broken")
 	all := team{change: func(ctx context.Context, rank int, c *train.Config) context.Context {
@@ -294,7 +295,7 @@ func TestFailedRankEndsTheJobOfRun(t *testing.T) {
 	}
 }
 
-// Rank 0 alone looks at the folder. All ranks get its error.
+// Only rank 0 examines the folder. All ranks return rank 0's error.
 func TestRanksAgreeOnTheFolder(t *testing.T) {
 	k := team{path: archive(t), dir: filepath.Join(t.TempDir(), "run")}
 	requireDone(t, k.run(t, 2))
@@ -305,7 +306,7 @@ func TestRanksAgreeOnTheFolder(t *testing.T) {
 	}
 }
 
-// Without a Loader a job goes on in an epoch with its own number of ranks only.
+// Without a Loader, a job can only resume within an epoch if it has the same number of ranks.
 func TestOtherRanksNeedALoaderWithinAnEpoch(t *testing.T) {
 	without := func(next func(context.Context, int, *train.Config) context.Context) func(context.Context, int,
 		*train.Config) context.Context {
@@ -326,7 +327,7 @@ func TestOtherRanksNeedALoaderWithinAnEpoch(t *testing.T) {
 	requireDone(t, k.run(t, 2))
 }
 
-// A shuffled evaluation is an error, because padding could not be told from other samples.
+// A shuffled evaluation is an error, because padding cannot be told apart from other samples.
 func TestShuffledEvaluationOfRanksIsAnError(t *testing.T) {
 	k := team{path: archive(t)}
 	k.change = func(ctx context.Context, _ int, c *train.Config) context.Context {

@@ -68,14 +68,15 @@ type Config struct {
 	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
 	// so that Dropout depends on nothing else. The generators are global to the process.
 	Seed uint64
-	// World, if not nil, is the job of several processes that train together, with one copy of the
-	// model each. Every rank calls Run with the same options and with its share of the samples:
-	// open the loaders of Feed and Eval with Rank and World of the group. Feed must be on
-	// World.Device(). Run averages the gradients. All ranks return the same report, whose metrics
-	// cover all ranks. Rank 0 writes the files and the progress. A job resumes with the same or,
-	// with Loader, another number of ranks. When the context of a rank ends, all stop after the
-	// same step. The hooks must return the same on all ranks. The caller closes the group, even
-	// after an error, so that the other ranks end.
+	// World, if not nil, is a job of several processes that train one model together. Each rank has
+	// a copy of the model. Every rank calls Run with the same options and its own share of the
+	// samples: open the loaders of Feed and Eval with the Rank and World of the group. Feed must be
+	// on World.Device(). Run averages the gradients over the ranks. All ranks return the same
+	// report, whose metrics cover all ranks. Rank 0 writes the files and the progress. A job can
+	// resume with the same number of ranks or, if it has a Loader, with another one. When the
+	// context of one rank ends, all ranks stop after the same step. Hooks must return the same
+	// error on all ranks. The caller closes the group, even after an error, so that the other ranks
+	// end.
 	//
 	// The evaluation does not count samples that the loader repeats to make equal shares. Eval must
 	// not be shuffled.

@@ -139,7 +139,7 @@ func (o *packOptions) run(ctx context.Context, stdout, stderr io.Writer) error {
 	return o.print(r, seconds, stdout)
 }
 
-// parts returns train, and val with -val, of the images in a folder.
+// parts returns the parts of the images in a folder: train and, with -val, val.
 func (o *packOptions) parts(folder string) []pack.Part {
 	train := o.images.Part
 	train.Folder = folder
@@ -152,7 +152,7 @@ func (o *packOptions) parts(folder string) []pack.Part {
 	return list
 }
 
-// divide makes parts of the folders train, val and test.
+// divide returns a part for each of the folders train, val and test.
 func (o *packOptions) divide(directories []string) ([]pack.Part, error) {
 	s := findSplits([]imageloader.ClassReport{{Directories: directories}})
 	if s.train == "" || len(s.held) == 0 {
@@ -221,7 +221,7 @@ func packResultOf(r *pack.Report, seconds float64) packResult {
 	return out
 }
 
-// print prints the counts of samples in, out and left out, and the names of bad ones.
+// print prints how many samples were read, written and left out, and the names of bad samples.
 func (o *packOptions) print(r *pack.Report, seconds float64, w io.Writer) error {
 	table := printable.NewTable(w, 0)
 	fmt.Fprintf(table, "%s:\t%s in %s; %s no part of a sample, %d images among them\n", printable.Name(r.Input),

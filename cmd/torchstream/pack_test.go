@@ -16,7 +16,7 @@ import (
 	"testing"
 )
 
-// samplesOf returns what inspect says of an archive's classes.
+// samplesOf returns the classes and counts in inspect's report.
 func samplesOf(t *testing.T, args ...string) string {
 	t.Helper()
 	status, stdout, stderr := command(t, append([]string{"inspect", "-json"}, args...)...)
@@ -34,7 +34,7 @@ func samplesOf(t *testing.T, args ...string) string {
 	return b.String()
 }
 
-// pack writes shards in which inspect finds the classes, counts and bytes of the input.
+// pack writes shards with the input's classes, counts and bytes, as inspect reports them.
 func TestPackKeepsClassesAndBytes(t *testing.T) {
 	const photos = "../../examples/data/photos-train.tgz"
 	want := samplesOf(t, photos)
@@ -55,7 +55,7 @@ func TestPackKeepsClassesAndBytes(t *testing.T) {
 	}
 }
 
-// jpegOf returns a small JPEG of its own for each number.
+// jpegOf returns a small JPEG, which is different for each number.
 func jpegOf(t *testing.T, number int) []byte {
 	t.Helper()
 	m := image.NewGray(image.Rect(0, 0, 16, 16))
@@ -69,7 +69,7 @@ func jpegOf(t *testing.T, number int) []byte {
 	return b.Bytes()
 }
 
-// The folders of a set become parts, and -val divides the training's.
+// The folders of a set become parts, and -val divides the folder train.
 func TestPackDividesFolders(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -125,7 +125,7 @@ func TestPackDividesFolders(t *testing.T) {
 	}
 }
 
-// Wrong options are named before anything is read.
+// An error names a wrong option before any file is read.
 func TestPackOptionsThatContradict(t *testing.T) {
 	const photos = "../../examples/data/photos-train.tgz"
 	for want, args := range map[string][]string{
