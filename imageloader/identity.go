@@ -124,7 +124,7 @@ func (l *Loader) classesDigest() string {
 // separately. The digest of the archive covers the samples and labels of a List.
 var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex",
 	"NoEntryPoints", "MaxTranscodedBytes", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights",
-	"ShuffleBuffer", "ShuffleBytes", "List"}
+	"ShuffleBuffer", "ShuffleBytes", "List", "ListFormat"}
 
 // laterOptions lists fields that were added after the first version of states, with their defaults.
 // A state omits a field that has its default, so that earlier versions can read the state. A state

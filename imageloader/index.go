@@ -2,6 +2,7 @@ package imageloader
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -13,6 +14,9 @@ import (
 
 // Progress is the part of an archive that has been read.
 type Progress = archive.Progress
+
+// ErrNeedsNoIndex is the error of MakeIndex and InspectIndex for a directory or a zip.
+var ErrNeedsNoIndex = errors.New("needs no index")
 
 // IndexReport describes the index that MakeIndex has made.
 type IndexReport = index.Report
@@ -46,13 +50,14 @@ func (l *Loader) indexConfig() index.Config {
 // MakeIndex reads a whole archive and writes its index, even if one exists. The first epoch over an
 // archive also makes the index.
 //
-// MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, List, OpenSource and Logger.
+// MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, List,
+// ListFormat, MultiLabel, OpenSource and Logger.
 // WebDataset, and whether there are Masks or a List, must equal the loaders' options. Otherwise the
 // loaders do not use the index. If progress is not nil, MakeIndex calls it now and then from the
 // caller's goroutine. A directory or a zip needs no index and is an error. MakeIndex does not wait
 // for other processes. OpenContext, in any process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
-	o.NoIndex, o.Part = false, Part{} // the index has all samples
+	o.NoIndex, o.Part, o.ListFormat.GroupColumn = false, Part{}, "" // the index has all samples
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
@@ -67,7 +72,7 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 		return nil, err
 	}
 	if f := a.Format(); f == archive.Tree || f == archive.Zip {
-		return nil, fmt.Errorf("imageloader: %s is a %s, which needs no index", a.Path(), f)
+		return nil, fmt.Errorf("imageloader: %s is a %s, which %w", a.Path(), f, ErrNeedsNoIndex)
 	}
 	if err := l.readList(ctx); err != nil {
 		return nil, archive.StopCause(ctx, err)
@@ -139,30 +144,31 @@ func (l *Loader) searches(x *index.Index) *devplan.Searches {
 	}
 }
 
-// maxListBytes is the maximum size of the file of Options.List, which is read into memory.
-const maxListBytes = 1 << 30
-
 // ListError is an error in a line of Options.List.
 type ListError = index.ListError
 
+// ListReport compares Options.List with the archive.
+type ListReport = index.ListReport
+
+// ListReport compares Options.List with the archive. It returns nil without a list.
+func (l *Loader) ListReport() *ListReport {
+	x := l.index.Load()
+	if x == nil || x.List() == nil {
+		return nil
+	}
+	r := *x.List()
+	return &r
+}
+
 // readList reads the list of the options, if there is one.
-func (l *Loader) readList(ctx context.Context) error {
+func (l *Loader) readList(ctx context.Context) (err error) {
 	if l.o.List == "" {
 		return nil
 	}
-	f, err := archive.OpenFile(ctx, l.o.List, l.archiveConfig())
-	if err != nil {
+	l.list, err = index.OpenList(ctx, l.o.List, l.path, index.ListOptions{Format: l.o.ListFormat,
+		MultiLabel: l.o.MultiLabel, Archive: l.archiveConfig(), Logger: l.o.Logger})
+	if err != nil && !index.IsWrongList(err) {
 		return fmt.Errorf("imageloader: Options.List: %w", err)
 	}
-	defer func() { _ = f.Close() }() // nothing was written
-	info, err := f.Stat()
-	if err != nil {
-		return fmt.Errorf("imageloader: Options.List: %w", err)
-	}
-	if info.Size() > maxListBytes {
-		return fmt.Errorf("imageloader: Options.List: %s has %d bytes, over the limit of %d", l.o.List,
-			info.Size(), maxListBytes)
-	}
-	l.list, err = index.ReadList(l.o.List, f)
 	return err
 }

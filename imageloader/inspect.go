@@ -49,6 +49,8 @@ type Report struct {
 	// Findings counts the samples that are tolerated, refused or rare, by kind. A format is rare if
 	// at most a twentieth of the good images have it.
 	Findings []Finding
+	// List compares Options.List with the archive. It is nil without a list.
+	List *ListReport
 }
 
 // LeftOut counts one kind of folder or link that is not a class: folders without an image, hidden
@@ -85,8 +87,10 @@ func Inspect(ctx context.Context, path string, o Options, progress func(Progress
 
 // inspectedBy returns a loader for inspecting an archive, without opening the archive.
 func inspectedBy(path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Loader, error) {
+	o.ListFormat.GroupColumn = "" // for a part, and all samples are inspected
 	o, err := Options{
-		WebDataset: o.WebDataset, List: o.List, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes,
+		WebDataset: o.WebDataset, List: o.List, ListFormat: o.ListFormat,
+		MultiLabel: o.MultiLabel && o.List != "", Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes,
 		MaxPixels: o.MaxPixels, OpenSource: o.OpenSource, Columns: o.Columns,
 	}.withDefaults()
 	if err != nil {
@@ -333,7 +337,8 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 // MaxPixels, OpenSource and Logger. An index that was made with other values of Classes, WebDataset
 // or List is an error. A directory or a zip has no index and is an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
-	o.NoIndex, o.ShuffleBytes, o.Masks, o.MultiLabel = false, 1, Masks{}, false // no contents are held in memory
+	o.NoIndex, o.ShuffleBytes, o.Masks = false, 1, Masks{} // no contents are held in memory
+	o.MultiLabel = o.MultiLabel && o.List != ""            // an index of WebDataset's lists is for loaders
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
@@ -373,20 +378,23 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 	}
 	defer func() { _ = x.Close() }() // there is nothing to save
 	c, names := newCensus(l.otherLabels(a)), audit.NewNames()
+	labels := index.Labels{Classes: x.Classes(), Ignored: x.Ignored(), Orphans: x.Orphans(),
+		OrphansNamed: x.OrphansNamed(), LeftOut: x.LeftOut(), List: x.List(), Lists: x.Lists()}
 	i := 0
 	for h, err := range x.Headers() {
 		if err != nil {
 			return nil, err
 		}
 		f := inspectHeader(&l.rules, x.Sample(i), i, &h)
+		if labels.Lists != nil {
+			f.dir = x.ListNumber(i)
+		}
 		if h.State != index.HeaderNoImage && h.State != index.HeaderForeign && names.Again(f.name) {
 			f.rare = append(f.rare, audit.NameAgain)
 		}
 		c.add(f)
 		i++
 	}
-	labels := index.Labels{Classes: x.Classes(), Ignored: x.Ignored(), Orphans: x.Orphans(),
-		OrphansNamed: x.OrphansNamed(), LeftOut: x.LeftOut()}
 	for label := range labels.Classes {
 		labels.OfDirectory = append(labels.OfDirectory, int32(label))
 	}
@@ -572,6 +580,7 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 		Turned:    c.turned,
 
 		OrphansNamed: labels.OrphansNamed,
+		List:         labels.List,
 	}
 	for _, class := range labels.Classes {
 		r.Classes = append(r.Classes, ClassReport{Name: class})
@@ -580,11 +589,19 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 		if d.samples == 0 { // not in a class
 			continue
 		}
-		class := &r.Classes[labels.OfDirectory[dir]]
-		class.Samples += d.samples
-		class.Bad += d.bad
-		class.Bytes += d.bytes
-		class.Directories = d.paths.names()
+		of := []int32{}
+		if labels.Lists != nil {
+			of = labels.Lists[dir]
+		} else {
+			of = append(of, labels.OfDirectory[dir])
+		}
+		for _, label := range of {
+			class := &r.Classes[label]
+			class.Samples += d.samples
+			class.Bad += d.bad
+			class.Bytes += d.bytes
+			class.Directories = d.paths.names()
+		}
 		r.Samples += d.samples
 		for reason, n := range d.badBy {
 			r.BadBy[reason] += n

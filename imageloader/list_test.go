@@ -3,6 +3,7 @@
 package imageloader
 
 import (
+	"archive/zip"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -143,11 +144,14 @@ func TestListErrorsNameTheLine(t *testing.T) {
 	o := Options{Transform: Eval(4, 4), List: good}
 	for _, index := range []bool{false, true} { // whether there is an index
 		for text, want := range map[string]string{
-			"1.png,cat\nb/2.png,dog\n3.png,dog\n": `labels.csv:2: "b/2.png" is no member of ` + path +
-				` (2 lines in all name none); an image there that the list does not name is "a/2.png"`,
-			"image_id,target\n1.png,cat\n": "labels.csv:1: \"image_id\" is no member of",
-			"1.png,cat\na/2.png,cow\n":     `labels.csv:2: "a/2.png" is of class "cow"`,
-			"1.png,cat\n1.png,dog\n":       `labels.csv:2: "1.png" is in line 1 already`,
+			"b/2.png,dog\n6.png,dog\n": `labels.csv:1: "b/2.png" is no member of ` + path +
+				` (2 lines in all name none): names in column 1, labels in column 2; if the first line has the names of ` +
+				`the columns, choose columns by them (Options.ListFormat.NameColumn); an image there that the list ` +
+				`does not name is "1.png"`,
+			"photo,breed\n1,cat\n2,dog\n3,dog\n": `labels.csv:1: "photo" is no member of ` + path + `: names in column 1`,
+			"a/2,cat\na/2.png,dog\n":             `labels.csv:2: "a/2.png" is the image "a/2" of line 1, with another label or group`,
+			"1.png,cat\na/2.png,cow\n":           `labels.csv:2: "a/2.png" is of class "cow"`,
+			"1.png,cat\n1.png,dog\n":             `labels.csv:2: "1.png" is in line 1 already, with the label "cat", and here with "dog"`,
 		} {
 			bad := o
 			bad.List = writeList(t, text)
@@ -287,7 +291,7 @@ func TestInspectFollowsTheList(t *testing.T) {
 		r.Bad[1].Name != "bad" || r.Bad[1].Index != 3 {
 		t.Errorf("%+v, error %v", r, err)
 	}
-	for text, want := range map[string]string{"1.png,0\n2.png,0\n": "labels.csv:2: \"2.png\" is no member",
+	for text, want := range map[string]string{"6.png,0\n7.png,0\n": "labels.csv:1: \"6.png\" is no member",
 		"1.png,-1\n": "labels.csv:1: \"1.png\" has the label"} {
 		o.List = writeList(t, text)
 		if _, err := inspect(t.Context(), path, o, openFile, fakeCodec{}); err == nil ||
@@ -298,5 +302,92 @@ func TestInspectFollowsTheList(t *testing.T) {
 	if _, _, err := Fix(t.Context(), path, filepath.Join(t.TempDir(), "out.tar"), o, FixOptions{},
 		nil); err == nil || !strings.Contains(err.Error(), "takes no Options.List") {
 		t.Errorf("error %v, want an error with %q", err, "takes no Options.List")
+	}
+}
+
+// TestListInTheArchive: a list that is a member labels the other members, for each kind of archive.
+func TestListInTheArchive(t *testing.T) {
+	members := append([]archivetest.Member{{Name: "set/train.csv", Data: "image_id;breed\n1;dog\n2;cat\n7;cat\n"}},
+		archivetest.Member{Name: "set/images/1.png", Data: archivetest.Image("1")},
+		archivetest.Member{Name: "set/images/2.png", Data: archivetest.Image("2")},
+		archivetest.Member{Name: "set/images/3.png", Data: archivetest.Image("3")},
+		archivetest.Member{Name: "set/old/labels.csv", Data: "1,x\n"}, archivetest.Member{Name: "labels.csv", Data: "2,y\n"},
+		archivetest.Member{Name: "a/twice.csv", Data: "1,x\n"}, archivetest.Member{Name: "b/twice.csv", Data: "1,x\n"})
+	data, dir := archivetest.Tar(t, members...), t.TempDir()
+	put := func(name string, data []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for _, path := range []string{put("a.tar", data), put("a.tgz", archivetest.Gzip(t, data)),
+		put("a.tar.zst", archivetest.Zstd(t, data)), put("a.zip", zipped(t, data, zip.Deflate)), archivetest.Extract(t, members)} {
+		for list, want := range map[string]string{"train.csv": "set/images/1.png=1 set/images/2.png=0",
+			"./set/train.csv": "set/images/1.png=1 set/images/2.png=0", "labels.csv": "set/images/2.png=0"} {
+			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), List: list}, openFile, fakeCodec{})
+			if err != nil {
+				t.Errorf("%s, %s: %v, want no error", path, list, err)
+				continue
+			}
+			batches, err := collect(t, l, 0, 2)
+			if got := strings.Join(labelled(batches), " "); err != nil || got != want {
+				t.Errorf("%s, %s: got %s, error %v, want %s", path, list, got, err, want)
+			}
+			r := l.ListReport()
+			if r == nil || !strings.HasPrefix(r.File, path+":") || list == "train.csv" &&
+				(r.WithoutImage != 1 || r.FirstWithoutLine != 4 || r.Unlisted != 1 || r.FirstUnlisted != "set/images/3.png") {
+				t.Errorf("%s, %s: got the report %+v", path, list, r)
+			}
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		for list, want := range map[string]string{
+			"test.csv":  "no such file or directory, nor is it in " + path + ", which has",
+			"twice.csv": "twice.csv may be a/twice.csv or b/twice.csv in " + path + ": give the whole name",
+		} {
+			_, err := open(t.Context(), path, Options{Transform: Eval(4, 4), List: list}, openFile, fakeCodec{})
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s, %s: got the error %v, want %s", path, list, err, want)
+			}
+		}
+	}
+}
+
+// TestListOfSeveralLabels: one-hot columns and columns of names make soft labels, with and without
+// an index, and a report counts an image in each of its classes.
+func TestListOfSeveralLabels(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, listedMembers()...)))
+	for text, want := range map[string]string{
+		"id,x,z,y\n1,1,0,1\n2,0,0,0\n4,0,1,1\n":      "[x y z] [x y  y z]",
+		"id,labels\n1,y x\n2,\n4,z y\n":              "[x y z] [x y  y z]",
+		"name;labels\n1;\"x;y\"\n2;\n4;\"z;y\"\n":    "[x y z] [x y  y z]",
+		"id,labels\n1,0|2\n2,\n4,1\n":                "[0 1 2] [0 2  1]",
+		"1.png,wild cat|dog\na/2.png,\nc/4.png,dog ": "[dog wild cat] [dog wild cat  dog]",
+	} {
+		for range 2 {
+			o := Options{BatchSize: 2, Transform: Transform{Size: 6, Resize: 8}, List: writeList(t, text), MultiLabel: true}
+			l := openFake(t, path, o)
+			if got := fmt.Sprintf("%v %v", l.Classes(), hotLabels(t, l)); got != want {
+				t.Errorf("%q: got %s, want %s", text, got, want)
+			}
+			r, err := InspectIndex(t.Context(), path, o, nil)
+			if err != nil || r.Samples != 3 {
+				t.Fatalf("%q: got %+v, error %v, want 3 samples", text, r, err)
+			}
+			if strings.HasPrefix(text, "id,x") && (r.Classes[1].Samples != 2 || r.Classes[0].Samples != 1) {
+				t.Errorf("%q: got the classes %+v, want 1 of x and 2 of y", text, r.Classes)
+			}
+			if r, err = inspect(t.Context(), path, o, openFile, fakeCodec{}); err != nil || r.Samples != 3 ||
+				strings.HasPrefix(text, "id,x") && r.Classes[1].Samples != 2 {
+				t.Errorf("%q: got %+v, error %v, want 3 samples", text, r, err)
+			}
+		}
+	}
+	o := Options{Transform: Eval(4, 4), MultiLabel: true, List: writeList(t, "1.png,x y\na/2.png,z\n"), Classes: []string{"x", "z"}}
+	if _, err := open(t.Context(), path, o, openFile, fakeCodec{}); err == nil ||
+		!strings.Contains(err.Error(), `labels.csv:1: "1.png" is of class "y"`) {
+		t.Errorf("got the error %v, want one about the class y in line 1", err)
 	}
 }

@@ -290,6 +290,27 @@ func (l *Loader) Classes() []string {
 	return slices.Clone(l.o.Classes)
 }
 
+// ClassCounts returns the number of samples of each class, by label. With Options.MultiLabel a
+// sample counts once for each of its labels. ClassCounts returns nil if Len returns -1, and with
+// Options.Masks.
+func (l *Loader) ClassCounts() []int {
+	x := l.index.Load()
+	if x == nil || l.o.Masks.masked() {
+		return nil
+	}
+	counts := make([]int, len(x.Classes()))
+	for i := range x.Len() {
+		if !l.o.MultiLabel {
+			counts[x.Label(i)]++
+			continue
+		}
+		for _, label := range x.Labels(i) {
+			counts[label]++
+		}
+	}
+	return counts
+}
+
 // BatchSize returns the number of samples in a batch. The last batch of an epoch may have fewer.
 func (l *Loader) BatchSize() int { return l.o.BatchSize }
 

@@ -93,25 +93,35 @@ type Options struct {
 	// If any label is not a number, all labels are names of classes, sorted by bytes: "10" is
 	// before "9". With Classes all labels are names, in the order of Classes.
 	WebDataset bool
-	// MultiLabel gives each sample of WebDataset or of a Parquet file any number of labels. In
-	// WebDataset, a sample's labels are the words of its .cls, separated by white space or commas.
-	// They may also be an array of strings and whole numbers in its .json, in the field labels,
-	// label, cls or class. In a Parquet file, they are in a column of lists, or in several columns:
-	// see Columns. The field "labels" of a batch is then float32 [classes], with a 1 for each label
-	// and 0 otherwise, and Sample.Label is 0. WebDataset's rule for numbers and names applies to
-	// the labels of all samples together. A sample with an empty list has only zeros.
+	// MultiLabel gives each sample of WebDataset, of a List or of a Parquet file any number of
+	// labels. With WebDataset, a sample's labels are the words of its .cls, separated by white
+	// space or commas, or an array of strings and whole numbers in the field labels, label, cls or
+	// class of its .json. In a List they are the words of a field, or several columns: see
+	// ListFormat. In a Parquet file they are in a column of lists, or in several columns: see
+	// Columns. The field "labels" of a batch is then float32 [classes], with a 1 for each label and
+	// 0 otherwise, and Sample.Label is 0. WebDataset's rule for numbers and names applies to the
+	// labels of all samples together. A sample without labels has only zeros.
 	MultiLabel bool
-	// List is the path or URL of a CSV file that lists the samples and their labels. If its name
-	// ends in .tsv or .tab, it is a TSV file. Labels then do not come from directories, and members
-	// that are not listed are not samples. The first two columns are a member's path, as in the
-	// archive or below the directory, and its label. If the first line names the columns ("path"
-	// and "label", in any order), it is a header. Further columns are ignored. Samples stay in the
-	// archive's order. WebDataset's rule for numbers and names applies to the labels. A path that
-	// is not in the archive, or that is listed twice, is a *ListError with file and line. A label
-	// that is not among Classes is an *UnknownClassError. Open reads a whole archive if it has no
-	// index.
-	List string
-	// Columns selects the columns with the images and the labels in Parquet files.
+	// List is the path or URL of a CSV or TSV file that lists the samples and their labels, or, if
+	// there is no such file, the name of a member of the archive. The separator is a comma, a
+	// semicolon or a tab; the text is UTF-8, or UTF-16 with a byte order mark. Labels do not come
+	// from directories, and members that are not listed are not samples. Samples stay in the
+	// archive's order. WebDataset's rule for numbers and names applies to the labels.
+	//
+	// If the first line has the names of columns, the names and labels are in the columns that
+	// ListFormat chooses, or else in those with usual names (path, file, image, id, ...; label,
+	// class, target, tags, ...). Otherwise they are in the first two columns. A name is a member's
+	// path, or the end of it, without its extension or with it. Folders before the archive's are
+	// ignored if all names have them.
+	//
+	// Rows whose image is not in the archive, repeated rows, and images without a row are counted
+	// (ListReport) and logged. It is a *ListError with file and line if rows contradict each other,
+	// if a name fits two images, or if no row has an image. A label that is not among Classes is an
+	// *UnknownClassError. Open reads a whole archive if it has no index, and up to the list if that
+	// is a member.
+	List       string
+	ListFormat ListFormat
+	// Columns selects the columns of Parquet files with the images and the labels.
 	Columns Columns
 	// Part selects some of the samples, such as those that are not held out, or those below the
 	// folder "train". The zero value selects all. All parts of an archive have the same classes and
@@ -350,9 +360,9 @@ type Columns struct {
 func (o *Options) checkFormat(path, format string) error {
 	parquet := format == archive.Parquet
 	switch {
-	case o.MultiLabel && !o.WebDataset && !parquet:
-		return errors.New("imageloader: Options.MultiLabel is for the labels of Options.WebDataset and of Parquet files; " +
-			"Options.Target makes targets of other labels")
+	case o.MultiLabel && !o.WebDataset && o.List == "" && !parquet:
+		return errors.New("imageloader: Options.MultiLabel is for the labels of Options.WebDataset, Options.List and " +
+			"Parquet files; Options.Target makes targets of other labels")
 	case !parquet && (o.Columns.Image != "" || len(o.Columns.Labels) > 0):
 		return fmt.Errorf("imageloader: Options.Columns is for Parquet files, and %s is a %s", path, format)
 	case parquet && o.WebDataset:
@@ -377,6 +387,9 @@ func (o *Options) checkPart() error {
 	}
 	return nil
 }
+
+// ListFormat chooses the columns of Options.List.
+type ListFormat = index.ListFormat
 
 // PairError is an image with two masks, or a mask with two images, according to Options.Masks.
 type PairError = index.PairError
@@ -447,7 +460,13 @@ func Eval(resize, size int) Transform { return transform.Eval(resize, size) }
 // checkList returns an error for options that can't be used with a list.
 func (o *Options) checkList() error {
 	switch {
+	case o.List == "" && !o.ListFormat.IsZero():
+		return errors.New("imageloader: Options.ListFormat needs Options.List")
 	case o.List == "":
+	case o.ListFormat.Separator != "" && !o.MultiLabel:
+		return errors.New("imageloader: Options.ListFormat.Separator needs Options.MultiLabel")
+	case o.ListFormat.GroupColumn != "" && o.Part.HeldOut == 0:
+		return errors.New("imageloader: Options.ListFormat.GroupColumn is for Options.Part.HeldOut, which is 0")
 	case o.WebDataset:
 		return fmt.Errorf("imageloader: Options.List and Options.WebDataset exclude each other: labels " +
 			"are those of the list")

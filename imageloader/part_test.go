@@ -179,3 +179,110 @@ func TestStateNamesAnotherPart(t *testing.T) {
 		t.Error("got no difference between parts")
 	}
 }
+
+// grouped returns an archive of images and a list with their classes and groups. The number of
+// images of a class in a group differs.
+func grouped(t *testing.T, groups int) (path, list string, group map[string]string) {
+	t.Helper()
+	var members []archivetest.Member
+	text, group := "id,label,patient\n", map[string]string{}
+	for g := range groups {
+		for i := range 1 + g*7%5 {
+			name := fmt.Sprintf("images/%03d-%d.png", g, i)
+			class := []string{"a", "b", "c"}[(g+i*i)%3]
+			if g%9 == 0 {
+				class = "rare"
+			}
+			members = append(members, archivetest.Member{Name: name, Data: archivetest.Image(name)})
+			text += fmt.Sprintf("%03d-%d,%s,p%d\n", g, i, class, g)
+			group[name] = fmt.Sprintf("p%d %s", g, class)
+		}
+	}
+	return archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), writeList(t, text), group
+}
+
+// No group is in both parts, the parts are complete, and the share of each class is near the wanted
+// one.
+func TestPartsKeepGroupsTogether(t *testing.T) {
+	path, list, group := grouped(t, 90)
+	for seed := range uint64(3) {
+		counts, sides := map[string][2]int{}, map[string]map[bool]bool{}
+		for _, test := range []bool{true, false} {
+			o := Options{List: list, ListFormat: ListFormat{GroupColumn: "patient"}, Part: Part{HeldOut: 0.2, Test: test, Seed: seed}}
+			names := namesOf(t, path, o)
+			if again := namesOf(t, path, o); !slices.Equal(again, names) {
+				t.Errorf("got %q and then %q for the same part", names, again)
+			}
+			for _, name := range names {
+				patient, class, _ := strings.Cut(group[name], " ")
+				c := counts[class]
+				c[0]++
+				if test {
+					c[1]++
+				}
+				counts[class] = c
+				if sides[patient] == nil {
+					sides[patient] = map[bool]bool{}
+				}
+				sides[patient][test] = true
+			}
+		}
+		total := 0
+		for class, c := range counts {
+			total += c[0]
+			if share := float64(c[1]) / float64(c[0]); share < 0.15 || share > 0.25 {
+				t.Errorf("seed %d, class %s: got %d of %d held out, want about 0.2", seed, class, c[1], c[0])
+			}
+		}
+		if total != len(group) {
+			t.Errorf("seed %d: got %d images in both parts, want %d", seed, total, len(group))
+		}
+		for patient, of := range sides {
+			if len(of) != 1 {
+				t.Errorf("seed %d: got images of %s in both parts, want them in one", seed, patient)
+			}
+		}
+	}
+	held := func(seed uint64) []string {
+		return namesOf(t, path, Options{List: list, ListFormat: ListFormat{GroupColumn: "3"}, NoIndex: true,
+			Part: Part{HeldOut: 0.2, Test: true, Seed: seed}})
+	}
+	if slices.Equal(held(1), held(2)) {
+		t.Error("got the same groups with another seed")
+	}
+}
+
+// A class in two groups has one on each side, whatever their sizes.
+func TestClassOfTwoGroupsIsInBothParts(t *testing.T) {
+	var members []archivetest.Member
+	text := "id,label,g\n"
+	for i, group := range strings.Split("AAAAAAAAAB CCCCD EF", "") {
+		if group == " " {
+			continue
+		}
+		name := fmt.Sprintf("%02d.png", i)
+		members = append(members, archivetest.Member{Name: name, Data: archivetest.Image(name)})
+		text += fmt.Sprintf("%02d,%s,%s\n", i, map[bool]string{true: "x", false: "y"}[group < "C"], group)
+	}
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
+	for _, test := range []bool{true, false} {
+		l := openFake(t, path, Options{Transform: Eval(4, 4), List: writeList(t, text), ListFormat: ListFormat{GroupColumn: "g"},
+			Part: Part{HeldOut: 0.1, Test: test}})
+		seen := map[int]bool{}
+		for b, err := range l.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range b.Samples {
+				seen[s.Label] = true
+			}
+		}
+		if len(seen) != 2 {
+			t.Errorf("test %v: got %d classes, want 2", test, len(seen))
+		}
+	}
+	o := Options{List: writeList(t, text), ListFormat: ListFormat{GroupColumn: "g"}}
+	if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), "GroupColumn is for Options.Part.HeldOut") {
+		t.Errorf("got the error %v, want one about Part.HeldOut", err)
+	}
+}

@@ -141,6 +141,7 @@ func (o *evaluateOptions) run(ctx context.Context, set *flag.FlagSet, dtype torc
 	if o.asJSON {
 		err = cli.WriteJSON(stdout, o.evaluation(file, m, loader.Stats()))
 	} else {
+		printList(stdout, o.archive, loader.ListReport())
 		err = o.print(stdout, file, m)
 		printBad(stdout, o.archive, loader.Stats(), o.badSamples, "")
 	}

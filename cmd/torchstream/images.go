@@ -57,6 +57,7 @@ func (o *trainOptions) testLabels() cli.Images {
 		labels.Part.Test = true
 	default:
 		labels.List, labels.Part = o.testList, imageloader.Part{}
+		labels.ListFormat.GroupColumn = ""
 	}
 	return labels
 }
@@ -177,6 +178,28 @@ func (c *census) printTurned(path string, images int, upright bool, stdout io.Wr
 	case c.turned > 0:
 		fmt.Fprintf(stdout, "%d of %s lie on their side by their EXIF orientation: -upright turns them\n",
 			c.turned, printable.Counted(images, "image", "images"))
+	}
+}
+
+// printList says how a list was read, and which rows and images have no counterpart. It prints
+// nothing without a list.
+func printList(w io.Writer, archive string, r *imageloader.ListReport) {
+	if r == nil {
+		return
+	}
+	archive, list := printable.ArchiveName(archive), printable.Name(r.File)
+	fmt.Fprintf(w, "%s: %s\n", list, printable.Text(r.Columns))
+	if r.WithoutImage > 0 {
+		fmt.Fprintf(w, "%s: %d of %s without an image in %s, and left out; the first is in line %d: %s\n", list,
+			r.WithoutImage, printable.Counted(r.Rows, "row", "rows"), archive, r.FirstWithoutLine,
+			printable.Name(r.FirstWithout))
+	}
+	if r.Duplicates > 0 {
+		fmt.Fprintf(w, "%s: %s\n", list, printable.Counted(r.Duplicates, "row repeats another", "rows repeat others"))
+	}
+	if r.Unlisted > 0 {
+		fmt.Fprintf(w, "%s: %s without a row in %s, and left out; the first is %s\n", archive,
+			printable.Counted(r.Unlisted, "image", "images"), list, printable.Name(r.FirstUnlisted))
 	}
 }
 

@@ -3,14 +3,17 @@
 package main
 
 import (
+	"archive/zip"
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"image"
 	"image/color"
 	"image/png"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -29,15 +32,18 @@ import (
 
 // Commands that read images have the same options for the same purposes.
 func TestCommandsShareImageOptions(t *testing.T) {
-	labels := []string{"labels", "list", "webdataset"}
-	batches := []string{"balanced", "cutmix", "labels", "list", "mixup", "policy", "upright", "webdataset"}
-	drawn := append(slices.Clone(batches), "val", "val-seed")
-	all := append(slices.Clone(drawn), "label-smoothing", "test-list", "bad-samples", "freeze")
+	join := func(lists ...[]string) []string { return slices.Concat(lists...) }
+	labels := []string{"image-column", "label-column", "labels", "list", "list-folder", "webdataset"}
+	several := []string{"label-separator", "multi-label"}
+	batches := join(labels, []string{"balanced", "cutmix", "mixup", "policy", "upright"})
+	splits := []string{"group-column", "val", "val-seed"}
+	training := []string{"label-smoothing", "test-list", "bad-samples", "freeze"}
+	all := join(batches, several, splits, training)
 	for command, want := range map[string][]string{
-		"train": all, "preview": drawn, "bench loader": batches,
-		"evaluate": append(slices.Clone(labels), "upright", "bad-samples"),
-		"pack":     append(slices.Clone(labels), "upright", "val", "val-seed", "bad-samples"),
-		"inspect":  labels, "index": labels, "predict": {"upright"},
+		"train": join(batches, splits, training), "preview": join(batches, several, splits), "bench loader": join(batches, several),
+		"evaluate": join(labels, []string{"upright", "bad-samples"}),
+		"inspect":  join(labels, several), "index": join(labels, several), "predict": {"upright"},
+		"pack": join(labels, splits, []string{"upright", "bad-samples"}),
 	} {
 		help := helpOf(t, strings.Fields(command)...)
 		var got []string
@@ -117,6 +123,58 @@ func TestTrainTakesLabelsFromList(t *testing.T) {
 	if status, _, stderr := command(t, resume...); status != 1 ||
 		!strings.Contains(stderr, "other images or labels in -archive") {
 		t.Errorf("resume with other labels: got status %d, %s", status, stderr)
+	}
+}
+
+// A zip with a table of ids, labels and patients is trained on and evaluated as it is.
+func TestTrainTakesListInZip(t *testing.T) {
+	archive := filepath.Join(t.TempDir(), "set.zip")
+	var data bytes.Buffer
+	z := zip.NewWriter(&data)
+	add := func(name, content string) {
+		w, err := z.Create(name)
+		if err == nil {
+			_, err = io.WriteString(w, content)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	table := "id;breed;age;patient\r\n"
+	for i := range 12 {
+		add(fmt.Sprintf("train/%d.png", i), onePixel(t))
+		table += fmt.Sprintf("%d;%s;%d;p%d\r\n", i, []string{"cat", "dog"}[i%2], i, i/3)
+	}
+	add("test/0.png", onePixel(t))
+	add("train.csv", table+"77;dog;1;p9\r\n1;dog;1;p0\r\n")
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, archive, data.String())
+	labels := []string{"-list", "train.csv", "-label-column", "breed", "-list-folder", "train"}
+	out := filepath.Join(t.TempDir(), "out")
+	stdout := trainSmall(t, archive, out, append(labels, "-val", "0.25", "-group-column", "patient", "-epochs", "1")...)
+	for _, want := range []string{"9 images in 2 classes\n", ":train.csv: names in column 1 (id), labels in column 2 (breed), " +
+		"groups in column 4 (patient)\n", "1 of 13 rows without an image in set.zip, and left out; the first is in line 14: 77\n",
+		":train.csv: 1 row repeats another\n", "1 image without a row in", "the first is test/0.png\n", "of 3 held-back images"} {
+		if !strings.Contains(strings.ReplaceAll(stdout, archive, "set.zip"), want) {
+			t.Errorf("%q is not in\n%s", want, stdout)
+		}
+	}
+	status, stdout, stderr := command(t, append([]string{"evaluate", "-archive", archive, "-checkpoint",
+		filepath.Join(out, "best.pt"), "-device", "cpu"}, labels...)...)
+	if status != 0 || !strings.Contains(stdout, "12 images, loss") || !strings.Contains(stdout, "1 row repeats another") {
+		t.Errorf("evaluate: got status %d, %s%s, want 12 images", status, stdout, stderr)
+	}
+	for says, args := range map[string][]string{
+		"-group-column needs -val SHARE":                                     append(labels, "-group-column", "patient"),
+		"need -list FILE: they say how":                                      {"-list-folder", "train"},
+		`no column "race": the first line has the columns 1 "id", 2 "breed"`: {"-list", "train.csv", "-label-column", "race"},
+	} {
+		args = append([]string{"train", "-archive", archive, "-device", "cpu", "-out", filepath.Join(t.TempDir(), "out")}, args...)
+		if status, _, stderr := command(t, args...); status == 0 || !strings.Contains(stderr, says) {
+			t.Errorf("%q: got status %d, %s, want %q", args, status, stderr, says)
+		}
 	}
 }
 

@@ -44,7 +44,7 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	out := set.String("o", "",
 		"`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
 	var labels cli.Images
-	labels.Register(set, cli.LabelOptions)
+	labels.Register(set, cli.LabelOptions|cli.MultiLabelOptions)
 	masks := set.String("masks", "", masksHelp)
 	if err := cli.Parse(set, args, 1); err != nil {
 		return err
@@ -73,6 +73,7 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if *asJSON {
 		return cli.WriteJSON(stdout, result)
 	}
+	printList(stdout, set.Arg(0), r.List)
 	_, err = fmt.Fprintf(stdout, "%s: %s, %s of %s, in %.1f s\n%s\n", r.File, byteSize(r.Bytes),
 		printable.Counted(r.Samples, "sample", "samples"),
 		printable.Counted(r.Classes, "class", "classes"), result.Seconds, result.access())

@@ -45,6 +45,20 @@ type inspection struct {
 	// before the damage.
 	Damage string        `json:"damage,omitempty"`
 	Fixed  *fixedArchive `json:"fixed,omitempty"` // set by -fix
+	List   *comparedList `json:"list,omitempty"`  // set by -list
+}
+
+// comparedList compares -list with the archive.
+type comparedList struct {
+	File             string `json:"file"`
+	Columns          string `json:"columns"`
+	Rows             int    `json:"rows"`
+	Duplicates       int    `json:"duplicates"`
+	WithoutImage     int    `json:"without_image"`
+	FirstWithout     string `json:"first_without,omitempty"`
+	FirstWithoutLine int    `json:"first_without_line,omitempty"`
+	Unlisted         int    `json:"unlisted"`
+	FirstUnlisted    string `json:"first_unlisted,omitempty"`
 }
 
 // orphanImage is an image without a label.
@@ -126,7 +140,7 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	byIndex := set.Bool("index", false, "answer from the archive's index, which is made first if there "+
 		"is none: at once, but no image is decoded, so only damage to headers is found")
 	var labels cli.Images
-	labels.Register(set, cli.LabelOptions)
+	labels.Register(set, cli.LabelOptions|cli.MultiLabelOptions)
 	limit := set.Int("show", 20, "how many bad members, and how many damaged ones that decode all the "+
 		"same, are named (at most 1000; JSON names as many)")
 	damaged := damagedFlag(set)
@@ -170,6 +184,8 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		}
 	} else if err := found.print(stdout, *limit, labels.WebDataset, labels.List != ""); err != nil {
 		return err
+	} else {
+		printList(stdout, set.Arg(0), report.List)
 	}
 	if *fix != "" && written == nil {
 		return fmt.Errorf("nothing was written to %s: the archive itself is damaged: fetch it again, or "+
@@ -212,6 +228,10 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 	for reason, n := range r.BadBy {
 		out.BadBy[string(reason)] = n
 		out.BadCount += n
+	}
+	if r.List != nil {
+		list := comparedList(*r.List)
+		out.List = &list
 	}
 	if damage != nil {
 		out.Damage = damage.Error()

@@ -53,7 +53,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	size := set.Int("size", 224, "pixels of a picture's side")
 	kind := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
 	var images cli.Images
-	images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions|cli.SplitOptions)
+	images.Register(set, cli.LabelOptions|cli.MultiLabelOptions|cli.UprightOption|cli.AugmentOptions|cli.SplitOptions)
 	epoch := set.Int("epoch", 1, "which epoch, from 1, as train counts: each has its own order, crops and flips")
 	seed := set.Uint64("seed", 1, "of the order, crops and flips")
 	if err := cli.Parse(set, args, 0); err != nil {
@@ -112,6 +112,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err := writePNG(*out, sheet.cut(drawn)); err != nil {
 		return err
 	}
+	printList(stdout, *archive, loader.ListReport())
 	bad := ""
 	if n := loader.Stats().Bad; n > 0 {
 		bad = fmt.Sprintf("; %s left out (torchstream inspect names what is bad)",

@@ -1004,6 +1004,8 @@ type census struct {
 	classes []imageloader.ClassReport // names and counts, by label
 	headers bool                      // the orientations are known, from an index; a directory has none
 	turned  int                       // images whose orientation is not upright
+	samples int
+	list    *imageloader.ListReport // nil: there is no list
 }
 
 // countClasses counts the images of an archive or directory.
@@ -1011,58 +1013,59 @@ func countClasses(ctx context.Context, path string, labels *cli.Images, stderr i
 	var options imageloader.Options
 	labels.SetLabels(&options)
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		classes, err := countDirectory(ctx, path, options)
-		return census{classes: classes}, err
+		return countSamples(ctx, path, options)
 	}
 	progress, done := cli.ReadingProgress(stderr)
 	report, err := imageloader.InspectIndex(ctx, path, options, progress)
 	done()
+	if errors.Is(err, imageloader.ErrNeedsNoIndex) { // a zip
+		return countSamples(ctx, path, options)
+	}
 	if err != nil {
 		return census{}, err
 	}
-	return census{report.Classes, true, report.Turned}, nil
+	return census{report.Classes, true, report.Turned, report.Samples, report.List}, nil
 }
 
-// countDirectory counts the images of a directory. A directory has no index, so countDirectory
-// counts the samples that a loader finds.
-func countDirectory(ctx context.Context, path string, options imageloader.Options) ([]imageloader.ClassReport, error) {
-	counts, directories := map[int]int{}, map[int][]string{}
-	byDirectory := options.List == "" && !options.WebDataset
-	options.Weights = func(s imageloader.Sample) float64 {
-		label := int(s.Label)
-		counts[label]++
-		if dir := filepath.ToSlash(filepath.Dir(s.Name)); byDirectory &&
-			!slices.Contains(directories[label], dir) && len(directories[label]) < 5 {
-			directories[label] = append(directories[label], dir)
+// countSamples counts the images of a directory or a zip, which have no index, by the samples that
+// a loader finds.
+func countSamples(ctx context.Context, path string, options imageloader.Options) (census, error) {
+	directories := map[int][]string{}
+	if options.List == "" && !options.WebDataset {
+		options.Weights = func(s imageloader.Sample) float64 {
+			label := int(s.Label)
+			if dir := filepath.ToSlash(filepath.Dir(s.Name)); !slices.Contains(directories[label], dir) &&
+				len(directories[label]) < 5 {
+				directories[label] = append(directories[label], dir)
+			}
+			return 1
 		}
-		return 1
 	}
 	loader, err := imageloader.OpenContext(ctx, path, options)
 	if err != nil {
-		return nil, err
+		return census{}, err
 	}
-	var classes []imageloader.ClassReport
+	found := census{samples: loader.Len(), list: loader.ListReport()}
+	counts := loader.ClassCounts()
 	for label, name := range loader.Classes() {
-		classes = append(classes,
+		found.classes = append(found.classes,
 			imageloader.ClassReport{Name: name, Samples: counts[label], Directories: directories[label]})
 	}
-	return classes, loader.Close()
+	return found, loader.Close()
 }
 
 // printClasses prints an archive's classes with their counts, and flags those with suspiciously few
 // images. It returns the number of images.
 func printClasses(ctx context.Context, path string, labels *cli.Images, stdout,
-	stderr io.Writer) (samples int, err error) {
+	stderr io.Writer) (int, error) {
 	found, err := countClasses(ctx, path, labels, stderr)
 	if err != nil {
 		return 0, err
 	}
-	classes := found.classes
-	for _, c := range classes {
-		samples += c.Samples
-	}
+	classes, samples := found.classes, found.samples
 	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.ArchiveName(path),
 		printable.Counted(samples, "image", "images"), printable.Counted(len(classes), "class", "classes"))
+	printList(stdout, path, found.list)
 	var few suspicion // typos in directory names
 	if labels.ByDirectory() {
 		few = fewImages(classes, func(c imageloader.ClassReport) int { return c.Samples })
@@ -1116,7 +1119,11 @@ func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes
 	}
 	held := o.feeding
 	held.images = labels
-	return held.openHeldBack(ctx, device, o.test, images, o.size, classes)
+	loader, feed, err := held.openHeldBack(ctx, device, o.test, images, o.size, classes)
+	if err == nil && labels.List != o.images.List {
+		printList(stdout, o.test, loader.ListReport())
+	}
+	return loader, feed, err
 }
 
 // openHeldBack opens an archive for an evaluation, with labels from the given classes.
@@ -1142,8 +1149,8 @@ func compareClasses(ctx context.Context, path string, labels *cli.Images, known 
 		return 0, nil, nil, err
 	}
 	has := map[string]bool{}
+	images = found.samples
 	for _, c := range found.classes {
-		images += c.Samples
 		has[c.Name] = c.Samples > 0
 		if !slices.Contains(known, c.Name) {
 			unknown = append(unknown, c.Name)

@@ -24,7 +24,6 @@ import (
 const (
 	maxSampleBytes = 256 << 20
 	maxPixels      = 178_956_970
-	maxListBytes   = 1 << 30
 )
 
 // input is the archive that is packed.
@@ -50,8 +49,11 @@ func openInput(ctx context.Context, path string, o *imageloader.Options, progres
 		MaxPixels: cmp.Or(o.MaxPixels, maxPixels)}}
 	c := index.Config{WebDataset: o.WebDataset, MaxSampleBytes: in.rules.MaxBytes, MaxPixels: in.rules.MaxPixels,
 		File: o.IndexFile, NoFile: o.NoIndex, Codec: sample.Library{}, Logger: log, Progress: progress}
-	if c.List, err = readList(ctx, o.List, config); err != nil {
-		return nil, err
+	if o.List != "" {
+		if c.List, err = index.OpenList(ctx, o.List, path, index.ListOptions{Format: o.ListFormat, Archive: config,
+			Logger: log}); err != nil {
+			return nil, fmt.Errorf("pack: list: %w", err)
+		}
 	}
 	defer func() {
 		if err != nil {
@@ -77,22 +79,6 @@ func openInput(ctx context.Context, path string, o *imageloader.Options, progres
 	}
 	defer func() { _ = walked.Close() }() // only read
 	return in, in.groups.walk(walked, in.x, o.WebDataset, in.rules.MaxBytes, progress, spool)
-}
-
-// readList reads the list of labels; path "": there is none.
-func readList(ctx context.Context, path string, c archive.Config) (*index.List, error) {
-	if path == "" {
-		return nil, nil
-	}
-	f, err := archive.OpenFile(ctx, path, c)
-	if err != nil {
-		return nil, fmt.Errorf("pack: list: %w", err)
-	}
-	defer func() { _ = f.Close() }() // only read
-	if info, err := f.Stat(); err != nil || info.Size() > maxListBytes {
-		return nil, cmp.Or(err, fmt.Errorf("pack: list: %s has more than %d bytes", path, maxListBytes))
-	}
-	return index.ReadList(path, f)
 }
 
 // loadIndex opens the archive's index, or makes one.

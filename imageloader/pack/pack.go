@@ -124,10 +124,10 @@ type LeftOut struct {
 // that pack. The folder must not be inside a folder of the input. A file of a pack is complete when
 // it has its final name.
 //
-// Write uses the options List, WebDataset, Seed, BadSamples, Workers, Damaged, MaxSampleBytes,
-// MaxPixels, IndexFile, NoIndex, OpenSource and Logger of in. Seed decides the order of the
-// samples. BadSamples is Fail or Skip. The workers read, decode and encode. Like a loader, Write
-// makes the index of an input that has none.
+// Write uses the options List, ListFormat, WebDataset, Seed, BadSamples, Workers, Damaged,
+// MaxSampleBytes, MaxPixels, IndexFile, NoIndex, OpenSource and Logger of in. Seed decides the
+// order of the samples. BadSamples is Fail or Skip. The workers read, decode and encode. Like a
+// loader, Write makes the index of an input that has none.
 //
 // Up to 256 MiB of samples are in memory. Write first copies two kinds of content to a temporary
 // file in dir: all samples of an input without random access, and the further members of WebDataset

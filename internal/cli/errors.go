@@ -52,7 +52,7 @@ func (e SkippableError) Unwrap() error { return e.Err }
 func Advised(err error, command string) string { return InFlags(advised(err, command)) }
 
 // goOption matches a Go option in a text, with the parentheses around it.
-var goOption = regexp.MustCompile(`( \()?\b(?:Load|Fix)?Options\.([A-Z]\w*)(\))?`)
+var goOption = regexp.MustCompile(`( \()?\b(?:Load|Fix)?Options\.([A-Z]\w*(?:\.[A-Z]\w*)?)(\))?`)
 
 // InFlags replaces the names of Go options in a text by the flags of commands. It drops an option
 // in parentheses if no command has a flag for it, such as " (Options.MaxPixels)".
@@ -87,6 +87,16 @@ func flagOf(option string) string {
 		return "-drop-classes"
 	case "List":
 		return "-list"
+	case "ListFormat.NameColumn":
+		return "-image-column"
+	case "ListFormat.LabelColumns":
+		return "-label-column"
+	case "ListFormat.GroupColumn":
+		return "-group-column"
+	case "ListFormat.Folder":
+		return "-list-folder"
+	case "MultiLabel":
+		return "-multi-label"
 	case "Masks":
 		return "-masks"
 	case "Part":

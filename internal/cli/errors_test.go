@@ -14,6 +14,7 @@ func TestErrorsNameFlags(t *testing.T) {
 		"(GOMAXPROCS, the quota, Options.Workers), or":           "(GOMAXPROCS, the quota, -workers), or",
 		"over the limit of 9 (Options.MaxPixels): skip it":       "over the limit of 9: skip it",
 		"the reason (LoadOptions.Dict) is":                       "the reason (-pretrained-dict) is",
+		"choose them (Options.ListFormat.LabelColumns)":          "choose them (-label-column)",
 		"a program sets Options.OpenSource":                      "a program sets Options.OpenSource",
 		"(FixOptions.DropClasses leaves them out)":               "(-drop-classes leaves them out)",
 	} {

@@ -11,10 +11,12 @@ import (
 
 // Images holds the options that are common to the commands that read images.
 type Images struct {
-	List          string // file of -list or -labels
+	List          string                 // file of -list or -labels
+	ListFormat    imageloader.ListFormat // without the columns of images and labels
+	MultiLabel    bool
 	Policy        string // "": none
 	WebDataset    bool
-	Columns       imageloader.Columns // of -image-column and -label-column
+	Columns       imageloader.Columns // of -image-column and -label-column, for a list too
 	Upright       bool
 	Balanced      bool
 	MixUp, CutMix float64
@@ -25,11 +27,12 @@ type Images struct {
 type ImageOptions uint
 
 const (
-	LabelOptions      ImageOptions = 1 << iota // -list, -labels and -webdataset
+	LabelOptions      ImageOptions = 1 << iota // -list, -labels and their columns, and -webdataset
+	MultiLabelOptions                          // -multi-label and -label-separator
 	UprightOption                              // -upright
 	CheckpointUpright                          // -upright of a command that reads a checkpoint
 	AugmentOptions                             // -policy, -balanced, -mixup and -cutmix
-	SplitOptions                               // -val and -val-seed
+	SplitOptions                               // -val, -val-seed and -group-column
 )
 
 // Register adds the selected options to a command.
@@ -56,19 +59,31 @@ func (i *Images) flags() []imageFlag {
 	number := func(to *float64) func(*flag.FlagSet, string, string) {
 		return func(set *flag.FlagSet, name, help string) { set.Float64Var(to, name, 0, help) }
 	}
+	text := func(to *string) func(*flag.FlagSet, string, string) {
+		return func(set *flag.FlagSet, name, help string) { set.StringVar(to, name, "", help) }
+	}
 	list := func(set *flag.FlagSet, name, help string) { set.Func(name, help, i.setList) }
 	policy := func(set *flag.FlagSet, name, help string) { set.StringVar(&i.Policy, name, "none", help) }
 	return []imageFlag{
-		{LabelOptions, "list", "CSV or TSV `FILE` with the path and the label of each image. A header " +
-			"may name the columns (path, label), or the first two count. Images that it does not name " +
-			"are left out", list},
+		{LabelOptions, "list", "CSV or TSV `FILE` with the name and the label of each image, or a member of the " +
+			"archive with this name. If the first line names the columns, those with usual names count (path, image, " +
+			"id, ...; label, class, target, ...), otherwise the first two. A name may lack its folder or its " +
+			"extension. Images that it does not name are left out", list},
 		{LabelOptions, "labels", "the same `FILE` as -list", list},
+		{LabelOptions, "list-folder", "`FOLDER` of the archive that the names in -list start from, such as train, or . for " +
+			"the whole archive (default: any)", text(&i.ListFormat.Folder)},
+		{MultiLabelOptions, "multi-label", "an image has any number of labels: in several columns of -list, in one with words " +
+			"(cat dog, cat|dog), or in WebDataset's members", toggle(&i.MultiLabel)},
+		{MultiLabelOptions, "label-separator", "with -multi-label: `TEXT` between the labels in a column (default: the first of " +
+			"| ; , and white space that the column has)", text(&i.ListFormat.Separator)},
 		{LabelOptions, "webdataset",
 			"take labels from WebDataset's .cls and .json members, not from directories", toggle(&i.WebDataset)},
-		{LabelOptions, "image-column", "`COLUMN` of a Parquet file with the images (default: its only column of bytes)",
-			func(set *flag.FlagSet, name, help string) { set.StringVar(&i.Columns.Image, name, "", help) }},
-		{LabelOptions, "label-column", "`COLUMN` of a Parquet file with the labels (default: the only one that is " +
-			"described as ClassLabel, or the one called label)", i.labelColumn},
+		{LabelOptions, "image-column", "`COLUMN` of -list with the names of the images, or of a Parquet file with the images " +
+			"(default: a usual name; the only column of bytes). In a list: its name in the first line, or its position from 1",
+			text(&i.Columns.Image)},
+		{LabelOptions, "label-column", "`COLUMN` of -list or of a Parquet file with the labels (default: a usual name; the only " +
+			"one that is described as ClassLabel). In a list, given several times, or '*' for all other columns: columns of 0 " +
+			"and 1, each for the class that it is named after", i.labelColumn},
 		{UprightOption, "upright", "turn images upright, as the orientation in their EXIF data says",
 			toggle(&i.Upright)},
 		{CheckpointUpright, "upright", "turn images upright, as the orientation in their EXIF data says; " +
@@ -87,13 +102,18 @@ func (i *Images) flags() []imageFlag {
 			number(&i.Part.HeldOut)},
 		{SplitOptions, "val-seed", "another `NUMBER` holds out other images",
 			func(set *flag.FlagSet, name, help string) { set.Uint64Var(&i.Part.Seed, name, 0, help) }},
+		{SplitOptions, "group-column", "with -val: `COLUMN` of -list with the group of each image, such as a patient. No " +
+			"group is both in the training and held out, and each class has about its share", text(&i.ListFormat.GroupColumn)},
 	}
 }
 
 // labelColumn adds -label-column.
 func (i *Images) labelColumn(set *flag.FlagSet, name, help string) {
 	set.Func(name, help, func(column string) error {
-		i.Columns.Labels = []string{column}
+		if column == "" {
+			return fmt.Errorf("want the name of a column")
+		}
+		i.Columns.Labels = append(i.Columns.Labels, column)
 		return nil
 	})
 }
@@ -110,10 +130,29 @@ func (i *Images) setList(file string) error {
 	return nil
 }
 
+// checkLabels refuses options about labels that contradict each other.
+func (i *Images) checkLabels() error {
+	switch {
+	case i.List != "" && i.WebDataset:
+		return UsageError{Message: "-list and -webdataset exclude each other: both give the labels"}
+	case i.List == "" && !i.ListFormat.IsZero():
+		return UsageError{Message: "-group-column, -list-folder and -label-separator need -list FILE: they say how it is " +
+			"read"}
+	case i.ListFormat.GroupColumn != "" && i.Part.HeldOut == 0:
+		return UsageError{Message: "-group-column needs -val SHARE: it says which images are held out together"}
+	case i.ListFormat.Separator != "" && !i.MultiLabel:
+		return UsageError{Message: "-label-separator needs -multi-label"}
+	case i.MultiLabel && i.Balanced:
+		return UsageError{Message: "-multi-label and -balanced exclude each other: an image of several classes has no one " +
+			"share"}
+	}
+	return nil
+}
+
 // Check refuses options that contradict each other or have impossible values.
 func (i *Images) Check() error {
-	if i.List != "" && i.WebDataset {
-		return UsageError{Message: "-list and -webdataset exclude each other: both give the labels"}
+	if err := i.checkLabels(); err != nil {
+		return err
 	}
 	if i.Part.HeldOut < 0 || i.Part.HeldOut >= 1 {
 		return Usagef("-val %v: must be from 0 to below 1", i.Part.HeldOut)
@@ -147,7 +186,13 @@ func (i *Images) ByDirectory() bool { return i.List == "" && !i.WebDataset }
 // SetLabels sets the options of a loader that say which images are samples, and where labels come
 // from.
 func (i *Images) SetLabels(o *imageloader.Options) {
-	o.List, o.WebDataset, o.Columns, o.Part = i.List, i.WebDataset, i.Columns, i.Part
+	o.List, o.WebDataset, o.Part, o.MultiLabel = i.List, i.WebDataset, i.Part, i.MultiLabel
+	if i.List == "" {
+		o.Columns = i.Columns
+		return
+	}
+	o.ListFormat = i.ListFormat
+	o.ListFormat.NameColumn, o.ListFormat.LabelColumns = i.Columns.Image, i.Columns.Labels
 }
 
 // Set sets all options of a loader. The caller has set the transform's crop and flip.
@@ -181,6 +226,7 @@ func (i *Images) Settings() map[string]string {
 		{"labels", i.List != "", "list"}, {"labels", i.WebDataset, "webdataset"},
 		{"image-column", i.Columns.Image != "", i.Columns.Image},
 		{"label-column", len(i.Columns.Labels) > 0, strings.Join(i.Columns.Labels, ",")},
+		{"group-column", i.ListFormat.GroupColumn != "", i.ListFormat.GroupColumn},
 		{UprightSetting, i.Upright, "true"}, {"policy", i.policy() != "none", i.policy()},
 		{"balanced", i.Balanced, "true"}, {"mixup", i.MixUp != 0, fmt.Sprint(i.MixUp)},
 		{"cutmix", i.CutMix != 0, fmt.Sprint(i.CutMix)},

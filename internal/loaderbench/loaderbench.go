@@ -140,7 +140,7 @@ func Flags(line, about string, stderr io.Writer) (*flag.FlagSet, *Options) {
 	set.StringVar(&o.Contract, "contract", "train", "what an image becomes: train (random crop and flip, "+
 		"bytes), train-float (the same, normalised float32), train-bfloat16 (bfloat16, channels last) or "+
 		"eval (resize and centre crop, bytes)")
-	o.Images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions)
+	o.Images.Register(set, cli.LabelOptions|cli.MultiLabelOptions|cli.UprightOption|cli.AugmentOptions)
 	set.StringVar(&o.device, "device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, "+
 		"... (default: host memory, as bytes; for train-float cpu)")
 	set.StringVar(&o.decode, "decode", "host",

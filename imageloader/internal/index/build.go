@@ -107,7 +107,8 @@ type Report struct {
 	Bytes       int64  // size of the index file
 	Samples     int
 	Classes     int
-	Checkpoints int // of gzip files
+	Checkpoints int         // of gzip files
+	List        *ListReport // nil: there is no list
 	// Random reports whether samples can be read in any order. Work is the average number of bytes
 	// to read or inflate for each byte of a sample, if samples are read in any order. Work is 0 if
 	// the archive can only be read in its own order.
@@ -150,8 +151,8 @@ func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 	}
 	switch {
 	case c.List != nil:
-		classes, _, _ := c.List.classes(&c) // survey has already checked for errors
-		r.Classes = len(classes)
+		labels, _ := c.List.resolve(&c) // survey has already checked for errors
+		r.Classes, r.List = len(labels.classes), b.listed
 	case c.Pairs == nil:
 		classes, _, _ := b.dirs.labels()
 		r.Classes = len(classes)

@@ -21,11 +21,12 @@ type Builder struct {
 	samples int       // number of samples among the members, if directories are classes
 
 	nonSamples
-	unlisted unlisted // images that the list does not name
-	lacking  webLacks
+	lacking webLacks
 
 	records records
 	held    heldContents
+
+	listed *ListReport // after WalkLabels with a list
 
 	// onGroup, if not nil, is called with the label number of each WebDataset group that has an
 	// image, or -1 if the group has no label.
@@ -67,7 +68,7 @@ func NewBuilder(path string, c Config) (*Builder, error) {
 		return nil, err
 	}
 	if c.List != nil {
-		if _, _, err := c.List.classes(&c); err != nil {
+		if _, err := c.List.resolve(&c); err != nil {
 			return nil, err
 		}
 	}
@@ -84,8 +85,11 @@ type Labels struct {
 	// OfDirectory has the label of each directory, by number. The label is -1 for a directory that
 	// is not a class: its members are not samples.
 	OfDirectory []int32
-	Ignored     int // number of members that are not samples
-	Orphans     int // number of ignored members that are images without a class
+	// Lists has the labels of each directory of a list with MultiLabel, whose OfDirectory is nil.
+	Lists   [][]int32
+	List    *ListReport // nil: there is no list
+	Ignored int         // number of members that are not samples
+	Orphans int         // number of ignored members that are images without a class
 	// OrphansNamed are the first images that have no WebDataset label.
 	OrphansNamed []Orphan
 	// Odd is the number of the first WebDataset label that is an error, or -1.
@@ -98,7 +102,8 @@ type Labels struct {
 func (b *Builder) Labels() Labels {
 	l := Labels{Ignored: b.ignored, Orphans: b.orphans, OrphansNamed: b.orphansNamed, Odd: -1, LeftOut: b.leftOut()}
 	if b.config.List != nil {
-		l.Classes, l.OfDirectory, _ = b.config.List.classes(&b.config) // NewBuilder has already checked for errors
+		labels, _ := b.config.List.resolve(&b.config) // NewBuilder has already checked for errors
+		l.Classes, l.OfDirectory, l.Lists, l.List = labels.classes, labels.label, labels.lists, b.listed
 		return l
 	}
 	l.Classes, l.OfDirectory, l.Odd = b.dirs.labels()

@@ -134,5 +134,6 @@ func (b *Builder) surveyLoaded(a *archive.Archive) (samples int, work float64, e
 	if x.Len() == 0 {
 		err = x.noSamples(a.Path(), a.Position(), &b.config)
 	}
+	b.listed = x.listed.report
 	return x.Len(), x.work, err
 }

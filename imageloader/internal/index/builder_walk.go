@@ -60,7 +60,7 @@ func (b *Builder) WalkLabels(a *archive.Archive, v Visitor) error {
 	case b.web != nil:
 		b.onGroup = w.endGroup
 	case b.config.List != nil:
-		w.listed = make([]bool, len(b.config.List.rows))
+		w.listed = newListMatcher(b.config.List, b.file)
 	}
 	return w.run()
 }
@@ -76,8 +76,8 @@ type walk struct {
 	// its content.
 	waiting     Found
 	waitingData []byte
-	samples     int    // samples in the groups that have ended, or in the list
-	listed      []bool // rows of the list whose member was found
+	samples     int          // in the groups that have ended, or in the list
+	listed      *listMatcher // nil: there is no list
 }
 
 func (w *walk) run() error {
@@ -112,7 +112,11 @@ func (w *walk) run() error {
 		return err
 	}
 	if w.listed != nil {
-		return b.config.List.missing(b.file, &b.unlisted, w.listed)
+		var err error
+		if b.listed, err = w.listed.finish(b.config.Logger); err != nil {
+			return err
+		}
+		b.orphans = b.listed.Unlisted
 	}
 	return nil
 }
@@ -124,7 +128,7 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	b.clues.note(m.Name)
 	w.found = Found{Member: *m, Position: a.Position()}
 	if b.config.List != nil && b.records.discard {
-		return w.addOfList(m, magic), nil
+		return w.addOfList(m, magic)
 	}
 	if b.config.Pairs != nil || b.config.List != nil {
 		add := b.addPair
@@ -148,21 +152,18 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 }
 
 // addOfList adds a member to w.found if the list names it. Dir is the number of its label.
-func (w *walk) addOfList(m *archive.Member, magic []byte) (number int) {
-	list := w.b.config.List
-	row, listed := list.byPath[m.Name]
-	if !listed {
-		w.b.ignored++
-		if claims(m, magic) {
-			w.b.orphans++
-			w.b.unlisted.note(list, m.Name)
-		}
-		return -1
+func (w *walk) addOfList(m *archive.Member, magic []byte) (number int, err error) {
+	row, err := w.listed.match(m.Name, claims(m, magic))
+	if err != nil {
+		return -1, err
 	}
-	w.listed[row] = true
-	w.found.Dir, w.found.Index = int(list.rows[row].label), w.samples
+	if row < 0 {
+		w.b.ignored++
+		return -1, nil
+	}
+	w.found.Dir, w.found.Index = int(w.b.config.List.rows[row].label), w.samples
 	w.samples++
-	return w.found.Index
+	return w.found.Index, nil
 }
 
 // endGroup visits the image of a WebDataset group, now that its label is known.

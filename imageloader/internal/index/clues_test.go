@@ -30,13 +30,3 @@ func TestArchiveWithoutSamplesSaysWhatItIs(t *testing.T) {
 		}
 	}
 }
-
-// A list in UTF-16, as a spreadsheet exports it, is named.
-func TestListInUTF16IsNamed(t *testing.T) {
-	for _, text := range []string{"\xff\xfep\x00,\x00", "\xfe\xff\x00p\x00,"} {
-		if _, err := ReadList("l.csv", strings.NewReader(text)); !strings.Contains(fmt.Sprint(err),
-			"UTF-16") || !strings.Contains(fmt.Sprint(err), "iconv") {
-			t.Errorf("%q: error %v, want one that names UTF-16 and iconv", text, err)
-		}
-	}
-}

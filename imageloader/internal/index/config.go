@@ -20,7 +20,7 @@ type Config struct {
 	// OneShard is for shards that are to be merged into one. A WebDataset key that occurs in
 	// several shards is then an error.
 	OneShard bool
-	// MultiLabel gives each WebDataset image a list of labels: see [Index.Labels].
+	// MultiLabel gives each image of WebDataset or of a list several labels: see [Index.Labels].
 	MultiLabel bool
 	// Pairs, if not nil, selects pairs of an image and a mask as the samples: see [Index.Mask].
 	// Pairs have no classes. Pairs excludes Classes and WebDataset.

@@ -54,7 +54,7 @@ func FuzzIndex(f *testing.F) {
 	listed := testConfig()
 	var err error
 	if listed.List, err = ReadList("l.csv",
-		strings.NewReader("c/a.png,x\nc/c.png,y\nc/d.png,x\nc/f.png,z")); err != nil {
+		strings.NewReader("c/a.png,x\nc/c.png,y\nc/d.png,x\nc/f.png,z"), ListFormat{}, false); err != nil {
 		f.Fatal(err)
 	}
 	listedPath, listedIndex := fuzzArchive(f, "b.tar", listed, func(data []byte) []byte { return data })

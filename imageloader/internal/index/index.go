@@ -22,11 +22,9 @@ type Index struct {
 	nonSamples
 	readCost
 
-	classes []string // sorted, unless given
-	// With Config.MultiLabel, lists[k] has the labels of list k, and the label of a record is the
-	// number of its list.
-	lists    [][]int32
+	classLabels
 	left     []LeftOut
+	listed   fromList
 	unpaired string // why there are no pairs; "" if there are some
 
 	// memory has the contents of samples that are kept in memory.
@@ -35,6 +33,14 @@ type Index struct {
 	side    *sidecar // nil: no index file
 	windows windows
 	closing sync.Once
+}
+
+// classLabels are the classes of an index, and its lists of labels.
+type classLabels struct {
+	classes []string // sorted, unless given
+	// With Config.MultiLabel, lists[k] has the labels of list k, and the label of a record is the
+	// number of its list.
+	lists [][]int32
 }
 
 // indexedArchive describes the archive at the time of the walk.
@@ -119,6 +125,9 @@ func (x *Index) Orphans() int { return x.orphans }
 // LeftOut returns the folders and links that are not classes, but may have been meant as classes.
 func (x *Index) LeftOut() []LeftOut { return x.left }
 
+// List compares the list with the archive. It is nil without a list.
+func (x *Index) List() *ListReport { return x.listed.report }
+
 // OrphansNamed returns the first [MaxOrphans] images that have no WebDataset label. The caller must
 // not change them.
 func (x *Index) OrphansNamed() []Orphan { return x.orphansNamed }
@@ -139,6 +148,13 @@ func (x *Index) Label(i int) int {
 
 // Labels returns the labels of sample i, with Config.MultiLabel. The caller must not change them.
 func (x *Index) Labels(i int) []int32 { return x.lists[x.samples[x.at(i)].label] }
+
+// ListNumber returns the number of sample i's list of labels, with Config.MultiLabel.
+func (x *Index) ListNumber(i int) int { return int(x.samples[x.at(i)].label) }
+
+// Lists returns the lists of labels by number, with Config.MultiLabel, and nil otherwise. The
+// caller must not change them.
+func (x *Index) Lists() [][]int32 { return x.lists }
 
 // Size returns the size of sample i's content in bytes.
 func (x *Index) Size(i int) int64 { return x.samples[x.at(i)].size }

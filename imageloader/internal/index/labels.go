@@ -80,7 +80,7 @@ type directories struct {
 
 func newDirectories(file string, c *Config) (*directories, error) {
 	d := &directories{file: file, numbers: map[string]int32{}, classes: c.Classes, web: c.WebDataset || c.Parquet,
-		lists: c.MultiLabel}
+		lists: c.MultiLabel && c.List == nil}
 	if len(c.Classes) > 0 {
 		d.given = map[string]int32{}
 	}

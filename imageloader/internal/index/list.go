@@ -1,40 +1,44 @@
 package index
 
 import (
-	"bufio"
-	"encoding/csv"
-	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"math"
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 	"unsafe"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
-	"github.com/torchstream/torchstream/internal/normalform"
 )
 
 // List names the samples and their labels. It is read from a CSV or TSV file. It is safe for
 // concurrent use.
 type List struct {
-	file   string
-	rows   []listRow
-	byPath map[string]int32 // indexes of rows
-	labels []listLabel
+	file       string
+	format     ListFormat
+	columns    columns
+	rows       []listRow
+	byPath     map[string]int32 // indexes of rows
+	prefix     string           // the folders that all names start with, with a slash at the end, or ""
+	labels     []listLabel
+	hot        []string // the names of one-hot columns, or nil
+	groups     []string
+	duplicates int // rows that repeat an earlier one
+	comma      string
 }
 
-type listRow struct{ label, line int32 }
+type listRow struct{ label, group, line int32 }
 
-// listLabel is a label and the path of the first row that has it.
+// listLabel is a label and the path of the first row that has it. With lists of labels, name is the
+// text of a list: see listOf.
 type listLabel struct {
 	name, path string
 	line       int32
 }
 
-// ListError reports an error in a line of Options.List.
+// ListError is an error in a line of Options.List.
 type ListError struct {
 	File string // the list
 	Line int    // from 1
@@ -47,148 +51,355 @@ func (e *ListError) Error() string {
 
 func (e *ListError) Unwrap() error { return e.Err }
 
-// listColumns are the possible names of the two columns, in order of preference.
-var listColumns = [2][]string{{"path", "file", "filename", "file_name", "image"}, {"label", "class"}}
+// listReader reads a list.
+type listReader struct {
+	*List
+	table  *listText
+	labels map[string]int32 // indexes of List.labels by their text in the list
+	groups map[string]int32 // indexes of List.groups
+	multi  bool
+}
 
-// ReadList reads a list in the format of RFC 4180. It ignores spaces around fields. The file's name
-// determines the separator: tabs for .tsv and .tab, commas otherwise. .json and .jsonl files are
-// errors. If the first line names a column of paths and a column of labels, it is a header.
-// Otherwise the first column has the paths and the second the labels. All other columns are
-// ignored. An error in a line is a *ListError.
-func ReadList(file string, in io.Reader) (*List, error) {
-	b := bufio.NewReaderSize(in, 1<<16)
-	if mark, err := b.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" { // a byte order mark
-		_, _ = b.Discard(len(mark)) // Peek has buffered it
+// fieldEnd separates the fields of several columns in the text of a label.
+const fieldEnd = "\x00"
+
+// ReadList reads a list in the format of RFC 4180, or with semicolons or tabs, in UTF-8 or, with a
+// byte order mark, UTF-16. It ignores spaces around fields. multi allows several labels for an
+// image. An error in a line is a *ListError.
+func ReadList(file string, in io.Reader, f ListFormat, multi bool) (*List, error) {
+	t, err := newListText(file, in)
+	if err != nil {
+		return nil, err
 	}
-	if mark, err := b.Peek(2); err == nil && (string(mark) == "\xff\xfe" || string(mark) == "\xfe\xff") {
-		return nil, fmt.Errorf("imageloader: %s: the list is UTF-16: write it as UTF-8 (iconv -f UTF-16 "+
-			"-t UTF-8 %s > NEW)", file, path.Base(file))
+	r := &listReader{List: &List{file: file, format: f, byPath: map[string]int32{}, comma: t.separatorName()}, table: t,
+		labels: map[string]int32{}, groups: map[string]int32{}, multi: multi}
+	first, line, err := t.read()
+	first = slices.Clone(first) // the reader reuses it
+	if err == io.EOF {
+		return nil, r.empty()
 	}
-	ext := strings.ToLower(path.Ext(file))
-	if ext == ".json" || ext == ".jsonl" {
-		return nil, fmt.Errorf("imageloader: %s: a list is a CSV or TSV file, not JSON: write its paths "+
-			"and labels to a .csv with the columns path and label", file)
+	if err != nil {
+		return nil, err
 	}
-	r := csv.NewReader(b)
-	r.FieldsPerRecord, r.ReuseRecord = -1, true
-	if ext == ".tsv" || ext == ".tab" {
-		r.Comma, r.LazyQuotes = '\t', true
+	second, secondLine, err := t.read()
+	if err != nil && err != io.EOF {
+		return nil, err
 	}
-	l := &List{file: file, byPath: map[string]int32{}}
-	columns, labels := [2]int{0, 1}, map[string]int32{}
-	for first := true; ; first = false {
-		record, err := r.Read()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return nil, l.readError(err)
-		}
-		if first {
-			if found, header := headerColumns(record); header {
-				columns = found
-				continue
-			}
-		}
-		line, _ := r.FieldPos(0)
-		if err := l.add(record, columns, line, labels); err != nil {
+	if r.columns, err = f.findColumns(first, second); err != nil {
+		return nil, &ListError{file, line, err}
+	}
+	if r.columns.header == nil {
+		if err := r.add(first, line); err != nil {
 			return nil, &ListError{file, line, err}
 		}
 	}
-	if len(l.rows) == 0 {
-		return nil, fmt.Errorf("imageloader: %s: the list has no lines with a path and a label", file)
-	}
-	return l, nil
-}
-
-// readError adds the line number to an error of encoding/csv.
-func (l *List) readError(err error) error {
-	var parse *csv.ParseError
-	if errors.As(err, &parse) {
-		return &ListError{l.file, parse.Line, parse.Err}
-	}
-	return fmt.Errorf("imageloader: %s: %w", l.file, err)
-}
-
-// headerColumns returns the columns of paths and labels. header is false if the record does not
-// name both.
-func headerColumns(record []string) (columns [2]int, header bool) {
-	for i, names := range listColumns {
-		columns[i] = -1
-		for _, name := range slices.Backward(names) {
-			at := slices.IndexFunc(record,
-				func(field string) bool { return strings.EqualFold(strings.TrimSpace(field), name) })
-			if at >= 0 {
-				columns[i] = at
-			}
+	for record, line := second, secondLine; record != nil; {
+		if err := r.add(record, line); err != nil {
+			return nil, &ListError{file, line, err}
+		}
+		if record, line, err = t.read(); err != nil && err != io.EOF {
+			return nil, err
 		}
 	}
-	return columns, columns[0] >= 0 && columns[1] >= 0
+	if len(r.rows) == 0 {
+		return nil, r.empty()
+	}
+	return r.List, r.finish()
+}
+
+// empty returns the error for a list without rows.
+func (l *List) empty() error {
+	return fmt.Errorf("imageloader: %s: the list has no lines with a path and a label", l.file)
 }
 
 // add adds a row.
-func (l *List) add(record []string, columns [2]int, line int, labels map[string]int32) error {
-	if need := max(columns[0], columns[1]) + 1; len(record) < need {
-		return fmt.Errorf("%d columns, and %d are needed: a path and a label, separated by commas (by "+
-			"tabs in a .tsv)", len(record), need)
+func (r *listReader) add(record []string, line int) error {
+	c := &r.columns
+	if need := c.need(); len(record) < need {
+		return fmt.Errorf("%s, and %d are needed: names are in column %s, labels in column %s (separated by %s)",
+			many(len(record), "column", "columns"), need, c.title(c.name), c.titles(c.labels), r.comma)
 	}
-	name, label := strings.TrimSpace(record[columns[0]]), strings.TrimSpace(record[columns[1]])
+	name := fieldOf(record, c.name)
 	switch {
 	case name == "":
-		return errors.New("the path is empty")
-	case label == "":
-		return fmt.Errorf("%q has no label", name)
-	case max(len(name), len(label)) > archive.MaxNameBytes:
-		return fmt.Errorf("a path or a label has more than %d bytes", archive.MaxNameBytes)
-	case len(l.rows) == archive.MaxMembers, line > math.MaxInt32:
+		return fmt.Errorf("column %s: the path is empty", c.title(c.name))
+	case len(name) > archive.MaxNameBytes:
+		return fmt.Errorf("column %s: a path has more than %d bytes", c.title(c.name), archive.MaxNameBytes)
+	case len(r.rows) == archive.MaxMembers, line > math.MaxInt32:
 		return fmt.Errorf("more than %d lines", archive.MaxMembers)
 	}
-	name = path.Clean(name)
-	if before, twice := l.byPath[name]; twice {
-		return fmt.Errorf("%q is in line %d already", name, l.rows[before].line)
+	label, err := r.label(record, name)
+	if err != nil {
+		return err
 	}
-	name = strings.Clone(name) // the csv.Reader reuses the record's memory
-	number, known := labels[label]
-	if !known {
-		number, label = int32(len(l.labels)), strings.Clone(label)
-		labels[label] = number
-		l.labels = append(l.labels, listLabel{label, name, int32(line)})
+	row := listRow{group: -1, line: int32(line)}
+	if c.group >= 0 {
+		group := fieldOf(record, c.group)
+		if group == "" {
+			return fmt.Errorf("column %s: %q has no group", c.title(c.group), name)
+		}
+		row.group = intern(r.groups, group, func(group string) { r.List.groups = append(r.List.groups, group) })
 	}
-	l.byPath[name] = int32(len(l.rows))
-	l.rows = append(l.rows, listRow{number, int32(line)})
+	if !strings.Contains(name, "/") { // names of Windows
+		name = strings.ReplaceAll(name, "\\", "/")
+	}
+	name = strings.Clone(path.Clean(name)) // the reader reuses the record's memory
+	row.label = intern(r.labels, label,
+		func(label string) { r.List.labels = append(r.List.labels, listLabel{label, name, int32(line)}) })
+	if before, twice := r.byPath[name]; twice {
+		return r.again(name, r.rows[before], row)
+	}
+	if len(r.rows) == 0 {
+		r.prefix = name
+	}
+	r.prefix = commonFolders(r.prefix, name)
+	r.byPath[name] = int32(len(r.rows))
+	r.rows = append(r.rows, row)
 	return nil
 }
 
-// at returns the list's file and a line number, for errors that do not name the file.
-func (l *List) at(line int32) string { return fmt.Sprintf("%s:%d", l.file, line) }
-
-// classes returns the classes, and the number of the class of each label in the list. The rules for
-// WebDataset labels number the classes.
-func (l *List) classes(c *Config) (classes []string, label []int32, err error) {
-	d, err := newDirectories(l.file, &Config{Classes: c.Classes, WebDataset: true})
-	if err != nil {
-		return nil, nil, err
+// intern returns the number of a text. It calls add for a new text.
+func intern(numbers map[string]int32, text string, add func(string)) int32 {
+	number, known := numbers[text]
+	if !known {
+		number, text = int32(len(numbers)), strings.Clone(text)
+		numbers[text] = number
+		add(text)
 	}
-	for _, x := range l.labels {
-		number, err := d.number(x.name)
-		if err != nil {
-			return nil, nil, err
-		}
-		d.claimed[number] = true
-	}
-	classes, label, odd := d.labels()
-	if odd >= 0 {
-		x := l.labels[odd]
-		return nil, nil, &LabelError{l.at(x.line), x.path, x.name}
-	}
-	if unknown := slices.Index(label, -1); unknown >= 0 {
-		x := l.labels[unknown]
-		return nil, nil, &UnknownClassError{File: l.at(x.line), Name: x.path, Class: x.name, Known: c.Classes}
-	}
-	return classes, label, nil
+	return number
 }
 
-// listDirectory is the only directory in the index file that all lists share. A list does not use
+// label returns the text of a row's label: the field, or the fields of all columns of labels, each
+// with fieldEnd.
+func (r *listReader) label(record []string, name string) (string, error) {
+	c := &r.columns
+	var text strings.Builder
+	for _, at := range c.labels {
+		field := fieldOf(record, at)
+		switch {
+		case len(field) > archive.MaxNameBytes:
+			return "", fmt.Errorf("column %s: a label has more than %d bytes", c.title(at), archive.MaxNameBytes)
+		case !utf8.ValidString(field):
+			return "", fmt.Errorf("column %s: the label %q is not UTF-8: save the list as \"CSV UTF-8\", or convert it "+
+				"(iconv -f WINDOWS-1252 -t UTF-8)", c.title(at), field)
+		case strings.Contains(field, fieldEnd):
+			return "", fmt.Errorf("column %s: the label %q has a byte 0", c.title(at), field)
+		case len(c.labels) > 1:
+			text.WriteString(field + fieldEnd)
+			continue
+		case field == "" && !r.multi:
+			return "", fmt.Errorf("column %s: %q has no label", c.title(at), name)
+		}
+		return field, nil
+	}
+	return text.String(), nil
+}
+
+// again counts a row that repeats an earlier one. It is an error if they contradict each other.
+func (r *listReader) again(name string, before, row listRow) error {
+	if before.label == row.label && before.group == row.group {
+		r.duplicates++
+		return nil
+	}
+	what, a, b := "label", r.List.labels[before.label].name, r.List.labels[row.label].name
+	if before.label == row.label {
+		what, a, b = "group", r.List.groups[before.group], r.List.groups[row.group]
+	}
+	show := func(text string) string {
+		return fmt.Sprintf("%.100q", strings.ReplaceAll(strings.TrimSuffix(text, fieldEnd), fieldEnd, " "))
+	}
+	return fmt.Errorf("%q is in line %d already, with the %s %s, and here with %s: correct or remove one of the lines",
+		name, before.line, what, show(a), show(b))
+}
+
+// commonFolders returns the folders that two names start with, with a slash at the end, or "".
+func commonFolders(a, b string) string {
+	n := 0
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	return a[:strings.LastIndexByte(a[:n], '/')+1]
+}
+
+// finish makes the labels from their texts in the list.
+func (r *listReader) finish() error {
+	c := &r.columns
+	if len(c.labels) > 1 {
+		return r.finishColumns()
+	}
+	if !r.multi {
+		return nil
+	}
+	separator := r.format.Separator
+	for _, s := range []string{"|", ";", ","} {
+		if separator == "" && slices.ContainsFunc(r.List.labels,
+			func(l listLabel) bool { return strings.Contains(l.name, s) }) {
+			separator = s
+		}
+	}
+	for i := range r.List.labels {
+		l := &r.List.labels[i]
+		words := strings.Fields(l.name)
+		if strings.TrimSpace(separator) != "" {
+			words = nil
+			for word := range strings.SplitSeq(l.name, separator) {
+				if word = strings.TrimSpace(word); word != "" {
+					words = append(words, word)
+				}
+			}
+		}
+		if err := r.setList(l, words); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setList gives a label the text of a list.
+func (r *listReader) setList(l *listLabel, words []string) (err error) {
+	if l.name, err = listOf(words); err != nil {
+		return &ListError{r.file, int(l.line), fmt.Errorf("column %s: %w", r.columns.titles(r.columns.labels), err)}
+	}
+	return nil
+}
+
+// finishColumns makes the labels from the fields of several columns.
+func (r *listReader) finishColumns() (err error) {
+	c := &r.columns
+	fields := func(l *listLabel) []string { return strings.Split(strings.TrimSuffix(l.name, fieldEnd), fieldEnd) }
+	cold := func(field string) bool { _, ok := isHot(field); return !ok }
+	if c.header == nil || slices.ContainsFunc(fields(&r.List.labels[0]), cold) {
+		if !r.multi {
+			return &ListError{r.file, int(r.List.labels[0].line), errSeveral}
+		}
+		for i := range r.List.labels {
+			l := &r.List.labels[i]
+			words := slices.DeleteFunc(fields(l), func(word string) bool { return word == "" })
+			if err := r.setList(l, words); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if r.hot, err = c.hotNames(); err != nil {
+		return &ListError{r.file, 1 + r.table.skipped, err}
+	}
+	for i := range r.List.labels {
+		l := &r.List.labels[i]
+		var words []string
+		for k, field := range fields(l) {
+			switch hot, ok := isHot(field); {
+			case !ok:
+				return &ListError{r.file, int(l.line), fmt.Errorf("column %s: %.40q is neither 0 nor 1, and the label "+
+					"columns of line %d have nothing else: correct it, or choose other columns "+
+					"(Options.ListFormat.LabelColumns)", c.title(c.labels[k]), field, r.List.labels[0].line)}
+			case hot:
+				words = append(words, r.hot[k])
+			}
+		}
+		if r.multi {
+			err = r.setList(l, words)
+		} else {
+			err = l.only(r.file, words)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// only makes a label of one class.
+func (l *listLabel) only(file string, words []string) error {
+	if len(words) == 1 {
+		l.name = words[0]
+		return nil
+	}
+	const most = 5
+	which := ""
+	if len(words) > 0 {
+		which = " (" + strings.Join(words[:min(len(words), most)], ", ") + ")"
+	}
+	return &ListError{file, int(l.line), fmt.Errorf("%q has %s%s, and one is needed (several need Options.MultiLabel): "+
+		"correct the line, or choose other columns (Options.ListFormat.LabelColumns)", l.path, many(len(words), "label", "labels"), which)}
+}
+
+// at returns the list's file and a line number, for errors that have no file.
+func (l *List) at(line int32) string { return fmt.Sprintf("%s:%d", l.file, line) }
+
+// listLabels are the classes of a list, and its labels as numbers of classes.
+type listLabels struct {
+	classes []string
+	label   []int32   // by index of List.labels; nil with MultiLabel
+	lists   [][]int32 // by index of List.labels, with MultiLabel
+}
+
+// resolve returns the classes and the labels of a list. Classes are numbered by the rules for
+// WebDataset labels. All one-hot columns are classes, unless classes are given.
+func (l *List) resolve(c *Config) (r listLabels, err error) {
+	d, err := newDirectories(l.file, &Config{Classes: c.Classes, WebDataset: true, MultiLabel: c.MultiLabel})
+	if err != nil {
+		return r, err
+	}
+	number := func(name string) (n int32) {
+		if err == nil {
+			if n, err = d.number(name); err == nil {
+				d.claimed[n] = true
+			}
+		}
+		return n
+	}
+	numbers := make([]int32, len(l.labels))
+	for i, x := range l.labels {
+		numbers[i] = number(x.name)
+	}
+	if len(c.Classes) == 0 {
+		for _, name := range l.hot {
+			if c.MultiLabel {
+				name = "\n" + name
+			}
+			number(name)
+		}
+	}
+	if err != nil {
+		return r, err
+	}
+	var label []int32
+	var odd int
+	if r.classes, label, odd = d.labels(); odd >= 0 {
+		x := listLabel{name: d.names[odd], path: "the first line", line: 1}
+		if i := slices.Index(numbers, int32(odd)); i >= 0 {
+			x = l.labels[i]
+		}
+		return r, &LabelError{l.at(x.line), x.path, strings.ReplaceAll(strings.TrimPrefix(x.name, "\n"), "\n", " ")}
+	}
+	if c.MultiLabel {
+		_, lists, _ := d.eachList()
+		r.lists = make([][]int32, len(numbers))
+		for i, n := range numbers {
+			r.lists[i] = lists[n]
+			if class, unknown := d.unknownIn(l.labels[i].name); unknown {
+				return r, l.unknownClass(i, class, c)
+			}
+		}
+		return r, nil
+	}
+	r.label = make([]int32, len(numbers))
+	for i, n := range numbers {
+		if r.label[i] = label[n]; r.label[i] < 0 {
+			return r, l.unknownClass(i, l.labels[i].name, c)
+		}
+	}
+	return r, nil
+}
+
+// unknownClass returns the error for a label that is not one of the given classes.
+func (l *List) unknownClass(i int, class string, c *Config) error {
+	x := l.labels[i]
+	return &UnknownClassError{File: l.at(x.line), Name: x.path, Class: class, Known: c.Classes}
+}
+
+// listDirectory is the only directory in the index file of a list, because a list does not use
 // directories.
 const listDirectory = "*"
 
@@ -207,10 +418,10 @@ func (b *Builder) addListed(m *archive.Member, magic []byte) (number int, err er
 	return b.record(m, dir, flags)
 }
 
-// loadListed reads the members, and makes the members that the list names the samples of x.
+// loadListed reads the members, and makes those in the list the samples of x.
 func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	list := b.config.List
-	classes, label, err := list.classes(&b.config)
+	labels, err := list.resolve(&b.config)
 	if err != nil {
 		return err
 	}
@@ -218,10 +429,10 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	if err != nil {
 		return err
 	}
-	x.classes = classes
+	x.classes, x.lists = labels.classes, labels.lists
 	w := workMeter{shards: x.shards, next: x.eachMark()}
 	kept := members.names[:0]
-	seen := make([]bool, len(list.rows))
+	matcher := newListMatcher(list, b.file)
 	for i := 0; ; i++ {
 		m, name, err := members.next()
 		if err != nil {
@@ -233,93 +444,31 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 		if b.dirs.names[m.label] != listDirectory {
 			return errIndexDamaged
 		}
-		row, listed := list.byPath[string(name)]
-		if !listed {
-			if x.ignored++; m.flags&recordImage != 0 {
-				x.orphans++
-				b.unlisted.note(list, string(name))
-			}
+		row, err := matcher.match(string(name), m.flags&recordImage != 0)
+		if err != nil {
+			return err
+		}
+		if row < 0 {
+			x.ignored++
 			continue
 		}
-		seen[row] = true
 		x.noteNumber(i, int(sections[sectionMembers].count))
-		m.label, m.name = label[list.rows[row].label], uint32(len(kept))
-		kept = append(kept, name...) // in place: kept is never longer than the names read so far
+		if m.label = list.rows[row].label; labels.label != nil {
+			m.label = labels.label[m.label]
+		}
+		m.name = uint32(len(kept))
+		kept = append(kept, name...) // in place: never longer than the names read so far
 		x.samples = append(x.samples, *m)
+		if list.columns.group >= 0 {
+			x.listed.groups = append(x.listed.groups, list.rows[row].group)
+		}
 		w.sample(m)
 	}
-	if err := list.missing(b.file, &b.unlisted, seen); err != nil {
+	if x.listed.report, err = matcher.finish(b.config.Logger); err != nil {
 		return err
 	}
-	if x.orphans > 0 {
-		b.config.Logger.Warn("images that the list does not name are ignored", "archive", b.file, "list",
-			list.file, "images", x.orphans)
-	}
+	x.orphans, x.listed.groupNames = x.listed.report.Unlisted, list.groups
 	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept does not change any more
 	x.readCost = w.cost()
 	return nil
-}
-
-// unlisted records images that a list does not name.
-type unlisted struct {
-	first string // name of the first such image, or ""
-	twin  string // the first image whose name equals a path in the list after Unicode normalisation
-	path  string // the path in the list that equals twin
-	forms map[string]string
-}
-
-// note adds an image.
-func (u *unlisted) note(list *List, name string) {
-	if u.first == "" {
-		u.first = name
-		u.forms = normalform.Forms(maps.Keys(list.byPath))
-	}
-	if u.twin != "" {
-		return
-	}
-	if path, found := normalform.Twin(name, u.forms); found {
-		u.twin, u.path = name, path
-	}
-}
-
-// hint explains why a path in the list may have no member. The caller adds it to the error.
-func (u *unlisted) hint() string {
-	switch {
-	case u.twin != "":
-		return normalform.Hint([]string{u.path}, []string{u.twin})
-	case u.first != "":
-		return fmt.Sprintf("; an image there that the list does not name is %q", u.first)
-	}
-	return ""
-}
-
-// missing returns the error for rows of the list without a member.
-func (l *List) missing(archive string, images *unlisted, seen []bool) error {
-	absent, first := 0, int32(0)
-	for i, found := range seen {
-		if line := l.rows[i].line; !found {
-			if absent++; absent == 1 || line < first {
-				first = line
-			}
-		}
-	}
-	if absent == 0 {
-		return nil
-	}
-	name := ""
-	for p, row := range l.byPath {
-		if l.rows[row].line == first {
-			name = p
-		}
-	}
-	hint := ""
-	if first == 1 {
-		hint = "; a first line that is a header names the columns path and label"
-	}
-	others := ""
-	if absent > 1 {
-		others = fmt.Sprintf(" (%d lines in all name none)", absent)
-	}
-	return &ListError{l.file, int(first), fmt.Errorf("%q is no member of %s%s%s", name, archive, others,
-		hint+images.hint())}
 }

@@ -35,7 +35,7 @@ func TestListsAreRead(t *testing.T) {
 		"cleaned":       {"l.csv", "./a//b/../c.jpg,cat\n", "a/c.jpg=cat@1"},
 		"tabs":          {"l.TSV", "a,b.jpg\tcat\nc \"d\".jpg\tdog\n", "a,b.jpg=cat@1 c \"d\".jpg=dog@2"},
 	} {
-		l, err := ReadList(c.file, strings.NewReader(c.text))
+		l, err := ReadList(c.file, strings.NewReader(c.text), ListFormat{}, false)
 		if err != nil {
 			t.Errorf("%s: %v, want no error", name, err)
 		} else if got := describeList(l); got != c.want {
@@ -50,23 +50,23 @@ func TestListErrorsNameTheLine(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                             "the list has no lines",
 		"path,label\n":                 "the list has no lines",
-		"a.jpg,cat\nb.jpg\n":           "l.csv:2: 1 columns, and 2 are needed",
-		"label,x,path\ncat,y\n":        "l.csv:2: 2 columns, and 3 are needed",
-		"a.jpg,cat\n,dog\n":            "l.csv:2: the path is empty",
-		"a.jpg,cat\nb.jpg,  \n":        `l.csv:2: "b.jpg" has no label`,
-		"a.jpg,cat\nb,c\n./a.jpg,dog":  `l.csv:3: "a.jpg" is in line 1 already`,
-		"a.jpg,cat\n" + long + ",dog":  "l.csv:2: a path or a label has more than",
-		"a.jpg," + long:                "l.csv:1: a path or a label has more than",
-		"a.jpg,cat\nb.jpg,\"dog\nx,y":  `l.csv:3: extraneous or missing " in quoted-field`,
-		"a.jpg,cat\nb\"c.jpg,dog\nx,y": `l.csv:2: bare " in non-quoted-field`,
-		"\x1f\x8b\x08\x00\x00\x00\x00": "l.csv:1: 1 columns",
+		"a.jpg,cat\nb.jpg\n":           "l.csv:2: 1 column, and 2 are needed: names are in column 1",
+		"label,x,path\ncat,y\n":        "l.csv:2: 2 columns, and 3 are needed: names are in column 3 (path), labels in",
+		"a.jpg,cat\n,dog\n":            "l.csv:2: column 1: the path is empty",
+		"a.jpg,cat\nb.jpg,  \n":        `l.csv:2: column 2: "b.jpg" has no label`,
+		"a.jpg,cat\nb,c\n./a.jpg,dog":  `l.csv:3: "a.jpg" is in line 1 already, with the label "cat", and here with "dog"`,
+		"a.jpg,cat\n" + long + ",dog":  "l.csv:2: column 1: a path has more than",
+		"a.jpg," + long:                "l.csv:1: column 2: a label has more than",
+		"a.jpg,cat\nb.jpg,\"dog\nx,y":  `l.csv:3: column 4: extraneous or missing " in quoted-field`,
+		"a.jpg,cat\nb\"c.jpg,dog\nx,y": `l.csv:2: column 2: bare " in non-quoted-field`,
+		"\x1f\x8b\x08\x00\x00\x00\x00": "l.csv: the list is compressed: unpack it",
 	} {
-		_, err := ReadList("l.csv", strings.NewReader(text))
+		_, err := ReadList("l.csv", strings.NewReader(text), ListFormat{}, false)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: error %v, want %s", text, err, want)
 		}
 		var line *ListError
-		if strings.Contains(want, "l.csv:") && !errors.As(err, &line) {
+		if strings.Contains(want, "l.csv:") && !strings.Contains(want, "l.csv: ") && !errors.As(err, &line) {
 			t.Errorf("%.40q: %T", text, err)
 		}
 	}
@@ -85,12 +85,12 @@ func TestListLabelsAreNumberedLikeWebDatasets(t *testing.T) {
 		"a,cat\nb,dog\nc,dog":   {[]string{"cat"}, `imageloader: l.csv:2: "b" is of class "dog"`},
 		"a,cat\nb,dog":          {[]string{"cat", "cat"}, "twice"},
 	} {
-		l, err := ReadList("l.csv", strings.NewReader(text))
+		l, err := ReadList("l.csv", strings.NewReader(text), ListFormat{}, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		classes, label, err := l.classes(&Config{Classes: c.given})
-		got := fmt.Sprint(classes, " ", label)
+		r, err := l.resolve(&Config{Classes: c.given})
+		got := fmt.Sprint(r.classes, " ", r.label)
 		if err != nil {
 			got = err.Error()
 		}
@@ -111,7 +111,7 @@ func FuzzList(f *testing.F) {
 		if tabs {
 			file = "l.tsv"
 		}
-		l, err := ReadList(file, strings.NewReader(text))
+		l, err := ReadList(file, strings.NewReader(text), ListFormat{}, false)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "imageloader: "+file) {
 				t.Errorf("%v names no list, want an error beginning with %q", err, "imageloader: "+file)
@@ -127,8 +127,8 @@ func FuzzList(f *testing.F) {
 				t.Errorf("%q: %+v", name, x)
 			}
 		}
-		if _, label, err := l.classes(&Config{}); err == nil && len(label) != len(l.labels) {
-			t.Errorf("%d labels of %d", len(label), len(l.labels))
+		if r, err := l.resolve(&Config{}); err == nil && len(r.label) != len(l.labels) {
+			t.Errorf("%d labels of %d", len(r.label), len(l.labels))
 		}
 	})
 }

@@ -17,6 +17,10 @@ type Part struct {
 	// not move other samples. If a class has at least two samples, at least one of them is held out
 	// and at least one is not. In a class so small that the hash puts all samples on one side, one
 	// sample is moved to the other side.
+	//
+	// With ListFormat.GroupColumn no group has samples on both sides. Groups are chosen so that the
+	// share of each class is near HeldOut, in an order that a hash of Seed and the group's name
+	// gives. Adding groups later may move others.
 	HeldOut float64
 	// Test selects the samples that are held out, instead of the samples that are not.
 	Test bool
@@ -87,6 +91,7 @@ func (x *Index) keepPart(p Part, archive string) error {
 			many(len(x.samples), "sample", "samples"))
 	}
 	x.samples, x.numbers, x.names, x.readCost = samples, numbers, kept.String(), w.cost()
+	x.listed.groups = nil
 	return nil
 }
 
@@ -94,6 +99,9 @@ func (x *Index) keepPart(p Part, archive string) error {
 func (x *Index) heldOut(p Part) []bool {
 	if p.HeldOut == 0 {
 		return nil
+	}
+	if x.listed.groups != nil {
+		return x.heldOutGroups(p)
 	}
 	held := make([]bool, len(x.samples))
 	classes := map[int32]*extremes{}

@@ -236,14 +236,14 @@ func labelling(c *Config) uint64 {
 		return 6
 	case c.Parquet:
 		return 5
+	case c.List != nil:
+		return 3
 	case c.MultiLabel:
 		return 4
 	case c.WebDataset:
 		return 1
 	case c.Pairs != nil:
 		return 2
-	case c.List != nil:
-		return 3
 	}
 	return 0
 }

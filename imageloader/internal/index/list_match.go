@@ -1,0 +1,303 @@
+package index
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/torchstream/torchstream/internal/normalform"
+)
+
+// ListReport compares a list with an archive.
+type ListReport struct {
+	File string // the list: a file, or a member of the archive
+	// Columns says which columns were used: "names in column 1 (id), labels in column 2 (breed)".
+	Columns    string
+	Rows       int // images that the list names
+	Duplicates int // rows that repeat the name and label of an earlier one
+	// WithoutImage counts the rows whose image is not in the archive. They are left out.
+	// FirstWithout is the name in the first of them, in line FirstWithoutLine.
+	WithoutImage     int
+	FirstWithout     string
+	FirstWithoutLine int
+	// Unlisted counts the archive's images without a row, which are not samples.
+	Unlisted      int
+	FirstUnlisted string
+}
+
+// listMatcher finds the row of each member of an archive. A member that has no row of exactly its
+// name is compared again without leading folders and without its extension.
+type listMatcher struct {
+	list    *List
+	archive string
+	before  []string // folders that names in the list may have and members may not: see List.prefixes
+	rows    []matched
+	names   []byte // of the members with inexact matches; a byte 0 follows each
+	key     []byte
+	report  ListReport
+	forms   map[string]string // of the names in the list that are not ASCII
+	twins   [2]string         // a name in the list and its member that differ in their Unicode normal form
+}
+
+// matched is the match of a row.
+type matched struct {
+	kind matchKind
+	at   int64 // in names
+}
+
+type matchKind uint8
+
+const (
+	unmatched matchKind = iota
+	matchedInexactly
+	matchedExactly
+	matchedByTwin // another row has the same image
+)
+
+func newListMatcher(list *List, archive string) *listMatcher {
+	return &listMatcher{list: list, archive: archive, before: list.prefixes(), rows: make([]matched, len(list.rows)),
+		report: ListReport{File: list.file, Columns: list.described(), Rows: len(list.rows), Duplicates: list.duplicates}}
+}
+
+// described describes the columns of a list.
+func (l *List) described() string {
+	c := &l.columns
+	text := fmt.Sprintf("names in column %s, labels in column %s", c.title(c.name), c.titles(c.labels))
+	if c.group >= 0 {
+		text += ", groups in column " + c.title(c.group)
+	}
+	return text
+}
+
+// prefixes returns "" and the leading parts of List.prefix, the last maxFolders ones.
+func (l *List) prefixes() []string {
+	list := []string{""}
+	for at := range len(l.prefix) {
+		if l.prefix[at] == '/' {
+			list = append(list, l.prefix[:at+1])
+		}
+	}
+	return slices.Delete(list, 1, max(1, len(list)-maxFolders))
+}
+
+// maxFolders is the maximum number of folders in a name that are compared.
+const maxFolders = 16
+
+// match returns the row of a member, or -1 if it has none. image reports whether the member looks
+// like an image: other members need a row of exactly their name.
+func (m *listMatcher) match(name string, image bool) (row int32, err error) {
+	row, twin, exact := m.find(name, image)
+	if row < 0 {
+		return m.unlisted(name, image), nil
+	}
+	if twin >= 0 {
+		if err := m.same(row, twin); err != nil {
+			return -1, err
+		}
+	}
+	was := &m.rows[row]
+	switch {
+	case exact && was.kind != matchedInexactly:
+		was.kind = matchedExactly
+		return row, nil
+	case was.kind == matchedExactly:
+		return m.unlisted(name, image), nil
+	case was.kind == matchedInexactly:
+		end := was.at + int64(bytes.IndexByte(m.names[was.at:], 0))
+		if other := string(m.names[was.at:end]); other != name {
+			return -1, m.ambiguous(row, other, name)
+		}
+		return row, nil
+	}
+	*was = matched{matchedInexactly, int64(len(m.names))}
+	m.names = append(append(m.names, name...), 0)
+	return row, nil
+}
+
+// ambiguous returns the error for a row with two images.
+func (m *listMatcher) ambiguous(row int32, first, second string) error {
+	return &ListError{m.list.file, int(m.list.rows[row].line), fmt.Errorf("%q may be %q or %q in %s: choose the folder "+
+		"that the names start from (Options.ListFormat.Folder), or give the whole path with its extension",
+		m.nameOf(row), first, second, m.archive)}
+}
+
+// nameOf returns the name in a row.
+func (m *listMatcher) nameOf(row int32) string {
+	for name, r := range m.list.byPath {
+		if r == row {
+			return name
+		}
+	}
+	return ""
+}
+
+// same checks that two rows of an image agree.
+func (m *listMatcher) same(row, twin int32) error {
+	l := m.list
+	a, b := l.rows[row], l.rows[twin]
+	if a.label != b.label || a.group != b.group {
+		if a.line > b.line {
+			a, b, row, twin = b, a, twin, row
+		}
+		return &ListError{l.file, int(b.line), fmt.Errorf("%q is the image %q of line %d, with another label or group: "+
+			"correct or remove one of the lines", m.nameOf(twin), m.nameOf(row), a.line)}
+	}
+	if m.rows[twin].kind != matchedByTwin {
+		m.rows[twin].kind = matchedByTwin
+		m.report.Duplicates++
+		m.report.Rows--
+	}
+	return nil
+}
+
+// find returns the row of a member, and a second row with the member's name without its extension,
+// or -1. exact reports whether the row has the member's whole name.
+func (m *listMatcher) find(name string, image bool) (row, twin int32, exact bool) {
+	short := name
+	if dot := strings.LastIndexByte(name, '.'); image && dot > strings.LastIndexByte(name, '/')+1 {
+		short = name[:dot]
+	}
+	if folder := m.list.format.Folder; folder != "" {
+		rest, inside := name, true
+		if folder = strings.Trim(strings.TrimPrefix(folder, "./"), "/"); folder != "." && folder != "" {
+			rest, inside = strings.CutPrefix(name, folder+"/")
+		}
+		if !inside {
+			return -1, -1, false
+		}
+		cut := len(name) - len(rest)
+		if row, twin = m.look("", rest, short[cut:]); row < 0 {
+			row, twin = m.look("", name, short)
+		}
+		return row, twin, true
+	}
+	if row, exact := m.list.byPath[name]; exact || !image {
+		if !exact {
+			return -1, -1, false
+		}
+		_, twin = m.look("", name, short)
+		return row, twin, true
+	}
+	for _, before := range m.before { // the names in the list have more folders, or as many
+		if row, twin = m.look(before, name, short); row >= 0 {
+			return row, twin, false
+		}
+	}
+	for range maxFolders { // the archive's names have more
+		slash := strings.IndexByte(short, '/')
+		if slash < 0 {
+			break
+		}
+		name, short = name[slash+1:], short[slash+1:]
+		if row, twin = m.look("", name, short); row >= 0 {
+			return row, twin, false
+		}
+	}
+	return -1, -1, false
+}
+
+// look looks for a row of a name, with and without its extension. twin is the second one if there
+// are both.
+func (m *listMatcher) look(prefix, name, short string) (row, twin int32) {
+	at := func(name string) int32 {
+		m.key = append(append(m.key[:0], prefix...), name...)
+		if row, found := m.list.byPath[string(m.key)]; found {
+			return row
+		}
+		return -1
+	}
+	row, twin = at(name), -1
+	if short != name {
+		if twin = at(short); row < 0 {
+			row, twin = twin, -1
+		}
+	}
+	return row, twin
+}
+
+// unlisted counts a member without a row. It returns -1.
+func (m *listMatcher) unlisted(name string, image bool) int32 {
+	if !image {
+		return -1
+	}
+	if m.report.Unlisted++; m.report.Unlisted == 1 {
+		m.report.FirstUnlisted = strings.Clone(name)
+		m.forms = normalform.Forms(maps.Keys(m.list.byPath))
+	}
+	if m.twins[0] == "" {
+		if path, found := normalform.Twin(name, m.forms); found {
+			m.twins = [2]string{path, strings.Clone(name)}
+		}
+	}
+	return -1
+}
+
+// finish reports on all rows, after the last member. It is an error if no row has an image, or if
+// the first line looks like a header.
+func (m *listMatcher) finish(log *slog.Logger) (*ListReport, error) {
+	l, r := m.list, &m.report
+	first := int32(-1)
+	for i := range l.rows {
+		if m.rows[i].kind != unmatched {
+			continue
+		}
+		if r.WithoutImage++; first < 0 {
+			first = int32(i)
+		}
+	}
+	if first >= 0 {
+		r.FirstWithout, r.FirstWithoutLine = m.nameOf(first), int(l.rows[first].line)
+	}
+	if r.WithoutImage > 0 && (r.WithoutImage == r.Rows || first == 0 && l.columns.header == nil && l.oddFirst()) {
+		return nil, m.missing()
+	}
+	if r.WithoutImage > 0 {
+		log.Warn("rows of the list without an image are left out", "archive", m.archive, "list", l.file,
+			"rows", r.WithoutImage, "line", r.FirstWithoutLine, "name", r.FirstWithout, "hint", m.hint())
+	}
+	if r.Duplicates > 0 {
+		log.Warn("rows of the list repeat others", "list", l.file, "rows", r.Duplicates)
+	}
+	if r.Unlisted > 0 {
+		log.Warn("images that the list does not name are ignored", "archive", m.archive, "list", l.file,
+			"images", r.Unlisted, "first", r.FirstUnlisted)
+	}
+	return r, nil
+}
+
+// oddFirst reports whether the first of several rows alone has its label, as a header has.
+func (l *List) oddFirst() bool {
+	return len(l.rows) > 1 && !slices.ContainsFunc(l.rows[1:], func(r listRow) bool { return r.label == l.rows[0].label })
+}
+
+// missing returns the error for rows without an image.
+func (m *listMatcher) missing() error {
+	l, r := m.list, &m.report
+	others := ""
+	if r.WithoutImage > 1 {
+		others = fmt.Sprintf(" (%d lines in all name none)", r.WithoutImage)
+	}
+	hint := ": " + l.described()
+	if l.columns.header == nil && r.FirstWithoutLine == int(l.rows[0].line) {
+		hint += "; if the first line has the names of the columns, choose columns by them " +
+			"(Options.ListFormat.NameColumn)"
+	} else {
+		hint += "; Options.ListFormat.NameColumn chooses another"
+	}
+	return &ListError{l.file, r.FirstWithoutLine, fmt.Errorf("%q is no member of %s%s%s", r.FirstWithout, m.archive,
+		others, hint+m.hint())}
+}
+
+// hint explains why a name in the list may have no member. It is added to the error.
+func (m *listMatcher) hint() string {
+	switch {
+	case m.twins[0] != "":
+		return normalform.Hint(m.twins[:1], m.twins[1:])
+	case m.report.FirstUnlisted != "":
+		return fmt.Sprintf("; an image there that the list does not name is %q", m.report.FirstUnlisted)
+	}
+	return ""
+}

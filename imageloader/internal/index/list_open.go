@@ -1,0 +1,146 @@
+package index
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// maxListBytes is the maximum size of a list's file, which is read into memory.
+const maxListBytes = 1 << 30
+
+// ListOptions configures OpenList.
+type ListOptions struct {
+	Format     ListFormat
+	MultiLabel bool
+	Archive    archive.Config
+	Logger     *slog.Logger
+}
+
+// wrongList is an error in the text of a list.
+type wrongList struct{ error }
+
+func (e wrongList) Unwrap() error { return e.error }
+
+// IsWrongList reports whether OpenList could read the list, and its text is wrong. The error then
+// names the list.
+func IsWrongList(err error) bool {
+	var wrong wrongList
+	return errors.As(err, &wrong)
+}
+
+// OpenList reads the list at a path or URL. If there is no such file, it reads the member of the
+// archive with that name.
+func OpenList(ctx context.Context, list, archivePath string, o ListOptions) (*List, error) {
+	read := func(file string, in io.Reader) (*List, error) {
+		l, err := ReadList(file, in, o.Format, o.MultiLabel)
+		if err != nil {
+			return nil, wrongList{err}
+		}
+		return l, nil
+	}
+	f, err := archive.OpenFile(ctx, list, o.Archive)
+	if errors.Is(err, fs.ErrNotExist) && !archive.IsURL(list) && !filepath.IsAbs(list) {
+		m, err := findListMember(ctx, list, archivePath, o.Archive, err)
+		if err != nil {
+			return nil, err
+		}
+		o.Logger.Info("the list is a member of the archive", "archive", archive.Shown(archivePath), "name", m.name)
+		return read(archive.Shown(archivePath)+":"+m.name, bytes.NewReader(m.data))
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // nothing was written
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if err := checkListBytes(list, info.Size()); err != nil {
+		return nil, err
+	}
+	return read(list, f)
+}
+
+// checkListBytes refuses a list that is too large.
+func checkListBytes(name string, size int64) error {
+	if size > maxListBytes {
+		return fmt.Errorf("%s has %d bytes, over the limit of %d", name, size, maxListBytes)
+	}
+	return nil
+}
+
+// listMember is a member of an archive that is its list.
+type listMember struct {
+	name string
+	data []byte
+}
+
+// findListMember reads a list from an archive. The member has the list's name, or a name that ends
+// in it after a slash. missing is the error of the file with that name. It is part of the error if
+// there is no member.
+func findListMember(ctx context.Context, list, archivePath string, c archive.Config, missing error) (*listMember, error) {
+	a, err := archive.Open(ctx, archivePath, c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = a.Close() }() // nothing was written
+	var found, second *listMember
+	var tables []string
+	want := path.Clean(filepath.ToSlash(list))
+	for m, err := range a.Members() {
+		if err != nil {
+			return nil, err
+		}
+		exact := m.Name == want
+		if !exact && !strings.HasSuffix(m.Name, "/"+want) || m.Kind != archive.Regular {
+			const most = 5
+			if ext := strings.ToLower(path.Ext(m.Name)); (ext == ".csv" || ext == ".tsv") && len(tables) < most {
+				tables = append(tables, strings.Clone(m.Name))
+			}
+			continue
+		}
+		member, err := readListMember(a, &m)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case exact:
+			return member, nil
+		case found == nil:
+			found = member
+		default:
+			second = member
+		}
+	}
+	switch {
+	case second != nil:
+		return nil, fmt.Errorf("%s may be %s or %s in %s: give the whole name", list, found.name, second.name, a.Path())
+	case found != nil:
+		return found, nil
+	case len(tables) > 0:
+		return nil, fmt.Errorf("%w, nor is it in %s, which has %s", missing, a.Path(), strings.Join(tables, ", "))
+	}
+	return nil, fmt.Errorf("%w, nor is it in %s", missing, a.Path())
+}
+
+// readListMember reads the archive's current member.
+func readListMember(a *archive.Archive, m *archive.Member) (*listMember, error) {
+	if err := checkListBytes(m.Name, m.Size); err != nil {
+		return nil, err
+	}
+	member := &listMember{strings.Clone(m.Name), make([]byte, m.Size)}
+	if err := a.Content(member.data); err != nil {
+		return nil, fmt.Errorf("%s: %w", m.Name, err)
+	}
+	return member, nil
+}
