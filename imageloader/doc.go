@@ -1,7 +1,8 @@
-// Package imageloader turns an archive of labelled images into batches. An archive is a .tar, a
-// .tar.gz, a .tar.zst or a directory of JPEG, PNG, WebP, GIF, BMP and TIFF files, and of AVIF and
-// HEIC files if libheif is installed. The package decodes, crops, resizes and flips on all cores,
-// straight into memory that the consumer lends. The order depends only on the seed and the epoch.
+// Package imageloader turns an archive of labelled images into batches. An archive is a .tar,
+// .tar.gz, .tar.zst, .zip or Parquet file, or a directory. Its images are JPEG, PNG, WebP, GIF, BMP
+// and TIFF files. If libheif is installed, they may also be AVIF and HEIC files. The package
+// decodes, crops, resizes and flips on all cores, straight into memory that the consumer lends. The
+// order depends only on the seed and the epoch.
 //
 // A [Loader] is an open archive. [Loader.Epoch] yields the batches of an epoch as a loop. A
 // prefetcher calls [Loader.Fill] instead. [Loader.Restore] continues an epoch from a [State].

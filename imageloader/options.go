@@ -137,8 +137,9 @@ type Options struct {
 	TargetWidth int
 	// Masks, if not zero, makes samples of images and their masks, which have no labels: the field
 	// "masks" replaces "labels". Crop, resize, flip, and the steps of Transform.Ops that move
-	// pixels apply equally to both. Every pixel of a transformed mask is a copy of the nearest one.
-	// Masks need random access, so Open reads a whole .tar.gz if it has no index.
+	// pixels apply equally to both. Every pixel of a transformed mask is a copy of the nearest
+	// pixel of the original mask. Masks need random access, so Open reads a whole .tar.gz if it has
+	// no index.
 	Masks      Masks
 	BadSamples BadSamplePolicy
 	// Damaged decides which damaged images are bad samples; 0: Warned, which refuses the images
@@ -151,8 +152,8 @@ type Options struct {
 	MaxPixels      int64
 	// MaxTranscodedBytes limits this loader's memory for baseline copies of progressive JPEGs; 0: 1
 	// GiB. A GPU decodes the copies instead of the originals (prefetcher.Options.Decode). Ranks on
-	// one host do not share copies. A progressive JPEG for whose copy there is no room is decoded
-	// by the workers, which takes several milliseconds. Set 1 to keep no copies.
+	// one host do not share copies. If there is no room for the copy of an image, the workers
+	// decode the image, which takes several milliseconds. Set 1 to keep no copies.
 	MaxTranscodedBytes int64
 	// IndexFile is the path of the archive's index, which later runs use again. "" selects the
 	// archive's folder (train.tgz.tsidx), or the user's cache folder if the archive's folder can't
@@ -169,12 +170,12 @@ type Options struct {
 	// point changes a pixel. TrustIndex skips this comparison. With NoEntryPoints they are neither
 	// made nor used.
 	//
-	// With and without TrustIndex, the index's checksums detect damage and other archives, but not
-	// forgery. The loader checks that each sample follows a tar header with its name and size, and
-	// that its label is its directory's. It trusts the list of samples, WebDataset's labels, and
-	// the windows for inflating a .tar.gz, so anyone who can write the index can change them. If
-	// others can write to the archive's folder, set NoIndex, or an IndexFile in a private folder.
-	// docs/index-format.md has the details.
+	// With and without TrustIndex, the index's checksums detect damage, and an index of another
+	// archive. They do not detect forgery. The loader checks that each sample follows a tar header
+	// with its name and size, and that its label is the label of its directory. It trusts the list
+	// of samples, WebDataset's labels, and the windows for inflating a .tar.gz, so anyone who can
+	// write the index can change them. If others can write to the archive's folder, set NoIndex, or
+	// an IndexFile in a private folder. docs/index-format.md has the details.
 	TrustIndex    bool
 	NoEntryPoints bool
 	// OpenSource opens a path with a scheme, such as "s3://bucket/train.tgz". nil: OpenHTTP, for

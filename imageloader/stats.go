@@ -122,9 +122,9 @@ const (
 )
 
 // Bottleneck returns the stage that the other stages wait for, and a sentence with advice about it.
-// The stage is "" while there are too few batches to tell, and if the workers wait without the time
-// having gone into a stage. Over a loader's whole life the answer is an average: use Since to
-// measure, for example, only the last minute.
+// The stage is "" while there are too few batches to tell. It is also "" if the workers wait, but
+// no stage accounts for their waiting time. Over a loader's whole life the answer is an average:
+// use Since to measure, for example, only the last minute.
 func (s Stats) Bottleneck() (Stage, string) {
 	workers := float64(s.Workers) * s.Elapsed.Seconds()
 	if s.Batches < 2 || workers <= 0 {

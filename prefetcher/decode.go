@@ -23,7 +23,7 @@ import (
 //
 //   - Baseline JPEGs. The GPU finds entry points that are unknown or unconfirmed. Under
 //     Options.Damaged Refuse of the loader, the workers decode such images instead.
-//   - The steps of Transform.Ops, for samples all of whose steps it can run.
+//   - The steps of Transform.Ops. The GPU runs them for a sample only if it can run all of them.
 //   - Inflating the members of a .tgz that is not kept in memory, once an epoch of this process has
 //     read them.
 //

@@ -40,15 +40,14 @@
 //     released(j).
 //   - The consumer reads slot j before it is copied and finished. The consumer's stream therefore
 //     waits for ready(j), which is recorded on P after the finish.
-//   - released(j) misses some of the work that read the slot. It is therefore recorded on every
-//     stream that used the batch.
+//   - Several streams may read the slot, and a release on one of them misses the others.
+//     released(j) is therefore recorded on every stream that used the batch.
 //
 // Only the first edge makes a host thread wait: the source's, which has nothing else to do. Because
 // of the fourth edge, the prefetcher asks for the consumer's current stream when it hands over a
 // batch, and again when the turn ends. An Epoch inside cuda.WithStream therefore runs on that
 // stream. Any other use of a batch (on a second stream, in another goroutine) must be announced
 // with [Batch.Use].
-// [Batch.Use].
 //
 // The package's tests run the ring's code against a model of CUDA's streams, under tens of
 // thousands of schedules. They fail if no event orders a read or an overwrite. They also leave out

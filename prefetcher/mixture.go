@@ -35,8 +35,8 @@ func (l *loans) deliver(now time.Time) {
 }
 
 // lend records that the source gets a slot that it asked for. passed is the time since the source
-// got the previous slot, and nothing the part of this time in which the source was idle. waits is
-// false for the slots that the source gets without waiting.
+// got the previous slot. nothing is the part of this time in which the source had no slot and was
+// idle. waits is false if the source gets the slot without waiting.
 func (l *loans) lend(asked, now time.Time) (passed, nothing time.Duration, waits bool) {
 	passed = now.Sub(l.got)
 	if l.lent == 0 {
@@ -55,7 +55,7 @@ func (l *loans) lend(asked, now time.Time) (passed, nothing time.Duration, waits
 // take different times, and the slots between the source and the loop even out these differences.
 // Decisions are therefore based on sums over several slots.
 type tally struct {
-	slots, late   int // late counts the slots before which the source was hardly idle
+	slots, late   int // late counts the slots that the source got with hardly any idle time
 	nothing, both time.Duration
 }
 
@@ -101,7 +101,7 @@ const (
 // newMixture returns a mixture for batches of the given number of rows.
 func newMixture(batch int) *mixture { return &mixture{most: min(batch, decodeplan.Group)} }
 
-// begin starts an epoch. The source gets the first free slots without waiting.
+// begin starts an epoch. The source gets its first slots without waiting, and free is their number.
 func (m *mixture) begin(free int) {
 	if m == nil {
 		return

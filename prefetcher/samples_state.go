@@ -121,10 +121,10 @@ func (s *SampleState) UnmarshalJSON(data []byte) error {
 // undoes this. Running epochs are not affected.
 //
 // If Rank and World are the state's, this rank's state is enough. With another World, the rest of
-// the epoch is dealt again: every sample that was in no batch is delivered once, and no other
-// sample is, except as padding. This needs the states of all ranks after the same number of
-// batches. One state is enough if there was one rank, or if the policy is not Skip. When the rest
-// is dealt again, BatchSize may differ too.
+// the epoch is dealt again. Every sample that was in no batch is then delivered once. A sample that
+// was in a batch is delivered again only as padding. This needs the states of all ranks after the
+// same number of batches. One state is enough if there was one rank, or if the policy is not Skip.
+// When the rest is dealt again, BatchSize may differ too.
 //
 // Restore refuses a state of other samples (their number, fields, or SamplesOptions.Data) or other
 // options, with an error that names the difference.

@@ -8,11 +8,11 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// RandomRotation rotates the image counter-clockwise by an angle in degrees that is uniform in
-// Degrees, around its centre or around Center (in pixels from the left and from the top). Pixels
-// from outside get the colour Fill. With Expand, the image grows until it contains the whole
-// rotated image, so a CenterCrop has to follow. A GPU that decodes runs it too. With Expand it
-// keeps its samples on the host.
+// RandomRotation rotates the image counter-clockwise around its centre, or around Center (in pixels
+// from the left and from the top). The angle in degrees is uniform in Degrees. Pixels from outside
+// get the colour Fill. With Expand, the image grows until it contains the whole rotated image, so a
+// CenterCrop has to follow. A GPU that decodes runs it too. With Expand it keeps its samples on the
+// host.
 type RandomRotation struct {
 	Degrees       [2]float64
 	Interpolation Interpolation
@@ -37,10 +37,11 @@ func (o RandomRotation) draw(rng *rand.Rand, p *program) {
 	p.rotate(between(rng, o.Degrees), o.Center, o.Expand, o.Interpolation, &o.Fill)
 }
 
-// RandomAffine rotates by an angle in degrees that is uniform in Degrees, moves by up to Translate
-// (fractions of the width and of the height) in either direction, scales by a factor that is
-// uniform in Scale (zero value: 1), and shears by angles in degrees that are uniform in Shear[0] to
-// Shear[1] along x and in Shear[2] to Shear[3] along y. A GPU that decodes runs it too.
+// RandomAffine rotates, moves, scales and shears the image. The angle of the rotation is uniform in
+// Degrees. The image moves by up to Translate in either direction, in fractions of the width and of
+// the height. The scale is uniform in Scale (zero value: 1). The angles of the shear are uniform in
+// Shear[0] to Shear[1] along x, and in Shear[2] to Shear[3] along y. All angles are in degrees. A
+// GPU that decodes runs it too.
 type RandomAffine struct {
 	Degrees       [2]float64
 	Translate     [2]float64

@@ -8,10 +8,10 @@ import (
 )
 
 // ColorJitter multiplies brightness, contrast and saturation by random factors and rotates the hue,
-// in random order. Each factor is uniform in 1-x to 1+x, but not negative, where x is the field
-// with that name. The hue is rotated by a fraction of the circle that is uniform in -Hue to Hue (at
-// most 1/2). A field that is 0 changes nothing. A range field that is not zero replaces the
-// interval. A GPU that decodes runs it too.
+// in random order. Each factor is uniform from 1-x (but at least 0) to 1+x, where x is the value of
+// its field. The hue is rotated by a fraction of the circle that is uniform in -Hue to Hue (at most
+// 1/2). A field that is 0 changes nothing. A range field that is not zero replaces the interval. A
+// GPU that decodes runs it too.
 type ColorJitter struct {
 	Brightness, Contrast, Saturation, Hue                     float64
 	BrightnessRange, ContrastRange, SaturationRange, HueRange [2]float64

@@ -35,8 +35,8 @@ func (o Pad) draw(_ *rand.Rand, p *program) {
 	p.crop(-o.Padding[0], -o.Padding[1], w, h, o.Mode, o.Fill)
 }
 
-// RandomCrop crops the image, with Padding pixels (left, top, right, bottom) added around it, to a
-// random square of Size x Size pixels. Size 0 keeps the image's size: training on CIFAR-10 uses
+// RandomCrop adds Padding pixels (left, top, right, bottom) around the image, and then crops it to
+// a random square of Size x Size pixels. Size 0 keeps the image's size: training on CIFAR-10 uses
 // RandomCrop{Padding: [4]int{4, 4, 4, 4}}. To crop from a larger image, Transform.RandomCrop is
 // faster. A GPU that decodes runs it too. If it changes the image's size, it keeps its samples on
 // the host.

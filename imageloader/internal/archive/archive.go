@@ -1,7 +1,7 @@
 // Package archive reads the members of an archive.
 //
-// An [Archive] is a list of shards. Each shard is a .tar, a .tar.gz, a .tar.zst, a .zip or a
-// directory, on the local file system or behind a [Source]. There are three ways to read an
+// An [Archive] is a list of shards. Each shard is a .tar, .tar.gz, .tar.zst, .zip or Parquet file,
+// or a directory, on the local file system or behind a [Source]. There are three ways to read an
 // archive:
 //
 //   - [Archive.Members] walks every member once, from the first shard to the last. Peek, Content
