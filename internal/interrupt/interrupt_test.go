@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -24,6 +25,11 @@ const (
 func TestMain(m *testing.M) {
 	switch os.Getenv(modeVariable) {
 	case "":
+		// Under nohup the children would ignore SIGHUP too. A signal that this process handles has
+		// its default behaviour in a child.
+		if signal.Ignored(syscall.SIGHUP) {
+			signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+		}
 		os.Exit(m.Run())
 	case "stuck": // blocks in a system call
 		_, stop := Context(time.Millisecond)
