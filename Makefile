@@ -6,6 +6,7 @@
 #   TORCHSTREAM_CACHE=DIR  install LibTorch here if LIBTORCH is not set (default ~/.cache/torchstream)
 #   ARCHIVE=FILE           make demo: train on this archive or folder of labelled images (TEST= held-back ones, DEVICE=cuda or cpu)
 #   PREFIX=DIR             make install: install into this folder
+#   FULL=1                 make test, test-newest, test-debug: leave out no test, as make nightly does
 #   JOBS=N                 number of concurrent C++ compilations
 
 SHELL := bash
@@ -14,7 +15,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-export LIBTORCH TORCHSTREAM_LIBTORCH TORCHSTREAM_CACHE JOBS ARCHIVE TEST DEVICE CHECKPOINT FUZZ_TIME FUZZ_SEEDS
+export FULL LIBTORCH TORCHSTREAM_LIBTORCH TORCHSTREAM_CACHE JOBS ARCHIVE TEST DEVICE CHECKPOINT FUZZ_TIME FUZZ_SEEDS
 
 # Built without cgo, torchstream consists of its installer and its doctor, and needs no C compiler. It prints LibTorch's folder.
 BOOTSTRAP = CGO_ENABLED=0 GOOS= GOARCH= GOFLAGS=-buildvcs=false GOWORK=off go run ./cmd/torchstream
@@ -54,19 +55,28 @@ install-image: prefix image ## install the image library alone below PREFIX=
 demo: shim ## train a small network on an archive or folder of photographs (ARCHIVE=), then predict
 	@tools/demo.sh
 
+# The race detector makes tests two to ten times slower. With FULL it leaves out none of the packages that start goroutines.
+# Otherwise it leaves out tests of one goroutine, and tests that tools/without-libtorch.sh runs too, and -short leaves out
+# table rows that start the same goroutines as others.
+RACED_PACKAGES = $$(go list ./imageloader/... ./prefetcher/... | grep -vE '/(transform|mask)$$')
+NOT_RACED = ^(Fuzz|Test(Digests$$|Formats|TIFFEquals|DamagedFormats|EpochsAllocate|DrawsFollow|FeatureTable))
 # The tests of distributed that wait for no timeout: jobs of 2, 3 and 8 processes, and ranks in one process.
 RACED = Trains?AsOne|^Test(Collectives|Subgroups|Objects|CloseBeside|GradientsAre|NoSync|HooksCome|Scaler|KilledRank|Flag)
+# Tests that the tag debug changes.
+ORIGINS = ^TestLeaks|^TestOpen(Handles|Tensors|Batches)NameTheir
+# The tests of distributed that compute, without those in RACED.
+COMPUTED = ^Test(FullySharded|ZeroRedundancy|SyncBatchNorm|ConvertSync|ParametersOutside|ReducedPrecision|UnusedParameters|Buckets)
 
 # -count=1, because Go's test cache knows neither LibTorch nor the driver. -timeout, because the loader's tests take 5 of the
-# default's 10 minutes under the race detector on two quiet cores.
+# default's 10 minutes under the race detector on two quiet cores. -p: many tests wait, for processes or timeouts.
 .PHONY: test
 test: setup ## run all tests: C++, go vet, Go, and loader, prefetcher and jobs of processes under the race detector
 	@cshim/setup/shim.sh cshim/build -- all ts_tests
 	ctest --test-dir cshim/build --output-on-failure --no-tests=error -j2
 	tools/test-install.sh
 	go vet ./...
-	go test -count=1 -timeout 30m ./...
-	go test -count=1 -timeout 30m -race ./imageloader/... ./prefetcher/...
+	go test -count=1 -timeout 30m -p $$(($$(nproc) + 1)) ./...
+	go test -count=1 -timeout 30m -race $(if $(FULL),,-short -skip "$(NOT_RACED)") $(RACED_PACKAGES)
 	go test -count=1 -race -short -run "$(RACED)" ./distributed
 	cd lab && go test -count=1 -timeout 30m ./...
 	cd imageloader/prometheus && go test -count=1 ./...
@@ -74,29 +84,31 @@ test: setup ## run all tests: C++, go vet, Go, and loader, prefetcher and jobs o
 
 .PHONY: test-debug
 test-debug: shim ## run the tests of handles and leaks in builds with the tag debug
-	go test -count=1 -tags debug ./internal/origin ./leaks ./torch ./cuda ./prefetcher ./cudatest
+	go test -count=1 -tags debug ./internal/origin ./leaks ./cudatest
+	go test -count=1 -tags debug -run "$(if $(FULL),.,$(ORIGINS))" ./torch ./cuda ./prefetcher
 
 .PHONY: test-bundle
 test-bundle: shim ## make a bundle of a program and run it on a C library alone, which takes root
 	@if ((EUID == 0)) && unshare --mount --pid --net --fork true; then tools/bundle-test.sh; \
 	else echo "test-bundle: skipped: tools/bundle-test.sh changes the root folder of a process, which needs root"; fi
 
-# .ci/run runs those of them that guard what a change touches.
+# .ci/run leaves out checks of which a change touches nothing, and runs some of them in part.
 .PHONY: nightly
-nightly: shim ## run every check, also those that .ci/run leaves out of a change that does not touch what they guard
-	CI_BASE=$$(git hash-object -t tree /dev/null) .ci/run
+nightly: shim ## run every check of .ci/run in full, whatever the change touches
+	FULL=1 CI_BASE=$$(git hash-object -t tree /dev/null) .ci/run
 
 # CI runs it where there is a Python 3.12.
 .PHONY: test-pytorch
 test-pytorch: shim ## run the tests that need Python's torch, none of them skipped; needs Python 3.12 with venv
 	@tools/test-pytorch.sh
 
-# Where PyTorch's values differ, the tests have those of both versions (optim/testdata).
+# Where PyTorch's values differ, the tests have those of both versions (optim/testdata). -skip: make test-debug runs these.
 .PHONY: test-newest
 test-newest: ## test the Go packages that compute with the newest LibTorch, which it installs and builds the shim for
 	@cshim/setup/packages.sh
 	@LIBTORCH= TORCHSTREAM_LIBTORCH=2.15 cshim/setup/shim.sh cshim/build-2.15
-	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 ./internal/capi ./cuda ./torch ./checkpoint ./distributed ./nn ./optim ./prefetcher ./train
+	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 -skip "$(if $(FULL),^$$,$(ORIGINS))" ./internal/capi ./cuda ./torch ./checkpoint ./nn ./optim
+	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 $(if $(FULL),,-run "$(COMPUTED)" -skip "$(RACED)") ./distributed $(if $(FULL),./prefetcher ./train)
 
 # LIBTORCH= names an installed LibTorch without CUDA.
 .PHONY: test-cpu-only
@@ -141,8 +153,7 @@ test-image: image ## test the loader and the command without LibTorch, with the 
 .PHONY: test-image-short
 test-image-short: image
 	go vet ./tensor ./internal/imagecapi ./imageloader/...
-	go test -count=1 ./imageloader/decode
-	go test -count=1 -run '^Test(Digests|Formats|Inspect|MakeIndex)' ./imageloader
+	go test -count=1 -run '^Test(Digests|Formats)' ./imageloader
 	go test -count=1 -run '^Test(CommandLine|Help|Inspect|Index|Preview|BenchLoader$$|WithoutLibTorch)' ./cmd/torchstream
 	cd imageloader/blob && go vet ./...
 

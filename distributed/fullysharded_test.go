@@ -295,7 +295,7 @@ func (r *shardedRun) step(d cuda.Device, c shardedCase, first, size int) error {
 	return errors.Join(r.opt.Step(), r.opt.ZeroGrad(), r.ema.Update())
 }
 
-const shardedSteps = 20
+const shardedSteps = 8
 
 func (r *shardedRun) train(d cuda.Device, c shardedCase, sizes []int) error {
 	first := 0

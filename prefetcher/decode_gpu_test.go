@@ -168,6 +168,9 @@ func decodeEqualsTheHost(t *testing.T, decoder decoderFeed) {
 		{"operations", augmented, imageloader.Skip}, {"operations of both", mixed, imageloader.Substitute},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			if testing.Short() && test.name != "operations of both" {
+				t.Skip("its goroutines are those of the other rows")
+			}
 			o := imageloader.Options{Transform: test.o, BadSamples: test.policy}
 			plain, l := newLoader(t, path, o), newLoader(t, path, o)
 			nothingLeft(t, func() {
@@ -361,6 +364,9 @@ func decodeHandsDamageBack(t *testing.T, decoder decoderFeed) {
 		"all":               func(int, int) bool { return true },
 	} {
 		t.Run(name, func(t *testing.T) {
+			if testing.Short() && name != "every second one" {
+				t.Skip("its goroutines are those of the other rows")
+			}
 			o := imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip, Repeat: 2}
 			plain, l := newLoader(t, path, o), newLoader(t, path, o)
 			source := &corruptingSource{Loader: l, rng: rand.New(rand.NewPCG(1, 2)), rows: rows}

@@ -68,6 +68,9 @@ func decodeInflates(t *testing.T, decoder decoderFeed) {
 		{"operations of both", imageloader.Substitute, true, mixedOps},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			if testing.Short() && test.name != "operations of both" {
+				t.Skip("its goroutines are those of the other rows")
+			}
 			o := memberOptions(test.policy, test.trust)
 			o.Transform.Ops = test.ops
 			plain, l := newLoader(t, path, o), newLoader(t, path, o)
@@ -107,7 +110,9 @@ func TestGPUDecodeHandsDamagedMembersBack(t *testing.T) {
 
 func decodeHandsDamagedMembersBack(t *testing.T, decoder decoderFeed) {
 	path := decodeArchiveOf(t, 60, "set.tgz")
-	t.Run("plain", func(t *testing.T) { decodeHandsMembersOfBack(t, decoder, path, nil) })
+	if !testing.Short() { // its goroutines are those of the other case
+		t.Run("plain", func(t *testing.T) { decodeHandsMembersOfBack(t, decoder, path, nil) })
+	}
 	t.Run("operations", func(t *testing.T) { decodeHandsMembersOfBack(t, decoder, path, deviceOps) })
 }
 

@@ -56,6 +56,9 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 			BadSamples: imageloader.Skip, Damaged: imageloader.Refuse}, 0, 60, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			if testing.Short() && test.name != "skip" && test.name != "no index" {
+				t.Skip("its goroutines are those of the other rows")
+			}
 			var sides []string
 			var made []int64
 			for _, feed := range []decoderFeed{nil, decoder} {
@@ -168,6 +171,9 @@ func decodeSearchesDamage(t *testing.T, decoder decoderFeed) {
 	for _, damaged := range []imageloader.DamagePolicy{imageloader.Warned, imageloader.Partial, imageloader.Refuse} {
 		for _, policy := range []imageloader.BadSamplePolicy{imageloader.Skip, imageloader.Substitute} {
 			t.Run(fmt.Sprintf("%v, %v", damaged, policy), func(t *testing.T) {
+				if testing.Short() && (damaged != imageloader.Warned || policy != imageloader.Skip) {
+					t.Skip("its goroutines are those of the other rows")
+				}
 				o := imageloader.Options{Transform: imageloader.Train(32), BadSamples: policy, Damaged: damaged}
 				plain, plainSide := indexedLoader(t, path, filepath.Join(t.TempDir(), "index"), o)
 				l, side := indexedLoader(t, path, filepath.Join(t.TempDir(), "index"), o)

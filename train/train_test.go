@@ -233,8 +233,11 @@ func TestResumeIsExact(t *testing.T) {
 				t.Fatalf("%+v, want want.Steps = %v, len(want.Epochs) = 3, want.Stopped = false",
 					want, 3*perE)
 			}
-			for _, stops := range [][]int{{1}, {perE - 1}, {perE}, {perE + 2}, {2, 4, perE + 1},
-				{3*perE - 1}, {3 * perE}} {
+			allStops := [][]int{{perE}, {2, 4, perE + 1}, {1}, {perE - 1}, {perE + 2}, {3*perE - 1}, {3 * perE}}
+			if o.adam || o.dropout { // their state does not depend on where in an epoch a run stops
+				allStops = allStops[:2]
+			}
+			for _, stops := range allStops {
 				for _, plain := range []bool{false, true} {
 					t.Run(fmt.Sprintf("stops %v, without loader %v", stops, plain), func(t *testing.T) {
 						o.Dir, o.Resume = t.TempDir(), true
