@@ -3,29 +3,36 @@ package pack
 import (
 	"bytes"
 	"fmt"
-	"image"
-	"image/jpeg"
-	"runtime"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// encoderVersion identifies the encoder. Another version may produce other bytes.
-func encoderVersion() string { return runtime.Version() }
+// encoder encodes JPEGs. It belongs to one goroutine.
+type encoder struct{ d *imagecapi.Decoder }
 
-// encodeJPEG encodes rows of RGB as a baseline JPEG, 4:2:0. If orientation is not 1, the JPEG gets
+func newEncoder() (encoder, error) {
+	d, err := imagecapi.NewDecoder(maxPixels)
+	return encoder{d}, err
+}
+
+func (e encoder) close() { imagecapi.FreeDecoder(e.d) }
+
+// encode encodes rows of RGB as a baseline JPEG, 4:2:0. If orientation is not 1, the JPEG gets
 // an EXIF tag with it.
-func encodeJPEG(rgb []byte, width, height, quality int, orientation int32) ([]byte, error) {
-	m := image.NewRGBA(image.Rect(0, 0, width, height))
-	for from, to := 0, 0; from < 3*width*height; from, to = from+3, to+4 {
-		m.Pix[to], m.Pix[to+1], m.Pix[to+2], m.Pix[to+3] = rgb[from], rgb[from+1], rgb[from+2], 255
+func (e encoder) encode(rgb []byte, width, height, quality int, orientation int32) ([]byte, error) {
+	const overhead = 4096 // more than a file's headers
+	for room := len(rgb)/4 + overhead; ; room *= 4 {
+		file := make([]byte, room)
+		n, err := imagecapi.EncodeJPEG(e.d, rgb, width, height, 3*width, quality, file)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("pack: encoding: %w", err)
+		case n > 0 && orientation > 1:
+			return withOrientation(file[:n], orientation), nil
+		case n > 0:
+			return file[:n], nil
+		}
 	}
-	var b bytes.Buffer
-	if err := jpeg.Encode(&b, m, &jpeg.Options{Quality: quality}); err != nil {
-		return nil, fmt.Errorf("pack: %w", err)
-	}
-	if orientation <= 1 {
-		return b.Bytes(), nil
-	}
-	return withOrientation(b.Bytes(), orientation), nil
 }
 
 // withOrientation inserts an EXIF segment that contains only the orientation.

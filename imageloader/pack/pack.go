@@ -406,7 +406,7 @@ func (p *packing) header(in *imageloader.Options) header {
 	}
 	if p.o.Side > 0 {
 		o["-quality"], o["-upright"] = strconv.Itoa(p.o.Quality), strconv.FormatBool(p.o.Upright)
-		o["the encoder"] = imagecapi.JPEGVersion() + " " + encoderVersion()
+		o["the encoder"] = imagecapi.JPEGVersion()
 	}
 	if p.o.Shards > 0 {
 		delete(o, "-shard-size")

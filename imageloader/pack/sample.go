@@ -33,6 +33,7 @@ type worker struct {
 	classes []string
 	reader  *reader
 	decoder sample.Decoder // nil: images are copied without decoding
+	encoder encoder        // for Options.Side
 	pixels  []byte
 	gzip    *gzip.Writer
 }
@@ -46,6 +47,13 @@ func newWorker(p *packing) (*worker, error) {
 			return nil, fmt.Errorf("pack: no decoder: %w", err)
 		}
 	}
+	if p.o.Side > 0 {
+		var err error
+		if w.encoder, err = newEncoder(); err != nil {
+			w.close()
+			return nil, fmt.Errorf("pack: no encoder: %w", err)
+		}
+	}
 	if p.o.Format == TarGzip {
 		w.gzip = newGzip()
 	}
@@ -57,6 +65,7 @@ func (w *worker) close() {
 	if w.decoder != nil {
 		w.decoder.Close()
 	}
+	w.encoder.close()
 }
 
 // pack packs sample i.
@@ -225,7 +234,7 @@ func (w *worker) image(s *sample.Sample, data []byte) ([]byte, *sample.Error, er
 	if turned {
 		orientation = 1
 	}
-	again, err := encodeJPEG(pixels, int(g.WindowWidth), int(g.WindowHeight), w.o.Quality, orientation)
+	again, err := w.encoder.encode(pixels, int(g.WindowWidth), int(g.WindowHeight), w.o.Quality, orientation)
 	return again, nil, err
 }
 

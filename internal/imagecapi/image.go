@@ -16,6 +16,8 @@ package imagecapi
 #cgo nocallback ts_image_decode
 #cgo noescape ts_image_resize
 #cgo nocallback ts_image_resize
+#cgo noescape ts_image_encode_jpeg
+#cgo nocallback ts_image_encode_jpeg
 */
 import "C"
 
@@ -116,6 +118,19 @@ func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error 
 	c := geometry(g)
 	return failure(C.ts_image_decode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
 		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride)))
+}
+
+// EncodeJPEG encodes height rows of width RGB pixels, stride bytes apart, as a baseline JPEG in
+// buffer, with 4:2:0 chroma. n is its size in bytes, less than len(buffer), or 0 if it did not fit.
+func EncodeJPEG(d *Decoder, pixels []byte, width, height, stride, quality int, buffer []byte) (n int,
+	err error) {
+	if err := room(width, height, len(pixels), stride); err != nil {
+		return 0, err
+	}
+	var written C.size_t
+	err = failure(C.ts_image_encode_jpeg(d, (*C.uint8_t)(unsafe.SliceData(pixels)), C.int32_t(width), C.int32_t(height),
+		C.size_t(stride), C.int32_t(quality), (*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(len(buffer)), &written))
+	return int(written), err
 }
 
 // Resize is Decode for an image that is already decoded: height rows of width RGB pixels, srcStride

@@ -209,6 +209,11 @@ type Geometry struct {
 
 func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error { return Check() }
 
+func EncodeJPEG(d *Decoder, pixels []byte, width, height, stride, quality int, buffer []byte) (_ int, err error) {
+	err = Check()
+	return
+}
+
 func Resize(d *Decoder, src []byte, width, height, srcStride int, g *Geometry, dst []byte, dstStride int) error {
 	return Check()
 }

@@ -31,6 +31,7 @@ static ts_error* absent_ts_image_decode(ts_image_decoder* decoder, const uint8_t
 static ts_error* absent_ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_image_encode_jpeg(ts_image_decoder* decoder, const uint8_t* pixels, int32_t width, int32_t height, size_t stride, int32_t quality, uint8_t* buffer, size_t capacity, size_t* written) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof) { return (ts_error*)&torchstream_imagecapi_absent; }
@@ -67,6 +68,7 @@ static struct {
   ts_error* (*ts_image_transcode)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written);
   ts_error* (*ts_image_decoder_get_stats)(const ts_image_decoder* decoder, ts_image_decoder_stats* stats);
   ts_error* (*ts_image_resize)(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride);
+  ts_error* (*ts_image_encode_jpeg)(ts_image_decoder* decoder, const uint8_t* pixels, int32_t width, int32_t height, size_t stride, int32_t quality, uint8_t* buffer, size_t capacity, size_t* written);
   ts_error* (*ts_image_make_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made);
   ts_error* (*ts_image_decode_make_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride, ts_image_entries_buffer buffer, ts_image_entries_made* made);
   ts_error* (*ts_image_decode_with_entries)(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof);
@@ -102,6 +104,7 @@ static struct {
   absent_ts_image_transcode,
   absent_ts_image_decoder_get_stats,
   absent_ts_image_resize,
+  absent_ts_image_encode_jpeg,
   absent_ts_image_make_entries,
   absent_ts_image_decode_make_entries,
   absent_ts_image_decode_with_entries,
@@ -139,6 +142,7 @@ static const char* const names[] = {
   "ts_image_transcode",
   "ts_image_decoder_get_stats",
   "ts_image_resize",
+  "ts_image_encode_jpeg",
   "ts_image_make_entries",
   "ts_image_decode_make_entries",
   "ts_image_decode_with_entries",
@@ -175,6 +179,7 @@ ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t
 ts_error* ts_image_transcode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity, size_t* written) { return table.ts_image_transcode(decoder, data, bytes, buffer, capacity, written); }
 ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder, ts_image_decoder_stats* stats) { return table.ts_image_decoder_get_stats(decoder, stats); }
 ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride, const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride) { return table.ts_image_resize(decoder, src, width, height, src_stride, geometry, dst, dst_stride); }
+ts_error* ts_image_encode_jpeg(ts_image_decoder* decoder, const uint8_t* pixels, int32_t width, int32_t height, size_t stride, int32_t quality, uint8_t* buffer, size_t capacity, size_t* written) { return table.ts_image_encode_jpeg(decoder, pixels, width, height, stride, quality, buffer, capacity, written); }
 ts_error* ts_image_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return table.ts_image_make_entries(decoder, data, bytes, buffer, made); }
 ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst, size_t stride, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return table.ts_image_decode_make_entries(decoder, data, bytes, geometry, dst, stride, buffer, made); }
 ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* dst, size_t stride, uint64_t* proof) { return table.ts_image_decode_with_entries(decoder, data, bytes, geometry, entries, dst, stride, proof); }

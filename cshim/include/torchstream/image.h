@@ -169,6 +169,22 @@ TS_API ts_error* ts_image_resize(ts_image_decoder* decoder,
                                  uint8_t* dst,
                                  size_t dst_stride);
 
+/* Encodes pixels as a baseline JPEG with 4:2:0 chroma and libjpeg's quantisers for a quality of 1
+ * to 100. pixels: height rows of width * 3 bytes of RGB, `stride` bytes apart; at most 65,500 rows
+ * and columns. The decoder serves as scratch memory.
+ *
+ * written: the file's size in bytes. It is 0 if the capacity is not larger than the file. The
+ * buffer's content is then undefined. */
+TS_API ts_error* ts_image_encode_jpeg(ts_image_decoder* decoder,
+                                      const uint8_t* pixels,
+                                      int32_t width,
+                                      int32_t height,
+                                      size_t stride,
+                                      int32_t quality,
+                                      uint8_t* buffer,
+                                      size_t capacity,
+                                      size_t* written);
+
 #ifdef __cplusplus
 }
 #endif

@@ -498,6 +498,23 @@ ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder,
   });
 }
 
+ts_error* ts_image_encode_jpeg(ts_image_decoder* decoder, const uint8_t* pixels, int32_t width,
+                               int32_t height, size_t stride, int32_t quality, uint8_t* buffer,
+                               size_t capacity, size_t* written) {
+  return ts::guard(__func__, [&] {
+    constexpr int32_t kMaxSide = 65500;  // libjpeg's
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::require(pixels != nullptr, "pixels is NULL");
+    ts::require(width >= 1 && width <= kMaxSide && height >= 1 && height <= kMaxSide,
+                "width and height must be in 1 to 65500");
+    ts::require(stride >= size_t{3} * static_cast<size_t>(width), "stride is less than a row");
+    ts::require(quality >= 1 && quality <= 100, "quality must be in 1 to 100");
+    ts::require(buffer != nullptr || capacity == 0, "buffer is NULL");
+    ts::require(written != nullptr, "written is NULL");
+    *written = decoder->jpeg.encode({pixels, width, height, stride}, quality, buffer, capacity);
+  });
+}
+
 ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width,
                           int32_t height, size_t src_stride, const ts_image_geometry* geometry,
                           uint8_t* dst, size_t dst_stride) {

@@ -412,6 +412,27 @@ bool transcode(JpegState* state, const uint8_t* data, size_t bytes, Writing* to)
   return true;
 }
 
+// Writes pixels as a baseline file. Returns false after a failure, such as no room for the file.
+bool encode(JpegState* state, const Rows& rows, int quality, Writing* to) {  // confined
+  if (setjmp(state->jump) != 0) return false;
+  jpeg_compress_struct* codec = &to->codec;
+  jpeg_create_compress(codec);
+  codec->dest = &to->to;
+  codec->image_width = static_cast<JDIMENSION>(rows.width);
+  codec->image_height = static_cast<JDIMENSION>(rows.height);
+  codec->input_components = 3;
+  codec->in_color_space = JCS_RGB;
+  jpeg_set_defaults(codec);  // 4:2:0
+  jpeg_set_quality(codec, quality, TRUE);
+  jpeg_start_compress(codec, TRUE);
+  while (codec->next_scanline < codec->image_height) {
+    JSAMPROW row = const_cast<uint8_t*>(rows.pixels + size_t{codec->next_scanline} * rows.stride);
+    jpeg_write_scanlines(codec, &row, 1);
+  }
+  jpeg_finish_compress(codec);
+  return true;
+}
+
 // Frees the image's memory and keeps the codec for the next image. Cannot fail.
 void end(JpegState* state) {
   jpeg_decompress_struct* codec = &state->codec;
@@ -616,6 +637,20 @@ size_t JpegDecoder::transcode(const uint8_t* data, size_t bytes, uint8_t* buffer
   to.to = {buffer, capacity, no_step, out_of_room, no_step};
   const bool written = capacity != 0 && ts::image::transcode(state, data, bytes, &to);
   jpeg_destroy_compress(&to.codec);
+  return written ? capacity - to.to.free_in_buffer : 0;
+}
+
+size_t JpegDecoder::encode(const Rows& rows, int quality, uint8_t* buffer, size_t capacity) {
+  JpegState* state = state_.get();
+  Writing to = {};
+  to.codec.err = &state->errors;
+  to.codec.client_data = state;
+  to.to = {buffer, capacity, no_step, out_of_room, no_step};
+  const bool written = capacity != 0 && ts::image::encode(state, rows, quality, &to);
+  jpeg_destroy_compress(&to.codec);
+  if (!written && capacity != 0 && state->errors.msg_code != JERR_CANT_SUSPEND) {
+    throw Failure(state->failure, std::string("JPEG: ") + state->text);
+  }
   return written ? capacity - to.to.free_in_buffer : 0;
 }
 

@@ -72,6 +72,13 @@ uint64_t proof_of_file(const uint8_t* data, size_t bytes);
 // Returns the proof that the entries of this blob belong to the file with that proof.
 uint64_t proof_of_entries(uint64_t file, const uint8_t* blob, size_t bytes);
 
+// Rows of RGB pixels.
+struct Rows {
+  const uint8_t* pixels;
+  int width, height;
+  size_t stride;  // in bytes
+};
+
 class JpegDecoder {
  public:
   explicit JpegDecoder(int64_t max_pixels);
@@ -101,6 +108,10 @@ class JpegDecoder {
   // baseline file cannot hold, and if the capacity does not exceed the size. Throws Failure if
   // jpeg_check refuses the file.
   size_t transcode(const uint8_t* data, size_t bytes, uint8_t* buffer, size_t capacity);
+
+  // Encodes pixels as a baseline JPEG (4:2:0). Returns its size in bytes, or 0 if the capacity does
+  // not exceed the size. Throws Failure for other failures, such as no memory.
+  size_t encode(const Rows& rows, int quality, uint8_t* buffer, size_t capacity);
 
   // Plans the decoding of the image's crop from its entries for another decoder, as plan_jpeg does
   // (image/jpeg_plan.h). The geometry applies to the upright image, and is valid for an image of
