@@ -60,7 +60,8 @@ func trainSmall(t *testing.T, archive, out string, args ...string) string {
 func TestTrain(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	out := filepath.Join(t.TempDir(), "out")
-	stdout := trainSmall(t, archive, out, "-test", clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}))
+	test := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
+	stdout := trainSmall(t, archive, out, "-test", test)
 	for _, want := range []string{"10 images in 2 classes", "\n    0       5  cat",
 		"resnet18: 11177538 parameters", "test top-1", "6 steps, ",
 		"torchstream predict -checkpoint " + filepath.Join(out, "best.pt"), "torch.load"} {
@@ -104,7 +105,7 @@ func TestTrain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stdout = trainSmall(t, archive, out, "-resume")
+	stdout = trainSmall(t, archive, out, "-test", test, "-resume")
 	for _, want := range []string{
 		filepath.Join(out, "last.pt") +
 			" is of a run that is finished (2 of 2 epochs, 6 steps), so there was nothing to train; the best epoch is ",
@@ -133,7 +134,7 @@ func TestTrain(t *testing.T) {
 
 	// The same folder is allowed only with -resume and the same options.
 	same := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
-		"cpu", "-out", out}
+		"cpu", "-out", out, "-test", test}
 	for says, args := range map[string][]string{
 		"has an earlier run (2 of 2 epochs): -out DIR": same,
 		"batch 4, not 5; epochs 2, not 3: resume":      append(same, "-resume", "-batch", "5", "-epochs", "3"),
