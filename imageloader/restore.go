@@ -19,7 +19,6 @@ import (
 // not affected. A closed loader returns ErrClosed.
 //
 // If Rank and World are the state's, this rank's state is enough. The other ranks' states may be
-// If Rank and World are the state's, this rank's state is enough. The other ranks' states may be
 // given too. With another World, the rest of the epoch is dealt again. Every sample that was in no
 // batch is then delivered once. A sample that was in a batch is delivered again only as padding.
 // This needs the states of all ranks after the same number of batches. One state is enough if there
