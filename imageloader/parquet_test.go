@@ -17,6 +17,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
 )
@@ -343,6 +344,43 @@ func TestParquetShardsMustAgree(t *testing.T) {
 			t.Errorf("shards %s: error %v, want one that names the second", which, err)
 		}
 	}
+}
+
+// FuzzParquet: whatever the bytes of a Parquet file, epochs and Inspect end, and two epochs deliver
+// the same samples and the same error.
+func FuzzParquet(f *testing.F) {
+	list, err := filepath.Glob("testdata/parquet/*.parquet")
+	if err != nil || len(list) < 20 {
+		f.Fatalf("%d fixtures, error %v, want 20 or more", len(list), err)
+	}
+	for _, file := range list {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, uint8(0))
+		f.Add(data, uint8(1))
+	}
+	f.Fuzz(func(t *testing.T, data []byte, mode uint8) {
+		o := Options{BatchSize: 4, Transform: Eval(2, 2), BadSamples: Skip, Shuffle: true, Workers: 2,
+			MaxSampleBytes: 1 << 16, NoIndex: true, MultiLabel: mode&1 > 0, ShuffleBytes: int64(1 + mode)}
+		file := func(string) (archive.File, error) { return memoryFile{bytes.NewReader(data)}, nil }
+		r, errI := inspect(t.Context(), "memory", Options{MaxSampleBytes: 1 << 16}, file, fakeCodec{})
+		l, err := open(t.Context(), "memory", o, file, fakeCodec{})
+		if err != nil {
+			return
+		}
+		defer l.Close()
+		first, err1 := collect(t, l, 0, 2)
+		second, err2 := collect(t, l, 0, 2)
+		if digest(first) != digest(second) || (err1 == nil) != (err2 == nil) {
+			t.Errorf("%d samples, error %v, then %d samples, error %v", len(names(first)), err1,
+				len(names(second)), err2)
+		}
+		if !o.MultiLabel && err1 == nil && errI == nil && r.Format == "parquet" && r.Samples-len(r.Bad) != len(names(first)) {
+			t.Errorf("an epoch has %d samples, want %d as Inspect", len(names(first)), r.Samples-len(r.Bad))
+		}
+	})
 }
 
 // TestDamagedPagesNameTheirPlace: a page is damaged. The error of the epoch names the file, the row

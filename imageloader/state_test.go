@@ -1,6 +1,7 @@
 package imageloader
 
 import (
+	"archive/zip"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -13,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/order"
 	"github.com/torchstream/torchstream/tensor"
@@ -50,8 +52,13 @@ func archives(t testing.TB, data []byte) map[string]struct {
 	shuffleBytes int64
 	classes      []string
 } {
-	zipped := archivetest.Gzip(t, data)
-	tgz := archivetest.WriteFile(t, "a.tgz", zipped)
+	packed := archivetest.Gzip(t, data)
+	rows, classNames := rowsOf(t, data)
+	table := func(l parquettest.Layout) string {
+		l.Classes = classNames
+		return archivetest.WriteFile(t, "a.parquet", parquettest.File(t, rows, l))
+	}
+	tgz := archivetest.WriteFile(t, "a.tgz", packed)
 	classes := []string{"class0", "class1", "class2", "class3", "class4"}
 	return map[string]struct {
 		path         string
@@ -61,8 +68,11 @@ func archives(t testing.TB, data []byte) map[string]struct {
 		"tar":                  {archivetest.WriteFile(t, "a.tar", data), 0, nil},
 		"memory":               {tgz, 0, nil},
 		"memory, not at first": {tgz, 0, classes},
-		"stream":               {tgz, int64(len(zipped)), nil},
-		"stream, not scanned":  {tgz, int64(len(zipped)) / 2, classes},
+		"stream":               {tgz, int64(len(packed)), nil},
+		"stream, not scanned":  {tgz, int64(len(packed)) / 2, classes},
+		"zip":                  {archivetest.WriteFile(t, "a.zip", zipped(t, data, zip.Deflate)), 0, nil},
+		"Parquet":              {table(parquettest.Layout{Group: 50, Page: 9}), 0, nil},
+		"stream of Parquet":    {table(parquettest.Layout{Snappy: true}), 100, nil},
 	}
 }
 

@@ -177,6 +177,28 @@ func TestZipsOfAllMakersGiveTheSameEpoch(t *testing.T) {
 	}
 }
 
+// TestMembersThatAreNotReadAreBadSamples: an encrypted member, and one that is compressed by bzip2,
+// is a bad sample whose error says so.
+func TestMembersThatAreNotReadAreBadSamples(t *testing.T) {
+	for name, want := range map[string]string{"infozip-encrypted": "it is encrypted",
+		"python-bzip2": "neither stored nor deflated"} {
+		path := "testdata/zip/" + name + ".zip"
+		r, err := inspect(t.Context(), path, Options{}, openFile, fakeCodec{})
+		if err != nil || r.Samples != 6 || len(r.Bad) != 6 {
+			t.Fatalf("Inspect of %s: got %+v, error %v, want 6 bad samples", name, r, err)
+		}
+		for _, bad := range r.Bad {
+			if bad.Reason != Unsupported || !strings.Contains(bad.Error(), want) {
+				t.Errorf("%s: got %v, want one that is unsupported with %q", name, bad, want)
+			}
+		}
+		l := openFake(t, path, Options{BatchSize: 2, Transform: Eval(4, 4)})
+		if _, err := collect(t, l, 0, 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("epoch of %s: error %v, want one with %q", name, err, want)
+		}
+	}
+}
+
 // rawMember is a member of a zip whose directory may lie.
 type rawMember struct {
 	name   string

@@ -2,6 +2,7 @@ package blob
 
 import (
 	"archive/tar"
+	"archive/zip"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -9,6 +10,7 @@ import (
 	"fmt"
 	"image"
 	"image/png"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"net/http"
@@ -28,6 +30,7 @@ import (
 	"gocloud.dev/gcerrors"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
 )
 
 // archive returns a .tar archive of n images in three classes.
@@ -154,6 +157,75 @@ func TestBucketsGiveTheEpochOfAFile(t *testing.T) {
 			if err != nil || made.Samples != 60 || !made.Random {
 				t.Errorf("index %s: %+v, error %v, want no error, made.Samples = 60, made.Random = true",
 					url, made, err)
+			}
+		}
+	}
+}
+
+// packed returns the members of a tar as a zip, and as a Parquet file.
+func packed(t *testing.T, data []byte) (zipFile, table []byte) {
+	t.Helper()
+	var b bytes.Buffer
+	w := zip.NewWriter(&b)
+	var rows []parquettest.Row
+	for r := tar.NewReader(bytes.NewReader(data)); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to, err := w.Create(h.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := to.Write(content); err != nil {
+			t.Fatal(err)
+		}
+		rows = append(rows, parquettest.Row{Path: h.Name, Image: string(content), Label: len(rows) % 3})
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes(), parquettest.File(t, rows, parquettest.Layout{Classes: []string{"class0", "class1", "class2"}, Group: 9})
+}
+
+// TestBucketsReadZipAndParquet: objects that are a zip or a Parquet file give the epoch of a .tar,
+// from a bucket that the program has opened and from a URL.
+func TestBucketsReadZipAndParquet(t *testing.T) {
+	data := archive(t, 60)
+	zipFile, table := packed(t, data)
+	dir := t.TempDir()
+	bucket := memblob.OpenBucket(nil)
+	defer bucket.Close()
+	for name, data := range map[string][]byte{"a.tar": data, "a.zip": zipFile, "a.parquet": table} {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := bucket.WriteAll(t.Context(), name, data, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, shuffle := range []bool{false, true} {
+		want, err := epoch(t, filepath.Join(dir, "a.tar"), imageloader.Options{NoIndex: true, Shuffle: shuffle})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for url, open := range map[string]func(context.Context, string) (imageloader.Source, error){
+			"mem://bucket/a.zip": In(bucket), "mem://bucket/a.parquet": In(bucket),
+			"file://" + dir + "/a.zip": Open, "file://" + dir + "/a.parquet": Open,
+		} {
+			index := filepath.Join(t.TempDir(), "index")
+			for round := range 2 { // the second reads the index of a Parquet file
+				got, err := epoch(t, url, imageloader.Options{OpenSource: open, IndexFile: index, Shuffle: shuffle})
+				if err != nil || got != want {
+					t.Errorf("%s, round %d, shuffle %v: error %v or another epoch, want the .tar's", url, round, shuffle, err)
+				}
 			}
 		}
 	}

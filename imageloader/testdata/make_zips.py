@@ -1,8 +1,8 @@
 """Writes testdata/zip: one set of members, packed by several makers of zips.
 
-Needs Info-ZIP's zip 3.0. The members are no real images: a PNG's signature and a text. macos.zip is
-written here byte for byte like the Finder of macOS 14 does: names in UTF-8 without the flag, data
-descriptors, and __MACOSX.
+Needs Info-ZIP's zip 3.0. The members are no real images: a PNG's signature and a text. macos.zip and
+dos.zip are written here, and imitate other makers: macos.zip has names in UTF-8 without the flag,
+data descriptors and __MACOSX, as zips from macOS have; dos.zip has CP437 and backslashes.
 """
 import os, struct, subprocess, sys, tempfile, time, zipfile, zlib
 
@@ -60,7 +60,7 @@ def macos(name):
 
 
 def dos(name):
-    """Rewrites the names of Python's zip as an old maker on Windows would: in CP437, with backslashes."""
+    """Rewrites the names of Python's zip in CP437, with backslashes, in the manner of old makers on Windows."""
     with open(os.path.join(OUT, "python-stored.zip"), "rb") as f:
         data = f.read()
     with zipfile.ZipFile(os.path.join(OUT, "python-stored.zip")) as z:
