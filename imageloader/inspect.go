@@ -182,7 +182,7 @@ type inspection struct {
 	// Only the goroutine of the walk uses the fields up to findings.
 	bad        *SampleError // reason why the current sample is bad, or nil
 	names      *audit.Names
-	firstNames []string // with WebDataset: name of the first image of each label
+	firstNames []string // with WebDataset, and in a Parquet file: name of the first image of each label
 
 	findings findings
 }
@@ -246,7 +246,7 @@ func (in *inspection) Visit(f *index.Found, data []byte) error {
 	if it.bad != nil {
 		it.bad.Index = f.Index
 	}
-	if in.l.o.WebDataset && f.Dir == len(in.firstNames) {
+	if (in.l.o.WebDataset || len(f.Labels) > 0) && f.Dir == len(in.firstNames) {
 		in.firstNames = append(in.firstNames, f.Name)
 	}
 	select {

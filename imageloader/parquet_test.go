@@ -19,6 +19,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
 )
 
@@ -323,6 +324,22 @@ func TestIndexOfOtherColumnsIsNotUsed(t *testing.T) {
 		}
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestImpossibleLabelOfAColumnIsAnError: a number that no class can have is an error that names the
+// image, of Open and of Inspect.
+func TestImpossibleLabelOfAColumnIsAnError(t *testing.T) {
+	rows, _ := rowsOf(t, archivetest.Images(t, 6, nil))
+	rows[4].Label = 1 << 20
+	file := archivetest.WriteFile(t, "a.parquet", parquettest.File(t, rows, parquettest.Layout{}))
+	_, opened := open(t.Context(), file, Options{NoIndex: true}, openFile, fakeCodec{})
+	_, inspected := inspect(t.Context(), file, Options{}, openFile, fakeCodec{})
+	for _, err := range []error{opened, inspected} {
+		var label *index.LabelError
+		if !errors.As(err, &label) || label.Name != rows[4].Path || label.Label != "1048576" {
+			t.Errorf("got error %v, want a LabelError of %q with the label 1048576", err, rows[4].Path)
 		}
 	}
 }

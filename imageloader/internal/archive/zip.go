@@ -43,7 +43,8 @@ type zipWalk struct {
 	reader    *contextReader // reads the current content; its field reader is nil before the first read
 	buffered  *bufio.Reader
 	inflater  io.ReadCloser // nil before the first deflated member
-	entry     *zipEntry     // the current entry
+	entry     zipEntry      // the current entry
+	listed    int           // readable entries that the walk has reached
 	content   io.Reader     // of the current entry; nil before its first read
 	left      int64         // bytes of the content to read
 	sum       uint32        // CRC-32 of the content's bytes that were read
@@ -75,6 +76,9 @@ func (a *Archive) nextOfZip() (m Member, found bool, err error) {
 	if err != nil {
 		return m, false, a.Fail(err)
 	}
+	if h.kind == Regular {
+		z.listed++
+	}
 	a.member.position++
 	a.member.name = h.name
 	if len(h.name) > MaxNameBytes {
@@ -95,11 +99,10 @@ func (a *Archive) nextOfZip() (m Member, found bool, err error) {
 	m = Member{Name: name, Shard: a.at.index, Offset: h.offset, Kind: h.kind}
 	if m.Kind == Regular {
 		m.Size = h.size
-		e, ok := z.directory.find(h.offset)
-		if !ok {
+		if e, ok := z.directory.find(h.offset, z.listed-1); !ok || e.record() != h.record() {
 			return m, false, a.Fail(ErrSourceChanged)
 		}
-		z.entry, z.content, z.left, z.sum = e, nil, e.size, 0
+		z.entry, z.content, z.left, z.sum = h.zipEntry, nil, h.size, 0
 	}
 	a.member.begin(&m)
 	return m, true, nil
@@ -126,7 +129,7 @@ func (z *zipWalk) read(p []byte) error {
 	}
 	switch n, err := z.content.Read(make([]byte, 1)); {
 	case n > 0:
-		return errLongMember(z.entry)
+		return errLongMember(&z.entry)
 	case err != io.EOF:
 		return z.damage(err)
 	case z.sum != z.entry.crc:
@@ -137,7 +140,7 @@ func (z *zipWalk) read(p []byte) error {
 
 // readAt fills p with the content of the member whose Offset is at.
 func (z *zipWalk) readAt(at int64, p []byte) error {
-	e, found := z.directory.find(at)
+	e, found := z.directory.find(at, 0)
 	if !found || e.size != int64(len(p)) {
 		return ErrSourceChanged
 	}
@@ -153,14 +156,14 @@ func (z *zipWalk) damage(err error) error {
 	case errors.As(err, &corrupt):
 		return damagedMember("its deflated bytes are damaged: %w", err)
 	case err == io.EOF, errors.Is(err, io.ErrUnexpectedEOF):
-		return errShortMember(z.entry)
+		return errShortMember(&z.entry)
 	}
 	return err
 }
 
 // open starts reading the content of the current entry.
 func (z *zipWalk) open() error {
-	e := z.entry
+	e := &z.entry
 	if err := e.check(); err != nil {
 		return err
 	}
@@ -288,20 +291,20 @@ func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	if err != nil {
 		return err
 	}
-	e, found := d.find(at)
+	e, found := d.find(at, 0)
 	if !found || e.size != int64(len(p)) {
 		return ErrSourceChanged
 	}
 	if err := e.check(); err != nil {
 		return err
 	}
-	packed, err := r.readPacked(d, e)
+	packed, err := r.readPacked(d, &e)
 	if err != nil {
 		return err
 	}
 	if e.method == zipStored {
 		copy(p, packed)
-	} else if err := r.unzip(e, packed, p); err != nil {
+	} else if err := r.unzip(&e, packed, p); err != nil {
 		return err
 	}
 	if crc32.ChecksumIEEE(p) != e.crc {

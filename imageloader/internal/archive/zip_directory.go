@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -34,6 +35,7 @@ const (
 	zipExtraUnicode = 0x7075
 	zipStored       = 0
 	zipDeflated     = 8
+	zipBufferBytes  = 256 << 10 // more than an entry can have
 	// maxDeflateRatio is the largest ratio of deflate: 258 bytes from two bits.
 	maxDeflateRatio = 1032
 )
@@ -63,10 +65,30 @@ type zipHeader struct {
 	isDir bool
 }
 
+// zipRecord is a zipEntry in 32 bytes. Sizes over 4 GiB are cut off: no sample is that large.
+type zipRecord struct {
+	offset       int64
+	packed, size uint32
+	crc, nameSum uint32
+	lead         uint16
+	method       uint8 // stored or deflated
+}
+
+// record returns the short form of an entry.
+func (e *zipEntry) record() zipRecord {
+	short := func(n int64) uint32 { return uint32(min(n, math.MaxUint32)) }
+	return zipRecord{e.offset, short(e.packed), short(e.size), e.crc, e.nameSum, uint16(min(e.lead, math.MaxUint16)),
+		uint8(e.method)}
+}
+
+func (r *zipRecord) entry() zipEntry {
+	return zipEntry{r.offset, int64(r.packed), int64(r.size), r.crc, r.nameSum, uint32(r.lead), uint16(r.method)}
+}
+
 // zipDirectory is the central directory of a zip without its names.
 type zipDirectory struct {
 	zipPlace
-	entries []zipEntry // by offset
+	records []zipRecord // by offset
 }
 
 // zipPlace is the position of a central directory in its file.
@@ -76,14 +98,18 @@ type zipPlace struct {
 	exact    bool   // count is complete. Without zip64, it has 16 bits.
 }
 
-// find returns the entry whose local header is at offset.
-func (d *zipDirectory) find(offset int64) (*zipEntry, bool) {
-	i, found := slices.BinarySearchFunc(d.entries, offset,
-		func(e zipEntry, at int64) int { return cmp.Compare(e.offset, at) })
-	if !found {
-		return nil, false
+// find returns the entry whose local header is at offset. hint is the number of its record if the
+// directory is in the order of offsets.
+func (d *zipDirectory) find(offset int64, hint int) (e zipEntry, found bool) {
+	if hint < len(d.records) && d.records[hint].offset == offset {
+		return d.records[hint].entry(), true
 	}
-	return &d.entries[i], true
+	i, found := slices.BinarySearchFunc(d.records, offset,
+		func(r zipRecord, at int64) int { return cmp.Compare(r.offset, at) })
+	if found {
+		e = d.records[i].entry()
+	}
+	return e, found
 }
 
 // readZipDirectory reads the central directory of a file of the given size.
@@ -93,32 +119,36 @@ func readZipDirectory(file io.ReaderAt, size int64) (*zipDirectory, error) {
 		return nil, err
 	}
 	d := &zipDirectory{zipPlace: place}
+	d.records = make([]zipRecord, 0, min(place.count, uint64(place.size/zipEntryBytes)))
 	r := newZipHeaders(file, place)
 	for {
-		h, err := r.next()
+		h, _, _, err := r.entry()
 		if err == io.EOF {
 			break
 		}
 		if err != nil {
 			return nil, err
 		}
-		if !h.isDir && h.kind == Regular {
-			d.entries = append(d.entries, h.zipEntry)
+		if h.kind == Regular { // also a directory, which has no bytes
+			d.records = append(d.records, h.record())
 		}
 	}
-	slices.SortFunc(d.entries, func(a, b zipEntry) int { return cmp.Compare(a.offset, b.offset) })
+	byOffset := func(a, b zipRecord) int { return cmp.Compare(a.offset, b.offset) }
+	if !slices.IsSortedFunc(d.records, byOffset) {
+		slices.SortFunc(d.records, byOffset)
+	}
 	return d, d.check()
 }
 
 // check returns an error if entries overlap each other or the directory. Overlapping entries would
 // let a small file contain any number of large members.
 func (d *zipDirectory) check() error {
-	for i := range d.entries {
+	for i := range d.records {
 		end := d.at
-		if i+1 < len(d.entries) {
-			end = d.entries[i+1].offset
+		if i+1 < len(d.records) {
+			end = d.records[i+1].offset
 		}
-		if e := &d.entries[i]; e.packed > end-e.offset-zipLocalBytes {
+		if e := &d.records[i]; int64(e.packed) > end-e.offset-zipLocalBytes {
 			return fmt.Errorf("the zip's central directory is damaged: the member at byte %d has %d compressed bytes, "+
 				"and overlaps the bytes from %d: fetch the file again, or repair it with `zip -FF`",
 				e.offset, e.packed, end)
@@ -193,19 +223,19 @@ func readZip64End(file io.ReaderAt, at, limit int64) (p zipPlace, err error) {
 		exact: true}, nil
 }
 
-// zipHeaders reads the entries of a central directory in their order.
+// zipHeaders reads the entries of a central directory in order.
 type zipHeaders struct {
 	place zipPlace
 	r     *bufio.Reader
 	left  int64  // bytes
 	read  uint64 // entries
-	buf   []byte
+	last  int    // bytes of the last entry, which are still in r
 }
 
 // newZipHeaders returns a reader of the entries of the directory at place.
 func newZipHeaders(file io.ReaderAt, place zipPlace) *zipHeaders {
 	return &zipHeaders{place: place, left: place.size, r: bufio.NewReaderSize(io.NewSectionReader(file,
-		place.at, place.size), gzipReadBytes)}
+		place.at, place.size), zipBufferBytes)}
 }
 
 // errZipEntry reports an entry of the central directory that can't be read.
@@ -214,55 +244,69 @@ var errZipEntry = errors.New(
 
 // next returns the next entry, and io.EOF at the end of the directory.
 func (z *zipHeaders) next() (h zipHeader, err error) {
-	if z.left == 0 {
-		if z.read != z.place.count && (z.place.exact || uint16(z.read) != uint16(z.place.count)) {
-			return h, fmt.Errorf("%w: it has %d entries, and its end says %d", errZipEntry, z.read, z.place.count)
-		}
-		return h, io.EOF
+	h, fixed, rest, err := z.entry()
+	if err != nil {
+		return h, err
 	}
 	le := binary.LittleEndian
-	fixed, err := z.take(zipEntryBytes)
-	if err != nil {
-		return h, err
-	}
-	if string(fixed[:4]) != zipEntryMagic {
-		return h, fmt.Errorf("%w: entry %d does not start with its signature", errZipEntry, z.read+1)
-	}
-	b := [zipEntryBytes]byte(fixed)
-	nameBytes, extraBytes, commentBytes := int(le.Uint16(b[28:])), int(le.Uint16(b[30:])), int(le.Uint16(b[32:]))
-	rest, err := z.take(nameBytes + extraBytes + commentBytes)
-	if err != nil {
-		return h, err
-	}
-	z.read++
-	if z.read > MaxMembers {
-		return h, fmt.Errorf("more than %d members", MaxMembers)
-	}
-	name, extra := rest[:nameBytes], rest[nameBytes:nameBytes+extraBytes]
-	h.zipEntry = zipEntry{
-		offset: int64(le.Uint32(b[42:])), packed: int64(le.Uint32(b[20:])), size: int64(le.Uint32(b[24:])),
-		crc: le.Uint32(b[16:]), method: le.Uint16(b[10:]),
-		nameSum: crc32.ChecksumIEEE(name), lead: uint32(zipLocalBytes + nameBytes + extraBytes + 32),
-	}
-	if !h.widen(extra) {
-		return h, fmt.Errorf("%w: entry %d has wrong sizes or a wrong offset", errZipEntry, z.read)
-	}
-	flags, made, mode := le.Uint16(b[8:]), b[5], le.Uint32(b[38:])>>16
-	h.name = zipName(name, extra, flags, made)
+	nameBytes, extraBytes := int(le.Uint16(fixed[28:])), int(le.Uint16(fixed[30:]))
+	h.name = zipName(rest[:nameBytes], rest[nameBytes:nameBytes+extraBytes], le.Uint16(fixed[8:]), fixed[5])
 	h.isDir = strings.HasSuffix(h.name, "/")
-	h.kind = zipKind(flags, h.method, made, mode)
 	return h, nil
 }
 
-// take returns the next n bytes of the directory. They are valid until its next call.
-func (z *zipHeaders) take(n int) ([]byte, error) {
+// entry returns the next entry without its name, the entry's fixed bytes, and its other bytes. They
+// are valid until the next call. At the end of the directory it returns io.EOF.
+func (z *zipHeaders) entry() (h zipHeader, fixed, rest []byte, err error) {
+	_, _ = z.r.Discard(z.last) // always in the buffer
+	z.last = 0
+	if z.left == 0 {
+		if z.read != z.place.count && (z.place.exact || uint16(z.read) != uint16(z.place.count)) {
+			return h, nil, nil, fmt.Errorf("%w: it has %d entries, and its end says %d", errZipEntry, z.read, z.place.count)
+		}
+		return h, nil, nil, io.EOF
+	}
+	le := binary.LittleEndian
+	b, err := z.peek(zipEntryBytes)
+	if err != nil {
+		return h, nil, nil, err
+	}
+	if string(b[:4]) != zipEntryMagic {
+		return h, nil, nil, fmt.Errorf("%w: entry %d does not start with its signature", errZipEntry, z.read+1)
+	}
+	nameBytes, extraBytes, commentBytes := int(le.Uint16(b[28:])), int(le.Uint16(b[30:])), int(le.Uint16(b[32:]))
+	if b, err = z.peek(zipEntryBytes + nameBytes + extraBytes + commentBytes); err != nil {
+		return h, nil, nil, err
+	}
+	z.last = len(b)
+	z.left -= int64(len(b))
+	z.read++
+	if z.read > MaxMembers {
+		return h, nil, nil, fmt.Errorf("more than %d members", MaxMembers)
+	}
+	rest = b[zipEntryBytes:]
+	h.zipEntry = zipEntry{
+		offset: int64(le.Uint32(b[42:])), packed: int64(le.Uint32(b[20:])), size: int64(le.Uint32(b[24:])),
+		crc: le.Uint32(b[16:]), method: le.Uint16(b[10:]), nameSum: crc32.ChecksumIEEE(rest[:nameBytes]),
+		lead: uint32(zipLocalBytes + nameBytes + extraBytes + 32),
+	}
+	if !h.widen(rest[nameBytes : nameBytes+extraBytes]) {
+		return h, nil, nil, fmt.Errorf("%w: entry %d has wrong sizes or a wrong offset", errZipEntry, z.read)
+	}
+	h.kind = zipKind(le.Uint16(b[8:]), h.method, b[5], le.Uint32(b[38:])>>16)
+	return h, b[:zipEntryBytes], rest, nil
+}
+
+// peek returns the next n bytes of the directory.
+func (z *zipHeaders) peek(n int) ([]byte, error) {
 	if int64(n) > z.left {
 		return nil, fmt.Errorf("%w: entry %d is cut off", errZipEntry, z.read+1)
 	}
-	z.left -= int64(n)
-	z.buf = slices.Grow(z.buf[:0], n)[:n]
-	_, err := io.ReadFull(z.r, z.buf)
-	return z.buf, err
+	b, err := z.r.Peek(n)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return b, err
 }
 
 // widen replaces numbers that do not fit in 32 bits by the numbers of the zip64 extra field. It

@@ -39,7 +39,7 @@ type Visitor interface {
 // reads only their headers, unless v needs the contents, so their records have no checksums. In a
 // compressed shard, Walk computes the checksum of every recorded member.
 func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
-	b.spoolTo(spoolBeside(indexPaths(&b.config, a)))
+	b.spoolTo(spoolOf(&b.config, a))
 	if err := a.Checkpoints(b.records.mark); err != nil {
 		return err
 	}
@@ -83,10 +83,12 @@ type walk struct {
 func (w *walk) run() error {
 	b, a := w.b, w.a
 	b.dirs.named, b.dirs.columns = a.Table()
-	for m, err := range a.Members() {
+	var m archive.Member // one for all, because its address escapes
+	for member, err := range a.Members() {
 		if err != nil {
 			return err
 		}
+		m = member
 		magic, err := magicOf(a, &m)
 		if err != nil {
 			return err

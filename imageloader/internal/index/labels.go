@@ -74,7 +74,7 @@ type directories struct {
 	names   []string        // by number
 	claimed []bool          // by number: whether a member looks like an image
 	above   map[string]bool // names of directories that contain directories of samples
-	entered string          // path of the last sample's directory
+	entered string          // path of the directory that contains the last sample's directory
 	bytes   int             // size of the sidecar's section of directories
 }
 

@@ -102,6 +102,7 @@ func (d *directories) leftOut() (list []LeftOut) {
 // enter records the directories above a sample's directory. name is the name of the sample.
 func (d *directories) enter(name string) {
 	path := name[:max(0, strings.LastIndexByte(name, '/'))]
+	path = path[:max(0, strings.LastIndexByte(path, '/'))]
 	if path == d.entered || len(d.above) >= maxAbove {
 		return
 	}
@@ -109,8 +110,7 @@ func (d *directories) enter(name string) {
 	if d.above == nil {
 		d.above = map[string]bool{}
 	}
-	parts := strings.Split(d.entered, "/")
-	for _, part := range parts[:len(parts)-1] {
+	for _, part := range strings.Split(d.entered, "/") {
 		d.above[part] = true
 	}
 }

@@ -80,6 +80,17 @@ func indexMode(a *archive.Archive) fs.FileMode {
 	return mode | 0o600
 }
 
+// spoolOf returns a function that creates unnamed files for the records of an archive, or nil. The
+// records of a zip, which has no index file, go into the cache folder: a zip may have millions of
+// members, and in memory they would be there twice while its index is made.
+func spoolOf(c *Config, a *archive.Archive) func() (*os.File, error) {
+	paths := indexPaths(c, a)
+	if dir := cacheFolder(); a.Format() == archive.Zip && !c.NoFile && dir != "" {
+		paths = []string{filepath.Join(dir, "zip"+sidecarSuffix)}
+	}
+	return spoolBeside(paths)
+}
+
 // spoolBeside returns a function that creates unnamed files in the folder of the index. It returns
 // nil if there is no such folder.
 func spoolBeside(paths []string) func() (*os.File, error) {
