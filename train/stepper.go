@@ -215,6 +215,9 @@ func (s *Stepper) backward(pass func() error) error {
 
 // update runs the backward pass, clips the gradients and steps the optimizer.
 func (s *Stepper) update(loss *torch.Tensor) error {
+	if err := loss.Err(); err != nil {
+		return err // before Backward, in which an error of one rank ends the job
+	}
 	if s.o.Scaler == nil {
 		if err := s.backward(loss.Backward); err != nil {
 			return err

@@ -15,6 +15,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/normalform"
@@ -40,6 +42,7 @@ import (
 // trainOptions is the command line of train.
 type trainOptions struct {
 	feeding
+	job                                                      jobOptions
 	archive, test, model, optimizer, device, out, pretrained string
 	testList, testFolder, pretrainedDict                     string
 	epochs, size, saveSteps, patience                        int
@@ -55,6 +58,7 @@ type feeding struct {
 	threads                   *int
 	decode                    string
 	seed                      uint64
+	rank, world               int // of the job; world is 0 for one process
 	badSamples                imageloader.BadSamplePolicy
 	images                    cli.Images
 }
@@ -86,6 +90,9 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.Float64Var(&o.ema, "ema", 0,
 		"decay of an average of the parameters, which is evaluated and saved as best.pt (default: no average)")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
+	set.IntVar(&o.job.gpus, "gpus", 0, "train on so many GPUs of this host, with a process for each; -batch is "+
+		"shared by all. torchrun and srun start the processes themselves, on one host or several")
+	set.IntVar(&o.job.ranks, "ranks", 0, "train with so many processes on the CPU, with -device cpu")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	o.threads = cli.ThreadsOption(set)
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, "+
@@ -122,7 +129,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if err := o.check(); err != nil {
 		return err
 	}
-	err := o.run(ctx, stdout, stderr)
+	err := o.start(ctx, stdout, stderr)
 	if errors.Is(err, cuda.ErrOutOfMemory) {
 		err = fmt.Errorf("%w (-batch %d: a smaller one needs less memory)", err, o.batch)
 	}
@@ -668,18 +675,52 @@ func byName(of map[string]string) []string {
 	return names
 }
 
-// run opens the images, builds the model and trains it.
-func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error {
-	if err := cli.SetThreads(*o.threads); err != nil {
-		return err
-	}
+// start trains in this process, or starts the ranks of a job that train.
+func (o *trainOptions) start(ctx context.Context, stdout, stderr io.Writer) error {
 	device, err := cli.PickDevice(o.device)
 	if err != nil {
 		return err
 	}
-	if err := o.checkDevice(device, o.amp); err != nil {
+	env, err := distributed.ReadEnvironment(os.Getenv)
+	if err != nil {
 		return err
 	}
+	if env.Warning != "" {
+		fmt.Fprintln(stderr, "torchstream: warning:", env.Warning)
+	}
+	ranks, err := o.processes(env)
+	if err != nil {
+		return err
+	}
+	if ranks > 0 {
+		return startRanks(ctx, ranks, stdout, stderr)
+	}
+	if err := o.join(ctx, env); err != nil {
+		return err
+	}
+	if w := o.job.world; w != nil {
+		device, o.rank, o.world = w.Device(), w.Rank(), w.Size()
+		if o.rank > 0 {
+			stdout, stderr = io.Discard, io.Discard
+		}
+		o.shareCores()
+	}
+	return o.job.close(o.run(ctx, device, stdout, stderr))
+}
+
+// shareCores divides the host's cores among its ranks, unless the command line does.
+func (o *trainOptions) shareCores() {
+	share := max(1, runtime.GOMAXPROCS(0)/o.job.onHost())
+	if o.workers == 0 {
+		o.workers = share
+	}
+	if *o.threads == 0 && o.job.onHost() > 1 {
+		*o.threads = share
+	}
+}
+
+// checkFiles refuses files and folders that a training could not use, before any work.
+func (o *trainOptions) checkFiles() error {
 	if err := checkWritable(o.out); err != nil {
 		return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
 	}
@@ -689,21 +730,35 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err := train.Busy(o.out); err != nil {
 		return busyFolder(err)
 	}
-	if err := o.checkFolder(); err != nil {
+	return cmp.Or(o.checkFolder(), o.checkPretrained())
+}
+
+// run opens the images, builds the model and trains it.
+func (o *trainOptions) run(ctx context.Context, device cuda.Device, stdout, stderr io.Writer) error {
+	if err := cli.SetThreads(*o.threads); err != nil {
 		return err
 	}
-	if err := o.checkPretrained(); err != nil {
+	if err := o.checkDevice(device, o.amp); err != nil {
 		return err
 	}
-	images, err := o.countImages(ctx, stdout, stderr)
-	if err != nil {
+	if o.rank == 0 { // which writes the files
+		if err := o.checkFiles(); err != nil {
+			return err
+		}
+	}
+	images := 0
+	if err := o.job.inTurn(func() (err error) { images, err = o.countImages(ctx, stdout, stderr); return err }); err != nil {
 		return err
 	}
 	options := imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true, BadSamples: o.badSamples}
 	if err := o.images.Set(&options); err != nil {
 		return err
 	}
-	loader, feed, err := o.open(ctx, device, o.archive, images, options, o.window())
+	window := o.window()
+	if o.rank > 0 {
+		window = trace.Window{}
+	}
+	loader, feed, err := o.open(ctx, device, o.archive, images, options, window)
 	if err != nil {
 		return err
 	}
@@ -714,7 +769,7 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	}
 	o.printUnused(device, images, stdout)
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed,
-		Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
+		World: o.job.world, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
 		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, TensorBoard: o.tensorBoard,
 		Log: slog.New(slog.NewTextHandler(stderr, nil))}
 	maps.Copy(c.Metadata, models.Metadata{Model: o.model, Classes: loader.Classes(), Size: o.size,
@@ -724,8 +779,12 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		c.Loss = o.smoothedLoss
 	}
 	if o.test != "" {
-		held, testFeed, err := o.openTest(ctx, device, loader.Classes(), stdout, stderr)
-		if err != nil {
+		var held *imageloader.Loader
+		var testFeed *prefetcher.Prefetcher
+		if err := o.job.inTurn(func() (err error) {
+			held, testFeed, err = o.openTest(ctx, device, loader.Classes(), stdout, stderr)
+			return err
+		}); err != nil {
 			return fmt.Errorf("-test: %w", err)
 		}
 		defer held.Close()
@@ -734,7 +793,7 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		c.Metadata["test-samples"] = held.Identity().Digest
 		defer func() { printBad(stdout, o.test, held.Stats(), imageloader.Skip, inEpochs) }()
 	}
-	if o.resume {
+	if o.resume && o.rank == 0 {
 		if err := o.compare(c.Metadata); err != nil {
 			return err
 		}
@@ -774,8 +833,13 @@ func (o *trainOptions) fit(ctx context.Context, c *train.Config, device cuda.Dev
 	if c.EMA != nil {
 		defer c.EMA.Close()
 	}
-	if err := o.checkRoom(c); err != nil {
-		return err
+	if o.rank == 0 {
+		if err := o.checkRoom(c); err != nil {
+			return err
+		}
+	}
+	if o.job.world != nil {
+		o.job.release() // from now on all ranks stop after the same step, and write the checkpoint
 	}
 	begin := time.Now()
 	report, err := train.Run(ctx, *c)
@@ -809,7 +873,9 @@ func interruption(ctx context.Context, err error, stderr io.Writer) error {
 // archive, because a batch's memory is allocated in full.
 func (o feeding) open(ctx context.Context, device cuda.Device, path string, images int, options imageloader.Options,
 	window trace.Window) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
-	options.BatchSize, options.Workers, options.Seed = min(o.batch, images), o.workers, o.seed
+	ranks := max(1, o.world)
+	options.BatchSize, options.Workers, options.Seed = (min(o.batch, images)+ranks-1)/ranks, o.workers, o.seed
+	options.Rank, options.World = o.rank, ranks
 	loader, err := imageloader.OpenContext(ctx, path, options)
 	if err != nil {
 		return nil, nil, err
@@ -854,8 +920,12 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 			elements += p.Elements()
 		}
 	}
+	where := device.String()
+	if n := o.job.size(); n > 1 {
+		where += fmt.Sprintf(" by %d processes", n)
+	}
 	fmt.Fprintf(stdout, "%s: %d parameters to train, images of %d x %d, batches of %d, on %s\n\n", o.model,
-		elements, o.size, o.size, c.Loader.BatchSize(), device)
+		elements, o.size, o.size, c.Loader.BatchSize()*o.job.size(), where)
 	if o.optimizer == "sgd" {
 		c.Optimizer, err = optim.NewSGD(params,
 			optim.SGDOptions{LR: o.lr, Momentum: 0.9, WeightDecay: o.decay, Capturable: o.graph})

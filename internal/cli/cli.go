@@ -60,7 +60,9 @@ func (p *Program) Run(ctx context.Context, args []string, stdout, stderr io.Writ
 		fmt.Fprintf(stderr, "%s: %s\n%s\n", p.Name, printable.URLs(err.Error()), p.hint(args))
 		return 2
 	case errors.As(err, &interrupted):
-		fmt.Fprintf(stderr, "%s: %s\n", p.Name, printable.Text(interrupted.Message))
+		if interrupted.Message != "" {
+			fmt.Fprintf(stderr, "%s: %s\n", p.Name, printable.Text(interrupted.Message))
+		}
 		return interrupt.Status
 	case ctx.Err() != nil:
 		fmt.Fprintf(stderr, "%s: interrupted\n", p.Name)

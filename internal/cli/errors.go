@@ -23,7 +23,8 @@ func (helpError) Unwrap() error { return flag.ErrHelp }
 // reported it.
 var ErrFound = errors.New("something bad was found")
 
-// InterruptedError is returned by an interrupted command. Its message says how to continue.
+// InterruptedError is returned by an interrupted command. Its message says how to continue. It is
+// empty if another process has said that.
 type InterruptedError struct{ Message string }
 
 func (e InterruptedError) Error() string { return e.Message }

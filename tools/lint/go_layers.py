@@ -220,6 +220,7 @@ LAYERS = {
         "internal/capi",
         "internal/cli",
         "internal/collectives",
+        "internal/freeport",
         "internal/imagecapi",
         "internal/interrupt",
         "internal/library",
