@@ -39,6 +39,7 @@
 #include "torchstream/ipc.h"
 #include "torchstream/memory_observer.h"
 #include "torchstream/memory_pool.h"
+#include "torchstream/model.h"
 #include "torchstream/notifier.h"
 #include "torchstream/numerics.h"
 #include "torchstream/operator.h"

@@ -120,6 +120,13 @@ static ts_error* absent_ts_memory_pool_exit(ts_memory_pool* pool) { return (ts_e
 static ts_error* absent_ts_memory_pool_get_bytes(const ts_memory_pool* pool, size_t* reserved, size_t* allocated) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* stats) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_model_open(const char* library, const char* kernels, int32_t device, ts_model** model) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_model_free(ts_model* model) {}
+static ts_error* absent_ts_model_get_structure(const ts_model* model, const char** arguments, const char** results) { return (ts_error*)&torchstream_capi_absent; }
+static int64_t absent_ts_model_constant_count(const ts_model* model) { return 0; }
+static const char* absent_ts_model_constant_name(const ts_model* model, int64_t index) { return ""; }
+static ts_error* absent_ts_model_get_constants(ts_model* model, ts_tensor** tensors) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_model_set_constants(ts_model* model, ts_tensor* const* tensors, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_notifier_new(ts_notifier** notifier) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_notifier_free(ts_notifier* notifier) {}
 static int32_t absent_ts_notifier_fd(const ts_notifier* notifier) { return 0; }
@@ -346,6 +353,13 @@ static struct {
   ts_error* (*ts_memory_pool_get_bytes)(const ts_memory_pool* pool, size_t* reserved, size_t* allocated);
   ts_error* (*ts_allocator_get_pools)(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count);
   ts_error* (*ts_memory_pool_get_stats)(const ts_memory_pool* pool, ts_pool_stats* stats);
+  ts_error* (*ts_model_open)(const char* library, const char* kernels, int32_t device, ts_model** model);
+  void (*ts_model_free)(ts_model* model);
+  ts_error* (*ts_model_get_structure)(const ts_model* model, const char** arguments, const char** results);
+  int64_t (*ts_model_constant_count)(const ts_model* model);
+  const char* (*ts_model_constant_name)(const ts_model* model, int64_t index);
+  ts_error* (*ts_model_get_constants)(ts_model* model, ts_tensor** tensors);
+  ts_error* (*ts_model_set_constants)(ts_model* model, ts_tensor* const* tensors, int64_t count);
   ts_error* (*ts_notifier_new)(ts_notifier** notifier);
   void (*ts_notifier_free)(ts_notifier* notifier);
   int32_t (*ts_notifier_fd)(const ts_notifier* notifier);
@@ -571,6 +585,13 @@ static struct {
   absent_ts_memory_pool_get_bytes,
   absent_ts_allocator_get_pools,
   absent_ts_memory_pool_get_stats,
+  absent_ts_model_open,
+  absent_ts_model_free,
+  absent_ts_model_get_structure,
+  absent_ts_model_constant_count,
+  absent_ts_model_constant_name,
+  absent_ts_model_get_constants,
+  absent_ts_model_set_constants,
   absent_ts_notifier_new,
   absent_ts_notifier_free,
   absent_ts_notifier_fd,
@@ -798,6 +819,13 @@ static const char* const names[] = {
   "ts_memory_pool_get_bytes",
   "ts_allocator_get_pools",
   "ts_memory_pool_get_stats",
+  "ts_model_open",
+  "ts_model_free",
+  "ts_model_get_structure",
+  "ts_model_constant_count",
+  "ts_model_constant_name",
+  "ts_model_get_constants",
+  "ts_model_set_constants",
   "ts_notifier_new",
   "ts_notifier_free",
   "ts_notifier_fd",
@@ -1024,6 +1052,13 @@ ts_error* ts_memory_pool_exit(ts_memory_pool* pool) { return table.ts_memory_poo
 ts_error* ts_memory_pool_get_bytes(const ts_memory_pool* pool, size_t* reserved, size_t* allocated) { return table.ts_memory_pool_get_bytes(pool, reserved, allocated); }
 ts_error* ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count) { return table.ts_allocator_get_pools(device, pools, capacity, count); }
 ts_error* ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* stats) { return table.ts_memory_pool_get_stats(pool, stats); }
+ts_error* ts_model_open(const char* library, const char* kernels, int32_t device, ts_model** model) { return table.ts_model_open(library, kernels, device, model); }
+void ts_model_free(ts_model* model) { table.ts_model_free(model); }
+ts_error* ts_model_get_structure(const ts_model* model, const char** arguments, const char** results) { return table.ts_model_get_structure(model, arguments, results); }
+int64_t ts_model_constant_count(const ts_model* model) { return table.ts_model_constant_count(model); }
+const char* ts_model_constant_name(const ts_model* model, int64_t index) { return table.ts_model_constant_name(model, index); }
+ts_error* ts_model_get_constants(ts_model* model, ts_tensor** tensors) { return table.ts_model_get_constants(model, tensors); }
+ts_error* ts_model_set_constants(ts_model* model, ts_tensor* const* tensors, int64_t count) { return table.ts_model_set_constants(model, tensors, count); }
 ts_error* ts_notifier_new(ts_notifier** notifier) { return table.ts_notifier_new(notifier); }
 void ts_notifier_free(ts_notifier* notifier) { table.ts_notifier_free(notifier); }
 int32_t ts_notifier_fd(const ts_notifier* notifier) { return table.ts_notifier_fd(notifier); }

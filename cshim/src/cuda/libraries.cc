@@ -220,6 +220,7 @@ constexpr Name kNames[] = {
     {"svd", false, Libraries::kBlas},
     {"tensordot", false, Libraries::kBlas},
     {"thnn_", true, Libraries::kBlas},
+    {"torchstream::run_model", false, Libraries::kBlas},
     {"transformer_encoder_layer_fwd", false, Libraries::kBlas},
     {"triangular_solve", false, Libraries::kBlas},
     {"trilinear", false, Libraries::kBlas},

@@ -1,0 +1,206 @@
+package aoti
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/cpu"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/origin"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Options are the settings of [Load].
+type Options struct {
+	// Model is the name of the model to load, "" for the only one.
+	Model string
+	// Device is the GPU of a model that was compiled for a GPU. The zero value is the first. A
+	// model that was compiled for a CPU runs on the CPU, whatever Device says.
+	Device cuda.Device
+	// Instances is how many runs can be enqueued, or computed on a CPU, at the same time. 0 means 1.
+	Instances int
+	// SHA256 is the hash of the file in hexadecimal digits. Load refuses a file with another hash
+	// before it runs anything. "" allows every file.
+	SHA256 string
+}
+
+// Load loads a model of a package. It runs the native code that the package contains (see the
+// package's comment). It unpacks the model's files into a folder in os.TempDir, which must allow
+// programs to run, until Close. Folders of killed processes are removed.
+//
+// The error wraps [ErrFormat] or [ErrUnsupported] if the package is the reason. The caller closes
+// the model.
+func Load(path string, o Options) (*Model, error) {
+	m, err := load(path, o)
+	if err != nil {
+		return nil, fmt.Errorf("aoti: %s: %w", path, err)
+	}
+	return m, nil
+}
+
+func load(path string, o Options) (_ *Model, err error) {
+	if o.Instances < 0 {
+		return nil, fmt.Errorf("Options.Instances is %d: use 0 for one, or the number", o.Instances)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := checkHash(f, o.SHA256); err != nil {
+		return nil, err
+	}
+	all, err := readArchive(f)
+	if err != nil {
+		return nil, err
+	}
+	chosen, err := choose(all, o.Model)
+	if err != nil {
+		return nil, err
+	}
+	device, err := deviceFor(chosen.Description, o.Device)
+	if err != nil {
+		return nil, err
+	}
+	files, err := unpack(chosen)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{Description: chosen.Description, made: origin.New("aoti.Model"), device: device, files: files,
+		closed: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.Close())
+		}
+	}()
+	return m, m.open(filepath.Join(files.path, chosen.library), max(1, o.Instances))
+}
+
+// checkHash compares the file's SHA-256 with want, unless want is "".
+func checkHash(f *os.File, want string) error {
+	if want == "" {
+		return nil
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return err
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); !strings.EqualFold(got, want) {
+		return fmt.Errorf("its SHA-256 is %s, and Options.SHA256 is %s: it is another file", got, want)
+	}
+	return nil
+}
+
+// choose returns the model with the name, or the only one if the name is "".
+func choose(all []member, name string) (member, error) {
+	var names []string
+	for _, m := range all {
+		if m.Name == name || name == "" && len(all) == 1 {
+			return m, nil
+		}
+		names = append(names, m.Name)
+	}
+	if name == "" {
+		return member{}, fmt.Errorf("it has %d models, %s: choose one with Options.Model", len(all),
+			strings.Join(names, ", "))
+	}
+	return member{}, fmt.Errorf("it has no model %q; it has %s", name, strings.Join(names, ", "))
+}
+
+// deviceFor returns the device on which a model runs, and refuses one that has other instructions
+// than the model's: they would end the process.
+func deviceFor(d Description, gpu cuda.Device) (cuda.Device, error) {
+	if !d.CUDA {
+		if missing := missingInstructions(d.CPU); missing != "" {
+			return 0, fmt.Errorf("%w: it was compiled for a CPU with %s, and this one has no %s: export it on a "+
+				"machine as this one", ErrUnsupported, d.CPU, missing)
+		}
+		return cuda.CPU, nil
+	}
+	if gpu == cuda.CPU {
+		return 0, fmt.Errorf("%w: it was compiled for a GPU, and Options.Device is the CPU: export it for the CPU",
+			ErrUnsupported)
+	}
+	p, err := gpu.Properties()
+	if err != nil {
+		return 0, err
+	}
+	has := fmt.Sprintf("%d%d", p.Major, p.Minor)
+	if d.ComputeCapability != "" && d.ComputeCapability != has {
+		return 0, fmt.Errorf("%w: it was compiled for GPUs of compute capability %s, and %v (%s) has %s: export "+
+			"it on a machine with such a GPU", ErrUnsupported, d.ComputeCapability, gpu, p.Name, has)
+	}
+	return gpu, nil
+}
+
+// missingInstructions returns the first instruction set, of those that AOTInductor names, that this
+// CPU lacks. It returns "" if there is none, or if the name is unknown.
+func missingInstructions(names string) string {
+	x := cpu.X86
+	has := map[string]bool{
+		"AVX2":        x.HasAVX2 && x.HasFMA,
+		"AVX512":      x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasAVX512BW && x.HasFMA,
+		"AVX512_VNNI": x.HasAVX512VNNI,
+		"AMX_TILE":    x.HasAMXTile,
+		"AMX_BF16":    x.HasAMXBF16,
+		"AMX_INT8":    x.HasAMXInt8,
+	}
+	for _, name := range strings.Fields(names) {
+		if known, ok := has[name]; ok && !known {
+			return name
+		}
+	}
+	return ""
+}
+
+// open makes the instances, and gives them common weights.
+func (m *Model) open(library string, instances int) error {
+	m.idle = make(chan *capi.Model, instances)
+	for range instances {
+		c, err := capi.OpenModel(library, m.files.path, int32(m.device))
+		if err != nil {
+			return err
+		}
+		m.instances = append(m.instances, c)
+		m.idle <- c
+	}
+	m.names = capi.ModelConstants(m.instances[0])
+	if m.Inputs == nil {
+		if err := m.readStructure(); err != nil {
+			return err
+		}
+	}
+	return m.shareWeights()
+}
+
+// shareWeights copies the first instance's weights, and makes all instances use the copies.
+func (m *Model) shareWeights() error {
+	values, err := capi.ModelConstantValues(m.instances[0], len(m.names))
+	if err != nil {
+		return err
+	}
+	scope := torch.NewScope("aoti: weights")
+	originals := torch.NewScope("aoti: weights of the package")
+	defer originals.Close()
+	weights := make([]*torch.Tensor, len(values))
+	for i, c := range values {
+		value := originals.Own(torch.FromCAPI(c))
+		if value.Device() != m.device {
+			m.mixed = true
+		}
+		weights[i] = scope.Own(value.Clone().Keep())
+	}
+	if m.mixed {
+		// AOTInductor replaces no constants of a model that has them on two devices.
+		return scope.Close()
+	}
+	return m.use(weights, scope)
+}

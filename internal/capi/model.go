@@ -1,0 +1,86 @@
+package capi
+
+/*
+#include <stdlib.h>
+#include "torchstream.h"
+#cgo noescape ts_model_open
+#cgo nocallback ts_model_open
+#cgo nocallback ts_model_free
+#cgo noescape ts_model_get_structure
+#cgo nocallback ts_model_get_structure
+#cgo nocallback ts_model_constant_count
+#cgo nocallback ts_model_constant_name
+#cgo noescape ts_model_get_constants
+#cgo nocallback ts_model_get_constants
+#cgo noescape ts_model_set_constants
+#cgo nocallback ts_model_set_constants
+*/
+import "C"
+
+import "unsafe"
+
+// Model is a loaded instance of a compiled model. C owns it.
+type Model C.ts_model
+
+// RunModel is the name of the operator that runs a model.
+const RunModel = C.TS_MODEL_RUN
+
+// OpenModel loads a compiled model for the device.
+func OpenModel(library, kernels string, device int32) (*Model, error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	waiting.enter()
+	defer waiting.leave()
+	l, k := C.CString(library), C.CString(kernels)
+	defer C.free(unsafe.Pointer(l))
+	defer C.free(unsafe.Pointer(k))
+	var m *C.ts_model
+	err := failure(C.ts_model_open(l, k, C.int32_t(device), &m))
+	return (*Model)(m), err
+}
+
+// FreeModel frees an instance on which no work is left.
+func FreeModel(m *Model) {
+	waiting.enter()
+	defer waiting.leave()
+	C.ts_model_free((*C.ts_model)(m))
+}
+
+// ModelAddress returns the instance as an argument of the operator RunModel.
+func ModelAddress(m *Model) int64 { return int64(uintptr(unsafe.Pointer(m))) }
+
+// ModelStructure returns the structures of the arguments and the results, in PyTorch's JSON.
+func ModelStructure(m *Model) (arguments, results string, err error) {
+	var a, r *C.char
+	if err := failure(C.ts_model_get_structure((*C.ts_model)(m), &a, &r)); err != nil {
+		return "", "", err
+	}
+	return C.GoString(a), C.GoString(r), nil
+}
+
+// ModelConstants returns the names of the constants that SetModelConstants replaces.
+func ModelConstants(m *Model) []string {
+	names := make([]string, C.ts_model_constant_count((*C.ts_model)(m)))
+	for i := range names {
+		names[i] = C.GoString(C.ts_model_constant_name((*C.ts_model)(m), C.int64_t(i)))
+	}
+	return names
+}
+
+// ModelConstantValues returns the count constants in use, as new references.
+func ModelConstantValues(m *Model, count int) ([]*Tensor, error) {
+	values := make([]*Tensor, count)
+	err := failure(C.ts_model_get_constants((*C.ts_model)(m), (**C.ts_tensor)(unsafe.SliceData(values))))
+	return values, err
+}
+
+// SetModelConstants replaces all constants, and blocks until the model is ready to run with them.
+func SetModelConstants(m *Model, values []*Tensor) error {
+	waiting.enter()
+	defer waiting.leave()
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
+	return failure(C.ts_model_set_constants((*C.ts_model)(m), (**C.ts_tensor)(unsafe.SliceData(values)), C.int64_t(len(values))))
+}

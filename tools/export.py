@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Compile a PyTorch model to a package (.pt2) that Go programs run with package aoti.
+
+  export.py torchvision:resnet50 --weights DEFAULT --batch 1:64 --dtype bfloat16 -o resnet50.pt2
+  export.py timm:vit_base_patch16_224 --image 3,224,224 -o vit.pt2
+  export.py huggingface:google/vit-base-patch16-224 -o vit.pt2
+  export.py my_models.py:make_network --device cuda -o network.pt2
+
+The last form calls a function of a file. It returns a module, or a module and the tuple of its example arguments. A model
+that takes other arguments than one batch of images needs the second form, or a program that calls export() below.
+
+It needs PyTorch 2.11 or newer, a C++ compiler, and for a GPU the GPU for which it compiles. The package runs with the
+LibTorch of the same version, on the same kind of GPU or a CPU with the same instructions. Whoever loads the package runs
+its native code.
+"""
+
+import argparse
+import importlib.util
+import json
+
+import torch
+from torch.utils import _pytree
+
+CONFIG = {
+    # Otherwise tensors of one dimension and at most 8 elements become code, and cannot be replaced.
+    "aot_inductor.use_runtime_constant_folding": True,
+}
+
+
+def ranges(value, constraints):
+    """The smallest and largest size of each dimension; the largest is None without a bound."""
+    out = []
+    for size in value.shape:
+        if isinstance(size, int):
+            out.append([size, size])
+            continue
+        found = constraints[size.node.expr]
+        upper = int(found.upper) if found.upper < 2**62 else None
+        out.append([max(int(found.lower), 0), upper])
+    return out
+
+
+def memory_format(value):
+    """The memory format that the compiled code expects, or None for other strides."""
+    if value.is_contiguous():
+        return "contiguous"
+    if value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last):
+        return "channels_last"
+    return None
+
+
+def describe(program):
+    """The JSON that package aoti reads: names, dtypes, ranges and memory formats of the inputs and outputs."""
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
+    constraints = program.range_constraints
+
+    def one(name, value):
+        return {
+            "name": name,
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": ranges(value, constraints),
+            "memory_format": memory_format(value),
+        }
+
+    signature = program.graph_signature
+    outputs = list(signature.user_outputs)
+    paths, _ = _pytree.tree_flatten_with_path(_pytree.tree_unflatten(outputs, program.call_spec.out_spec))
+    names = [".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path) for path, _ in paths]
+    return json.dumps(
+        {
+            "torch": torch.__version__.split("+")[0],
+            "inputs": [one(name, values[name]) for name in signature.user_inputs],
+            "outputs": [one(name or "output", values[value]) for name, value in zip(names, outputs)],
+        }
+    )
+
+
+def export(module, arguments, keywords=None, *, path, dynamic_shapes=None, config=None):
+    """Compile the module for the device and dtype of its parameters and arguments, and write the package."""
+    module = module.eval()
+    with torch.no_grad():
+        program = torch.export.export(module, arguments, keywords or {}, dynamic_shapes=dynamic_shapes)
+        options = {**CONFIG, "aot_inductor.metadata": {"torchstream": describe(program)}, **(config or {})}
+        return torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=options)
+
+
+def load(name, weights):
+    """The module that a command line names, and its example arguments or None."""
+    source, _, which = name.partition(":")
+    if source == "torchvision":
+        import torchvision
+
+        return torchvision.models.get_model(which, weights=weights), None
+    if source == "timm":
+        import timm
+
+        return timm.create_model(which, pretrained=weights is not None), None
+    if source == "huggingface":
+        from transformers import AutoModelForImageClassification
+
+        return AutoModelForImageClassification.from_pretrained(which), None
+    spec = importlib.util.spec_from_file_location("exported", source)
+    if spec is None or not which:
+        raise SystemExit(f"export.py: {name}: write torchvision:NAME, timm:NAME, huggingface:NAME or FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = getattr(module, which)()
+    return made if isinstance(made, tuple) else (made, None)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("model", help="torchvision:NAME, timm:NAME, huggingface:NAME or FILE.py:FUNCTION")
+    p.add_argument("-o", dest="path", required=True, help="the package to write")
+    p.add_argument("--weights", help="for torchvision and timm: the pretrained weights, such as DEFAULT")
+    p.add_argument("--batch", default="1:64", help="the smallest and largest batch, or one fixed size (%(default)s)")
+    p.add_argument("--image", default="3,224,224", help="channels, height and width (%(default)s)")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    p.add_argument("--channels-last", action="store_true", help="the images are in this memory format")
+    a = p.parse_args()
+
+    dtype = getattr(torch, a.dtype)
+    module, arguments = load(a.model, a.weights)
+    module = module.to(a.device, dtype)
+    least, _, most = a.batch.partition(":")
+    dynamic = None
+    if arguments is None:
+        images = torch.zeros(int(most or least), *map(int, a.image.split(",")), device=a.device, dtype=dtype)
+        if a.channels_last:
+            module, images = (x.to(memory_format=torch.channels_last) for x in (module, images))
+        arguments = (images,)
+        if most:
+            dynamic = ({0: torch.export.Dim("batch", min=int(least), max=int(most))},)
+    print(export(module, arguments, path=a.path, dynamic_shapes=dynamic))
+
+
+if __name__ == "__main__":
+    main()
