@@ -107,7 +107,7 @@ test-pytorch: shim ## run the tests that need Python's torch, none of them skipp
 test-newest: ## test the Go packages that compute with the newest LibTorch, which it installs and builds the shim for
 	@cshim/setup/packages.sh
 	@LIBTORCH= TORCHSTREAM_LIBTORCH=2.15 cshim/setup/shim.sh cshim/build-2.15
-	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 -skip "$(if $(FULL),^$$,$(ORIGINS))" ./internal/capi ./cuda ./torch ./checkpoint ./nn ./optim
+	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 -skip "$(if $(FULL),^$$,$(ORIGINS))" ./aoti ./internal/capi ./cuda ./torch ./checkpoint ./nn ./optim
 	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 $(if $(FULL),,-run "$(COMPUTED)" -skip "$(RACED)") ./distributed $(if $(FULL),./prefetcher ./train)
 
 # LIBTORCH= names an installed LibTorch without CUDA.

@@ -86,7 +86,8 @@ func inputs(t *testing.T) (x, mask *torch.Tensor) {
 	return x, mask
 }
 
-// fill returns the weights of make_packages.py. The index of a weight in the state dict is the phase.
+// fill returns the weights of make_packages.py. The index of a weight in the state dict is the
+// phase.
 func fill(t *testing.T, factor float64) map[string]*torch.Tensor {
 	t.Helper()
 	shapes := []struct {
@@ -229,7 +230,8 @@ func TestWrongInputsAreRefused(t *testing.T) {
 	}
 }
 
-// The compiled code checks what the description does not say: sizes that must be equal, and strides.
+// The compiled code checks what the description does not say: sizes that must be equal, and
+// strides.
 func TestCompiledCodeChecksItsInputs(t *testing.T) {
 	m := loadTiny(t, Options{})
 	x, mask := inputs(t)
@@ -497,7 +499,8 @@ func TestModelForOtherInstructionsIsRefused(t *testing.T) {
 	}
 }
 
-// Damaged packages end in an error or are what they were. Nothing of them runs, and nothing is left.
+// Damaged packages are errors, unless the damage changed no member. Nothing of them runs, and
+// nothing is left.
 func TestDamagedPackages(t *testing.T) {
 	good, err := os.ReadFile(tiny)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 // with a .pt file of its inputs and outputs.
 const gpuPackages = "TORCHSTREAM_AOTI_PACKAGES"
 
-// example is a package with the tensors of its .pt file: the inputs and the outputs of PyTorch's run
-// of the same package.
+// example is a package with the tensors of its .pt file: the inputs and the outputs of PyTorch's
+// run of the same package.
 type example struct {
 	model           *Model
 	inputs, outputs []*torch.Tensor
@@ -74,7 +74,8 @@ func examples(t testing.TB) map[string]example {
 	return all
 }
 
-// check runs a model once on the current stream, and compares its outputs with PyTorch's bit by bit.
+// check runs a model once on the current stream, and compares its outputs with PyTorch's bit by
+// bit.
 func (e example) check(t testing.TB) {
 	scope := torch.NewScope("run")
 	defer scope.Close()
@@ -143,7 +144,7 @@ func (e example) weights(t testing.TB) map[string]*torch.Tensor {
 	defer e.model.changing.Unlock()
 	all := map[string]*torch.Tensor{}
 	for i, name := range e.model.names {
-		all[name] = e.scope.Own(e.model.weights[i].Clone().Keep())
+		all[name] = e.scope.Own(e.model.current.tensors[i].Clone().Keep())
 	}
 	return all
 }

@@ -25,7 +25,8 @@ type Options struct {
 	// Device is the GPU of a model that was compiled for a GPU. The zero value is the first. A
 	// model that was compiled for a CPU runs on the CPU, whatever Device says.
 	Device cuda.Device
-	// Instances is how many runs can be enqueued, or computed on a CPU, at the same time. 0 means 1.
+	// Instances is how many runs can be enqueued, or computed on a CPU, at the same time. 0 means
+	// 1.
 	Instances int
 	// SHA256 is the hash of the file in hexadecimal digits. Load refuses a file with another hash
 	// before it runs anything. "" allows every file.
@@ -190,17 +191,17 @@ func (m *Model) shareWeights() error {
 	scope := torch.NewScope("aoti: weights")
 	originals := torch.NewScope("aoti: weights of the package")
 	defer originals.Close()
-	weights := make([]*torch.Tensor, len(values))
+	copies := make([]*torch.Tensor, len(values))
 	for i, c := range values {
 		value := originals.Own(torch.FromCAPI(c))
 		if value.Device() != m.device {
 			m.mixed = true
 		}
-		weights[i] = scope.Own(value.Clone().Keep())
+		copies[i] = scope.Own(value.Clone().Keep())
 	}
 	if m.mixed {
 		// AOTInductor replaces no constants of a model that has them on two devices.
 		return scope.Close()
 	}
-	return m.use(weights, scope)
+	return m.use(weights{copies, scope})
 }

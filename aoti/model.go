@@ -29,12 +29,17 @@ type Model struct {
 	idle      chan *capi.Model // the instances that no run has
 	closed    chan struct{}
 
-	// changing is held by whoever takes all instances. It guards weights and scope for writing.
+	// changing is held by whoever takes all instances. It guards current for writing.
 	// A goroutine that has an instance may read them.
 	changing sync.Mutex
-	weights  []*torch.Tensor
-	scope    *torch.Scope
+	current  weights
 	ended    bool
+}
+
+// weights are the tensors that all instances use, in the order of Model.names.
+type weights struct {
+	tensors []*torch.Tensor
+	scope   *torch.Scope // owns them; nil if they are the package's own
 }
 
 // ErrClosed is returned by methods of a closed model.
@@ -45,11 +50,11 @@ func (m *Model) Device() cuda.Device { return m.device }
 
 // Run runs the model on the goroutine's current stream, and returns its outputs in the order of
 // Outputs. The inputs are in the order of Inputs, on the model's device. Sizes outside of the
-// exported ranges, other dtypes, devices and memory formats are errors, which say what the model
-// wants; then nothing has run.
+// exported ranges, other dtypes, devices and memory formats are errors, which name the
+// wanted value; then nothing has run.
 //
-// On a GPU, Run returns when the work is enqueued. It waits for nothing but an instance, and ctx ends
-// this wait. Outputs join scopes as the results of operators do. Autograd records nothing.
+// On a GPU, Run returns when the work is enqueued. It waits for nothing but an instance, and ctx
+// ends this wait. Outputs join scopes as the results of operators do. Autograd records nothing.
 func (m *Model) Run(ctx context.Context, inputs ...*torch.Tensor) ([]*torch.Tensor, error) {
 	if err := m.checkInputs(inputs); err != nil {
 		return nil, fmt.Errorf("aoti: model %s: %w", m.Name, err)
@@ -59,7 +64,7 @@ func (m *Model) Run(ctx context.Context, inputs ...*torch.Tensor) ([]*torch.Tens
 		return nil, err
 	}
 	defer func() { m.idle <- instance }()
-	outputs, err := torch.Call(capi.RunModel, capi.ModelAddress(instance), m.weights, inputs)
+	outputs, err := torch.Call(capi.RunModel, capi.ModelAddress(instance), m.current.tensors, inputs)
 	if err != nil {
 		return nil, fmt.Errorf("aoti: model %s: %w", m.Name, runError(err))
 	}
@@ -171,8 +176,8 @@ func (m *Model) Close() error {
 	for _, c := range m.instances {
 		capi.FreeModel(c)
 	}
-	if m.scope != nil {
-		errs = append(errs, m.scope.Close())
+	if m.current.scope != nil {
+		errs = append(errs, m.current.scope.Close())
 	}
 	errs = append(errs, m.files.remove())
 	m.made.Closed()
@@ -191,23 +196,23 @@ func (m *Model) Weights() []string {
 // SetWeights replaces all weights: parameters and buffers, by their names in the exported module.
 // The tensors may be on any device, and have the shapes of those that they replace. SetWeights
 // copies them, and converts them to the model's dtypes. It blocks until the device has finished the
-// work that was enqueued with the old weights. Other goroutines may run the model meanwhile. Each of
-// their results is computed with the old weights or with the new ones. A graph that has captured a
-// run keeps the old ones.
+// work that was enqueued with the old weights. Other goroutines may run the model meanwhile. Each
+// of their results is computed with the old weights or with the new ones. A graph that has captured
+// a run keeps the old ones.
 //
 // SetWeights needs memory for a second set of weights. If it fails, the weights are unchanged.
-func (m *Model) SetWeights(weights map[string]*torch.Tensor) error {
-	if err := m.setWeights(weights); err != nil {
+func (m *Model) SetWeights(byName map[string]*torch.Tensor) error {
+	if err := m.setWeights(byName); err != nil {
 		return fmt.Errorf("aoti: model %s: SetWeights: %w", m.Name, err)
 	}
 	return nil
 }
 
-func (m *Model) setWeights(weights map[string]*torch.Tensor) error {
+func (m *Model) setWeights(byName map[string]*torch.Tensor) error {
 	if m.mixed {
 		return fmt.Errorf("%w: it has weights on two devices, which AOTInductor does not replace", ErrUnsupported)
 	}
-	if err := m.checkNames(weights); err != nil {
+	if err := m.checkNames(byName); err != nil {
 		return err
 	}
 	m.changing.Lock()
@@ -219,27 +224,27 @@ func (m *Model) setWeights(weights map[string]*torch.Tensor) error {
 	values := make([]*torch.Tensor, len(m.names))
 	for i, name := range m.names {
 		// A copy into a tensor of the old one's dtype and strides.
-		old := m.weights[i]
+		old := m.current.tensors[i]
 		values[i] = scope.Own(torch.Call1("empty_like", old).Keep())
-		if got, want := weights[name].Shape(), old.Shape(); !slices.Equal(got, want) {
+		if got, want := byName[name].Shape(), old.Shape(); !slices.Equal(got, want) {
 			return errors.Join(fmt.Errorf("%s has the shape %v, want %v", name, got, want), scope.Close())
 		}
-		if err := values[i].NoGrad().Copy_(weights[name]).Err(); err != nil {
+		if err := values[i].NoGrad().Copy_(byName[name]).Err(); err != nil {
 			return errors.Join(fmt.Errorf("%s: %w", name, err), scope.Close())
 		}
 	}
-	return m.use(values, scope)
+	return m.use(weights{values, scope})
 }
 
-// checkNames compares the names with those of the weights that can be replaced.
-func (m *Model) checkNames(weights map[string]*torch.Tensor) error {
+// checkNames returns an error unless the names are the names of the replaceable weights.
+func (m *Model) checkNames(byName map[string]*torch.Tensor) error {
 	var missing, unknown []string
 	for _, name := range m.names {
-		if weights[name] == nil {
+		if byName[name] == nil {
 			missing = append(missing, name)
 		}
 	}
-	for name := range weights {
+	for name := range byName {
 		if !slices.Contains(m.names, name) {
 			unknown = append(unknown, name)
 		}
@@ -255,9 +260,9 @@ func (m *Model) checkNames(weights map[string]*torch.Tensor) error {
 	return nil
 }
 
-// use makes all instances use the weights, which the scope owns. The caller holds changing, or has
-// the model alone. On failure use closes the scope.
-func (m *Model) use(weights []*torch.Tensor, scope *torch.Scope) error {
+// use makes all instances use other weights. The caller holds changing, or has the model alone. On
+// failure use closes their scope.
+func (m *Model) use(next weights) error {
 	for range m.instances {
 		<-m.idle
 	}
@@ -266,11 +271,12 @@ func (m *Model) use(weights []*torch.Tensor, scope *torch.Scope) error {
 			m.idle <- c
 		}
 	}()
-	if err := m.setAll(weights); err != nil {
-		return errors.Join(err, m.setAll(m.weights), scope.Close())
+	if err := m.setAll(next.tensors); err != nil {
+		return errors.Join(err, m.setAll(m.current.tensors), next.scope.Close())
 	}
-	m.weights, scope, m.scope = weights, m.scope, scope
-	if scope == nil {
+	old := m.current
+	m.current = next
+	if old.scope == nil {
 		return nil
 	}
 	// Work that is enqueued may read the old weights.
@@ -279,14 +285,14 @@ func (m *Model) use(weights []*torch.Tensor, scope *torch.Scope) error {
 			return err
 		}
 	}
-	return scope.Close()
+	return old.scope.Close()
 }
 
-func (m *Model) setAll(weights []*torch.Tensor) error {
-	if len(weights) != len(m.names) {
+func (m *Model) setAll(tensors []*torch.Tensor) error {
+	if len(tensors) != len(m.names) {
 		return nil // there are no old ones yet
 	}
-	return torch.CAPI("SetWeights", weights, func(values []*capi.Tensor) error {
+	return torch.CAPI("SetWeights", tensors, func(values []*capi.Tensor) error {
 		for _, c := range m.instances {
 			if err := capi.SetModelConstants(c, values); err != nil {
 				return err

@@ -39,7 +39,7 @@ type Description struct {
 	// arguments flattened. They are nil for a package without a description (see the package's
 	// comment).
 	Inputs, Outputs []Value
-	// Metadata is what the exporting program added, and what PyTorch adds (AOTI_DEVICE_KEY ...).
+	// Metadata has the entries of the exporting program and of PyTorch (AOTI_DEVICE_KEY ...).
 	Metadata map[string]string
 }
 
@@ -100,7 +100,7 @@ func Open(path string) (*Package, error) {
 	return p, nil
 }
 
-// Limits of what readArchive reads. PyTorch stores members without compression, so no member is
+// Limits of readArchive. PyTorch stores members without compression, so no member is
 // larger than the file.
 const (
 	maxMembers  = 100_000 // a model has a file for each GPU kernel
@@ -188,7 +188,7 @@ func plain(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/\\:\x00")
 }
 
-// describeOther says what an archive without a compiled model is.
+// describeOther names the kind of an archive without a compiled model.
 func describeOther(files []*zip.File) string {
 	for _, f := range files {
 		switch {

@@ -20,10 +20,10 @@ import "C"
 import "unsafe"
 
 // Model is a loaded instance of a compiled model. C owns it.
-type Model C.ts_model
+type Model = C.ts_model
 
 // RunModel is the name of the operator that runs a model.
-const RunModel = C.TS_MODEL_RUN
+const RunModel = "torchstream::run_model" // TS_MODEL_RUN
 
 // OpenModel loads a compiled model for the device.
 func OpenModel(library, kernels string, device int32) (*Model, error) {
@@ -35,16 +35,16 @@ func OpenModel(library, kernels string, device int32) (*Model, error) {
 	l, k := C.CString(library), C.CString(kernels)
 	defer C.free(unsafe.Pointer(l))
 	defer C.free(unsafe.Pointer(k))
-	var m *C.ts_model
+	var m *Model
 	err := failure(C.ts_model_open(l, k, C.int32_t(device), &m))
-	return (*Model)(m), err
+	return m, err
 }
 
 // FreeModel frees an instance on which no work is left.
 func FreeModel(m *Model) {
 	waiting.enter()
 	defer waiting.leave()
-	C.ts_model_free((*C.ts_model)(m))
+	C.ts_model_free(m)
 }
 
 // ModelAddress returns the instance as an argument of the operator RunModel.
@@ -53,7 +53,7 @@ func ModelAddress(m *Model) int64 { return int64(uintptr(unsafe.Pointer(m))) }
 // ModelStructure returns the structures of the arguments and the results, in PyTorch's JSON.
 func ModelStructure(m *Model) (arguments, results string, err error) {
 	var a, r *C.char
-	if err := failure(C.ts_model_get_structure((*C.ts_model)(m), &a, &r)); err != nil {
+	if err := failure(C.ts_model_get_structure(m, &a, &r)); err != nil {
 		return "", "", err
 	}
 	return C.GoString(a), C.GoString(r), nil
@@ -61,9 +61,9 @@ func ModelStructure(m *Model) (arguments, results string, err error) {
 
 // ModelConstants returns the names of the constants that SetModelConstants replaces.
 func ModelConstants(m *Model) []string {
-	names := make([]string, C.ts_model_constant_count((*C.ts_model)(m)))
+	names := make([]string, C.ts_model_constant_count(m))
 	for i := range names {
-		names[i] = C.GoString(C.ts_model_constant_name((*C.ts_model)(m), C.int64_t(i)))
+		names[i] = C.GoString(C.ts_model_constant_name(m, C.int64_t(i)))
 	}
 	return names
 }
@@ -71,7 +71,7 @@ func ModelConstants(m *Model) []string {
 // ModelConstantValues returns the count constants in use, as new references.
 func ModelConstantValues(m *Model, count int) ([]*Tensor, error) {
 	values := make([]*Tensor, count)
-	err := failure(C.ts_model_get_constants((*C.ts_model)(m), (**C.ts_tensor)(unsafe.SliceData(values))))
+	err := failure(C.ts_model_get_constants(m, (**C.ts_tensor)(unsafe.SliceData(values))))
 	return values, err
 }
 
@@ -82,5 +82,5 @@ func SetModelConstants(m *Model, values []*Tensor) error {
 	s := sanitizer.Load()
 	s.begin()
 	defer s.end()
-	return failure(C.ts_model_set_constants((*C.ts_model)(m), (**C.ts_tensor)(unsafe.SliceData(values)), C.int64_t(len(values))))
+	return failure(C.ts_model_set_constants(m, (**C.ts_tensor)(unsafe.SliceData(values)), C.int64_t(len(values))))
 }

@@ -370,6 +370,25 @@ func ImportEvent(device int32, h EventHandle) (_ *Event, err error) { err = Chec
 
 func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) error { return Check() }
 
+type Model struct {
+}
+
+const RunModel = "torchstream::run_model"
+
+func OpenModel(library, kernels string, device int32) (_ *Model, err error) { err = Check(); return }
+
+func FreeModel(m *Model) {}
+
+func ModelAddress(m *Model) (_ int64) { return }
+
+func ModelStructure(m *Model) (_, _ string, err error) { err = Check(); return }
+
+func ModelConstants(m *Model) (_ []string) { return }
+
+func ModelConstantValues(m *Model, count int) (_ []*Tensor, err error) { err = Check(); return }
+
+func SetModelConstants(m *Model, values []*Tensor) error { return Check() }
+
 type Notifier struct {
 }
 

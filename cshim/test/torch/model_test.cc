@@ -13,7 +13,6 @@ TEST(Model, OpenRefusesWhatIsNoModel) {
                ts_model_open("model.so", nullptr, TS_DEVICE_CPU, &model));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "model is NULL",
                ts_model_open("model.so", "", TS_DEVICE_CPU, nullptr));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "-2", ts_model_open("model.so", "", -2, &model));
   EXPECT_FAILS(TS_ERROR_OPERATOR, "/nowhere/model.so",
                ts_model_open("/nowhere/model.so", "", TS_DEVICE_CPU, &model));
   EXPECT_EQ(model, untouched);
