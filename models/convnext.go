@@ -121,3 +121,6 @@ func newLayerNorm2d(channels int) layerNorm2d {
 func (l layerNorm2d) Forward(x *torch.Tensor) *torch.Tensor {
 	return l.LayerNorm.Forward(x.Permute(0, 2, 3, 1)).Permute(0, 3, 1, 2)
 }
+
+// String returns the module tree: see [nn.Tree].
+func (c *ConvNeXt) String() string { return nn.Tree(c) }

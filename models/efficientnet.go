@@ -92,3 +92,6 @@ func (e *EfficientNet) Forward(x *torch.Tensor) *torch.Tensor {
 
 // Parts returns the modules by torchvision's names.
 func (e *EfficientNet) Parts() nn.Parts { return featuresAndClassifier(e.features, e.Classifier) }
+
+// String returns the module tree: see [nn.Tree].
+func (e *EfficientNet) String() string { return nn.Tree(e) }

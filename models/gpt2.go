@@ -447,3 +447,6 @@ func (c *conv1D) rows(x *torch.Tensor) *torch.Tensor {
 func (c *conv1D) Parts() nn.Parts {
 	return nn.Parts{Parameters: []torch.Named{{Name: "weight", Tensor: c.weight}, {Name: "bias", Tensor: c.bias}}}
 }
+
+// String returns the module tree: see [nn.Tree].
+func (g *GPT2) String() string { return nn.Tree(g) }

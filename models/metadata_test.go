@@ -2,6 +2,7 @@ package models_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -115,5 +116,21 @@ func TestOpenRefusesFilesThatDescribeNoClassifier(t *testing.T) {
 	}
 	if list, err := os.ReadDir(folder); err != nil || len(list) != 3 {
 		t.Errorf("got %d files, %v, want 3, nil", len(list), err)
+	}
+}
+
+// The tree has PyTorch's notation and the names of the state_dict.
+func TestNetworksPrintAsTrees(t *testing.T) {
+	net, err := models.ByName("resnet18", models.Options{NumClasses: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(net)
+	got := fmt.Sprint(net)
+	for _, want := range []string{"ResNet(\n  (conv1): Conv2d([64 3 7 7])\n", "\n  (layer1): Sequential(\n    (0-1): 2 x residualBlock(\n",
+		"\n  (fc): Linear([2 512])\n)"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got\n%s\nwant it with %q", got, want)
+		}
 	}
 }

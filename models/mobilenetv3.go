@@ -129,3 +129,6 @@ func (m *MobileNetV3) Forward(x *torch.Tensor) *torch.Tensor {
 
 // Parts returns the modules by torchvision's names.
 func (m *MobileNetV3) Parts() nn.Parts { return featuresAndClassifier(m.features, m.Classifier) }
+
+// String returns the module tree: see [nn.Tree].
+func (m *MobileNetV3) String() string { return nn.Tree(m) }

@@ -205,3 +205,6 @@ func (b *residualBlock) Parts() nn.Parts {
 	}
 	return p
 }
+
+// String returns the module tree: see [nn.Tree].
+func (r *ResNet) String() string { return nn.Tree(r) }

@@ -178,3 +178,6 @@ func (b *vitBlock) Parts() nn.Parts {
 		{Name: "mlp", Module: b.mlp},
 	}}
 }
+
+// String returns the module tree: see [nn.Tree].
+func (v *ViT) String() string { return nn.Tree(v) }

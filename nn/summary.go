@@ -30,9 +30,8 @@ type SummaryRow struct {
 // Summary runs m on the input and returns a table of its modules: output shapes and numbers of
 // parameters. Print it with fmt.Println.
 //
-// The forward pass records no graph for backward. This package's modules run in evaluation mode, so
-// running statistics and random generators do not change. Custom [Moder]s keep their mode. The
-// input has the model's device and the shape of a batch; its values do not matter. No other
+// The forward pass records no graph for backward. It runs in evaluation mode (see [Eval]), so
+// running statistics and random generators do not change. The input has the model's device and the shape of a batch; its values do not matter. No other
 // goroutine may run the model at the same time.
 func Summary(m Module, input *torch.Tensor) (*SummaryTable, error) {
 	if m == nil {
@@ -52,33 +51,13 @@ func Summary(m Module, input *torch.Tensor) (*SummaryTable, error) {
 			l.base().watch.Store(nil)
 		}
 	})
-	defer evaluate(m)()
+	defer Eval(m)()
 	if err := r.run(m, input); err != nil {
 		return nil, err
 	}
 	t := &SummaryTable{}
 	t.add(r, "", m, output{}, map[*torch.Tensor]bool{})
 	return t, nil
-}
-
-// evaluate puts the package's modules into evaluation mode and returns the function that restores
-// their modes.
-func evaluate(m Module) (restore func()) {
-	var trained []Moder
-	walk("", m, func(_ string, m Module, _ Parts) {
-		if s, ok := m.(interface {
-			Moder
-			training() bool
-		}); ok && s.training() {
-			s.SetTraining(false)
-			trained = append(trained, s)
-		}
-	})
-	return func() {
-		for _, s := range trained {
-			s.SetTraining(true)
-		}
-	}
 }
 
 // output identifies a module: a layer, or the child of a Sequential that is not a layer.

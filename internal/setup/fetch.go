@@ -156,7 +156,8 @@ var leadingSHA256 = regexp.MustCompile(`^[0-9a-f]{8,64}$`)
 
 // Download writes the contents of an http or https URL to a file whose SHA-256 begins with want, at
 // least 8 hexadecimal digits. It does nothing if path is such a file already. An interrupted
-// download leaves path.part, which the next call continues. A file with another checksum is removed.
+// download leaves path.part, which the next call continues. A file with another checksum is
+// removed.
 func Download(ctx context.Context, address, path, want string, report Progress) error {
 	if u, err := url.Parse(address); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
 		return fmt.Errorf("%s: want a URL that begins with https:// or http://", printable.URL(address))
