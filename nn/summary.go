@@ -31,8 +31,9 @@ type SummaryRow struct {
 // parameters. Print it with fmt.Println.
 //
 // The forward pass records no graph for backward. It runs in evaluation mode (see [Eval]), so
-// running statistics and random generators do not change. The input has the model's device and the shape of a batch; its values do not matter. No other
-// goroutine may run the model at the same time.
+// running statistics and random generators do not change. The input has the model's device and the
+// shape of a batch; its values do not matter. No other goroutine may run the model at the same
+// time.
 func Summary(m Module, input *torch.Tensor) (*SummaryTable, error) {
 	if m == nil {
 		return nil, torch.Fail("nn.Summary", errNoModule).Err()
