@@ -27,51 +27,51 @@ func noDevice(device cuda.Device) error {
 // caller owns the tensor, and closes it or puts it into a scope with [Scope.Own]. Without a shape
 // the tensor is a scalar.
 func Empty(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
-	return TensorOptions{Device: device, DType: dtype}.empty("Empty", shape)
+	return TensorOptions{Device: device, DType: dtype, exact: true}.empty("Empty", shape)
 }
 
 // EmptySpec returns an undefined tensor for a batch of the spec's samples: shape [batch,
 // spec.Shape...], in the spec's memory format.
 func EmptySpec(device cuda.Device, spec Spec, batch int64) (*Tensor, error) {
-	o := TensorOptions{Device: device, DType: spec.DType, MemoryFormat: spec.MemoryFormat}
+	o := TensorOptions{Device: device, DType: spec.DType, MemoryFormat: spec.MemoryFormat, exact: true}
 	return o.empty("EmptySpec", append([]int64{batch}, spec.Shape...))
 }
 
 // Zeros returns a tensor of zeros.
 func Zeros(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
-	return TensorOptions{Device: device, DType: dtype}.Zeros(shape...)
+	return TensorOptions{Device: device, DType: dtype, exact: true}.Zeros(shape...)
 }
 
 // Ones returns a tensor of ones.
 func Ones(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
-	return TensorOptions{Device: device, DType: dtype}.Ones(shape...)
+	return TensorOptions{Device: device, DType: dtype, exact: true}.Ones(shape...)
 }
 
 // Full returns a tensor whose elements all equal value.
 func Full(device cuda.Device, dtype DType, value float64, shape ...int64) (*Tensor, error) {
-	return TensorOptions{Device: device, DType: dtype}.Full(value, shape...)
+	return TensorOptions{Device: device, DType: dtype, exact: true}.Full(value, shape...)
 }
 
 // Rand returns a tensor of numbers from the uniform distribution on [0, 1).
 func Rand(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
-	return TensorOptions{Device: device, DType: dtype}.Rand(shape...)
+	return TensorOptions{Device: device, DType: dtype, exact: true}.Rand(shape...)
 }
 
 // Randn returns a tensor of numbers from the normal distribution with mean 0 and standard deviation
 // 1.
 func Randn(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
-	return TensorOptions{Device: device, DType: dtype}.Randn(shape...)
+	return TensorOptions{Device: device, DType: dtype, exact: true}.Randn(shape...)
 }
 
 // Arange returns the int64 tensor 0, 1, ... n-1, on the CPU. [TensorOptions] makes it elsewhere.
 func Arange(n int64) (*Tensor, error) { return TensorOptions{Device: cuda.CPU, DType: Int64}.Arange(n) }
 
 // TensorOptions describes the tensors that its methods make. The functions of the same names are
-// shorter and make a contiguous tensor without a scope. The zero value makes uint8 tensors on the
-// first GPU.
+// shorter and make a contiguous tensor without a scope. The zero value makes uint8 tensors on
+// cuda.Default().
 type TensorOptions struct {
-	Device cuda.Device
-	DType  DType
+	Device cuda.Device // 0 stands for cuda.Default(): without a GPU the CPU
+	DType  DType       // the zero DType is Uint8
 	// Scope owns the tensor. If it is nil, the caller does.
 	Scope *Scope
 	// MemoryFormat is the order of the elements in memory. ChannelsLast needs four dimensions.
@@ -82,6 +82,8 @@ type TensorOptions struct {
 	// reports the totals. The memory of a closed tensor is reused after the copies from and to it.
 	// Pinned needs a GPU.
 	Pinned bool
+
+	exact bool // Device is an argument, of which 0 is the first GPU
 }
 
 // Empty returns a tensor with undefined values. Without a shape the tensor is a scalar.
@@ -157,6 +159,9 @@ func (o TensorOptions) empty(op string, shape []int64) (*Tensor, error) {
 		err = invalid("the scope was not made by NewScope")
 	}
 	d := o.Device
+	if d == 0 && !o.exact {
+		d = cuda.Default()
+	}
 	if err == nil && !o.Pinned && (d < cuda.CPU || d >= 0 && int(d) >= cuda.DeviceCount()) {
 		err = noDevice(d)
 	}

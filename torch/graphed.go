@@ -84,7 +84,8 @@ type GraphedOptions struct {
 	// the device did not happen. The function itself must undo its effects on the host.
 	Fallback bool
 
-	// Device is the device of the function's work if it has no arguments.
+	// Device is the device of the function's work if it has no arguments. 0 stands for
+	// cuda.Default().
 	Device cuda.Device
 }
 
@@ -585,6 +586,9 @@ func (g *Graphed) device(args []argument) cuda.Device {
 	}
 	if len(args) > 0 {
 		return cuda.CPU
+	}
+	if g.o.Device == 0 {
+		return cuda.Default()
 	}
 	return g.o.Device
 }

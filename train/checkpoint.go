@@ -47,7 +47,7 @@ type Checkpoint struct {
 	Loader *imageloader.State
 	// Device is the device of the training. Save and Load include the states of the CPU's and the
 	// device's random generators, from which Dropout draws. If the file has no state for a GPU,
-	// Load uses the state of another GPU.
+	// Load uses the state of another GPU. 0 stands for cuda.Default().
 	Device cuda.Device
 	// Metadata holds texts of the program, such as the classes. Load replaces it.
 	Metadata map[string]string
@@ -125,7 +125,7 @@ func (w *writing) leads() bool { return w.world == nil || w.world.Rank() == 0 }
 func (c *Checkpoint) collect(path string) (*writing, error) {
 	w := &writing{path: path, world: c.World, divided: checkpoint.Divided{},
 		file: map[string]any{metadataKey: metadata(c.Metadata)}}
-	states, err := generators(c.Device)
+	states, err := generators(c.device())
 	w.made = states
 	named := map[string]any{}
 	for _, n := range states {
@@ -273,6 +273,14 @@ func (w *writing) write() error {
 	return w.shards.Commit(w.file, w.divided)
 }
 
+// device returns the device of the training.
+func (c *Checkpoint) device() cuda.Device {
+	if c.Device == 0 {
+		return cuda.Default()
+	}
+	return c.Device
+}
+
 // generators returns the states of the random generators that a training on the device uses, by
 // device name.
 func generators(device cuda.Device) (states []torch.Named, err error) {
@@ -412,17 +420,17 @@ func (c *Checkpoint) loadGenerators(file *checkpoint.File, own map[any]any) erro
 	if own == nil && c.World != nil && c.World.Rank() > 0 {
 		return seedNewRank(cpu, c.World.Rank())
 	}
-	if err := loadGenerator(cuda.CPU, cpu); err != nil || c.Device == cuda.CPU {
+	if err := loadGenerator(cuda.CPU, cpu); err != nil || c.device() == cuda.CPU {
 		return err
 	}
-	gpu, ok := states[c.Device.String()].(*checkpoint.StoredTensor)
+	gpu, ok := states[c.device().String()].(*checkpoint.StoredTensor)
 	for n := 0; !ok && n < maxGPUs; n++ {
 		gpu, ok = states[cuda.Device(n).String()].(*checkpoint.StoredTensor)
 	}
 	if !ok {
 		return nil // saved on the CPU
 	}
-	return loadGenerator(c.Device, gpu)
+	return loadGenerator(c.device(), gpu)
 }
 
 const maxGPUs = 64

@@ -13,6 +13,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/resident"
 	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
 )
 
 // progress prints a table and, on a terminal, a bar below it.
@@ -51,8 +52,37 @@ func (p *progress) start(now time.Time, stats prefetcher.Stats) {
 	p.epochAt, p.images, p.before = now, 0, stats
 }
 
-// step counts a step of n images, and redraws the bar a few times a second.
-func (p *progress) step(n int) {
+// step counts a step of n images. It writes a line every LogEvery steps, and redraws the bar a few
+// times a second.
+func (p *progress) step(n int, loss *torch.Tensor) error {
+	p.images += n
+	if every := p.run.LogEvery; every > 0 && p.run.Progress != nil && p.run.at.Step%every == 0 {
+		if err := p.log(loss); err != nil {
+			return err
+		}
+	}
+	p.redraw()
+	return nil
+}
+
+// log writes a line about the current step.
+func (p *progress) log(loss *torch.Tensor) error {
+	r := p.run
+	value, err := loss.Float64()
+	if err != nil {
+		return err
+	}
+	of := ""
+	if p.batches > 0 {
+		of = fmt.Sprintf(" of %d", p.batches)
+	}
+	p.clear()
+	fmt.Fprintf(r.Progress, "epoch %d of %d  step %d%s  loss %.4f  lr %.3g  %.0f images/s\n", r.at.Epoch+1, r.Epochs,
+		r.at.Batches, of, value, r.at.LR, float64(p.images*r.job.size())/time.Since(p.epochAt).Seconds())
+	return nil
+}
+
+func (p *progress) redraw() {
 	if !p.terminal {
 		return
 	}
@@ -65,7 +95,6 @@ func (p *progress) step(n int) {
 			progressbar.OptionSetWidth(20),
 			progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(false))
 	}
-	p.images += n
 	now := time.Now()
 	if now.Sub(p.drawn) < 200*time.Millisecond {
 		return

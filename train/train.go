@@ -89,6 +89,9 @@ type Config struct {
 	Dir       string
 	Resume    bool // continues from last.pt in Dir, if it exists
 	SaveSteps int  // also saves last.pt every SaveSteps steps; 0 saves once per epoch
+	// LogEvery, if not 0, writes a line to Progress every so many steps, for logs. The line has the
+	// loss of its step, for which Run waits for the device. On a terminal there is also the bar.
+	LogEvery int
 	// Patience, if not 0, ends the training after that many epochs without a better one.
 	// Report.Best defines which epoch is better.
 	Patience int
@@ -274,9 +277,9 @@ func (c *Config) check() error {
 		return fmt.Errorf("train.Run: Config needs Model, Optimizer and Feed: %w", cuda.ErrInvalidArgument)
 	case c.Epochs < 1:
 		return fmt.Errorf("train.Run: Epochs is %d, and must be at least 1: %w", c.Epochs, cuda.ErrInvalidArgument)
-	case c.SaveSteps < 0 || c.Patience < 0:
-		return fmt.Errorf("train.Run: SaveSteps is %d and Patience %d: neither may be negative: %w",
-			c.SaveSteps, c.Patience, cuda.ErrInvalidArgument)
+	case c.SaveSteps < 0 || c.Patience < 0 || c.LogEvery < 0:
+		return fmt.Errorf("train.Run: SaveSteps is %d, Patience %d and LogEvery %d: none may be negative: %w",
+			c.SaveSteps, c.Patience, c.LogEvery, cuda.ErrInvalidArgument)
 	case c.Dir == "" && (c.Resume || c.SaveSteps > 0 || c.TensorBoard):
 		return fmt.Errorf("train.Run: Resume, SaveSteps and TensorBoard need Dir: %w", cuda.ErrInvalidArgument)
 	}
@@ -500,7 +503,9 @@ func (r *runner) step(batch *prefetcher.Batch) error {
 	if info, ok := batch.Info.(imageloader.Info); ok && r.Loader != nil {
 		r.state = &info.State
 	}
-	r.progress.step(batch.N)
+	if err := r.progress.step(batch.N, loss); err != nil {
+		return err
+	}
 	if r.OnStep != nil {
 		if err := r.OnStep(Step{Epoch: r.at.Epoch + 1, Step: r.at.Step, Loss: loss}); err != nil {
 			return hookError{err}

@@ -324,6 +324,35 @@ func TestSaveSteps(t *testing.T) {
 	}
 }
 
+// An epoch has 5 steps, of which the second and the fourth are logged, with their losses.
+func TestLogEveryWritesALineForTheStep(t *testing.T) {
+	var out bytes.Buffer
+	j := newJob(t, job{Config: train.Config{Epochs: 2, Progress: &out, LogEvery: 2}})
+	losses := map[int]float64{}
+	j.OnStep = func(s train.Step) error {
+		loss, err := s.Loss.Float64()
+		losses[s.Step] = loss
+		return err
+	}
+	j.run(t)
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		if strings.Contains(line, "  step ") {
+			got = append(got, line)
+		}
+	}
+	if len(got) != 5 {
+		t.Fatalf("got %d lines %q, want 5", len(got), got)
+	}
+	for i, line := range got {
+		step := 2 * (i + 1)
+		want := fmt.Sprintf("epoch %d of 2  step %d of 5  loss %.4f  lr ", (step-1)/perE+1, (step-1)%perE+1, losses[step])
+		if !strings.HasPrefix(line, want) || !strings.HasSuffix(line, " images/s\n") {
+			t.Errorf("got line %q, want one that begins with %q", line, want)
+		}
+	}
+}
+
 func TestFiles(t *testing.T) {
 	var lines bytes.Buffer
 	j := newJob(t, job{withEval: true,

@@ -43,7 +43,8 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	set.BoolVar(&o.subset, "subset", false,
 		"accept an archive without images of some of the checkpoint's classes; the figures say nothing about those")
 	set.IntVar(&o.confusions, "confusions", 10, "number of pairs of classes to print, the most frequent first")
-	set.StringVar(&o.out, "out", "", "`DIR` that gets confusion.csv and confusion.png (default: none)")
+	set.StringVar(&o.out, "o", "", "`DIR` that gets confusion.csv and confusion.png (default: none)")
+	cli.Alias(set, "out", "o")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.batch, "batch", 64, "images a step")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
@@ -106,7 +107,7 @@ func (o *evaluateOptions) run(ctx context.Context, set *flag.FlagSet, dtype torc
 	}
 	if o.out != "" {
 		if err := checkWritable(o.out); err != nil {
-			return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
+			return fmt.Errorf("-o %s: %w", printable.Name(o.out), err)
 		}
 	}
 	file, err := openTrained(o.checkpoint)
@@ -229,7 +230,7 @@ func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) er
 		text += fmt.Sprintf(", top-5 %.1f %%", 100*m.Top5)
 	}
 	fmt.Fprintln(w, text)
-	return printConfusions(w, m, file.about.Classes, o.confusions, "-confusions N prints more, -out DIR writes all")
+	return printConfusions(w, m, file.about.Classes, o.confusions, "-confusions N prints more, -o DIR writes all")
 }
 
 // printConfusions prints the most frequent confusions of an evaluation, at most the number most. If

@@ -70,7 +70,7 @@ func TestEvaluateAgreesWithPredict(t *testing.T) {
 
 	out := filepath.Join(t.TempDir(), "out")
 	status, stdout, stderr = command(t, "evaluate", "-checkpoint", checkpoint, "-archive", folder,
-		"-device", "cpu", "-batch", "7", "-json", "-out", out)
+		"-device", "cpu", "-batch", "7", "-json", "-o", out)
 	var got evaluation
 	if err := json.Unmarshal([]byte(stdout), &got); status != 0 || err != nil {
 		t.Fatalf("status %d, %s%v, want status 0, no error", status, stderr, err)
@@ -120,7 +120,7 @@ func TestEvaluateATraining(t *testing.T) {
 	loss, top1 := slices.Index(rows[0], "eval_loss"), slices.Index(rows[0], "eval_top1")
 	again := filepath.Join(t.TempDir(), "again")
 	args := []string{"evaluate", "-checkpoint", filepath.Join(out, "best.pt"), "-archive", test, "-device",
-		"cpu", "-batch", "4", "-json", "-out", again}
+		"cpu", "-batch", "4", "-json", "-o", again}
 	figures := map[string]string{}
 	for _, amp := range []string{"", "bf16"} {
 		status, stdout, stderr := command(t, append(args, "-amp", amp)...)
@@ -209,7 +209,7 @@ func TestClassInAnotherNormalFormIsNamed(t *testing.T) {
 	want := `"Ba\u0308r" and "B\u00e4r" differ only in their Unicode normal form (NFD, NFC)`
 	for _, args := range [][]string{
 		{"train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1",
-			"-out", filepath.Join(t.TempDir(), "out")},
+			"-o", filepath.Join(t.TempDir(), "out")},
 		{"evaluate", "-checkpoint", checkpoint, "-archive", test, "-device", "cpu"},
 	} {
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, want) {
@@ -334,9 +334,9 @@ func TestEvaluateMistakes(t *testing.T) {
 		{[]string{"-archive", archive, "-checkpoint", foreign}, 1, foreign + " is no checkpoint of torchstream train"},
 		{[]string{"-archive", archive, "-checkpoint", huge}, 1, "1000000000"},
 		{[]string{"-archive", missing, "-checkpoint", checkpoint}, 1, missing},
-		{[]string{"-archive", archive, "-checkpoint", checkpoint, "-out", archive}, 1,
-			"-out " + archive + ": " + archive + " is not a directory"},
-		{[]string{"-archive", archive, "-checkpoint", checkpoint, "-json", "-out", mine}, 1,
+		{[]string{"-archive", archive, "-checkpoint", checkpoint, "-o", archive}, 1,
+			"-o " + archive + ": " + archive + " is not a directory"},
+		{[]string{"-archive", archive, "-checkpoint", checkpoint, "-json", "-o", mine}, 1,
 			"confusion.csv is a file of another kind"},
 	} {
 		if !slices.Contains(c.args, "-device") {

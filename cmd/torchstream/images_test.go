@@ -119,7 +119,7 @@ func TestTrainTakesLabelsFromList(t *testing.T) {
 	// A different list gives different training data, even with the same classes.
 	writeFile(t, list, "all/3.png,\"hen, brown\"\nall/2.png,dog\nall/1.png,dog\n")
 	resume := []string{"train", "-archive", archive, "-list", list, "-size", "32", "-batch", "4", "-epochs",
-		"1", "-device", "cpu", "-out", out, "-resume"}
+		"1", "-device", "cpu", "-o", out, "-resume"}
 	if status, _, stderr := command(t, resume...); status != 1 ||
 		!strings.Contains(stderr, "other images or labels in -archive") {
 		t.Errorf("resume with other labels: got status %d, %s", status, stderr)
@@ -171,7 +171,7 @@ func TestTrainTakesListInZip(t *testing.T) {
 		"need -list FILE: they say how":                                      {"-list-folder", "train"},
 		`no column "race": the first line has the columns 1 "id", 2 "breed"`: {"-list", "train.csv", "-label-column", "race"},
 	} {
-		args = append([]string{"train", "-archive", archive, "-device", "cpu", "-out", filepath.Join(t.TempDir(), "out")}, args...)
+		args = append([]string{"train", "-archive", archive, "-device", "cpu", "-o", filepath.Join(t.TempDir(), "out")}, args...)
 		if status, _, stderr := command(t, args...); status == 0 || !strings.Contains(stderr, says) {
 			t.Errorf("%q: got status %d, %s, want %q", args, status, stderr, says)
 		}
@@ -216,7 +216,7 @@ func TestResumeNeedsSameAugmentation(t *testing.T) {
 		{append(slices.Clone(augment), "-label-smoothing", "0"), "label-smoothing 0.1, not unset: resume"},
 	} {
 		args := append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2",
-			"-device", "cpu", "-out", out, "-resume"}, c.args...)
+			"-device", "cpu", "-o", out, "-resume"}, c.args...)
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, c.says) {
 			t.Errorf("%q: got status %d, %s, want %q", c.args, status, stderr, c.says)
 		}
@@ -237,7 +237,7 @@ func TestResumeNeedsSameImages(t *testing.T) {
 		"other images or labels in -test: resume":    {archive, other},
 	} {
 		status, _, stderr := command(t, "train", "-archive", c[0], "-test", c[1], "-size", "32", "-batch", "4",
-			"-epochs", "2", "-device", "cpu", "-out", out, "-resume")
+			"-epochs", "2", "-device", "cpu", "-o", out, "-resume")
 		if status != 1 || !strings.Contains(stderr, want) {
 			t.Errorf("got status %d, %s, want %q", status, stderr, want)
 		}
@@ -270,14 +270,14 @@ func TestResumeNeedsSameTest(t *testing.T) {
 		{"a run with no -test: resume", without, []string{"-test", test}},
 	} {
 		status, _, stderr := command(t, append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4",
-			"-epochs", "1", "-device", "cpu", "-out", c.out, "-resume"}, c.test...)...)
+			"-epochs", "1", "-device", "cpu", "-o", c.out, "-resume"}, c.test...)...)
 		if status != 1 || !strings.Contains(stderr, c.want) {
 			t.Errorf("%q: got status %d, %s, want %q", c.test, status, stderr, c.want)
 		}
 	}
 }
 
-// -out must not be inside the directory of -archive or -test, also not through a symbolic link.
+// -o must not be inside the directory of -archive or -test, also not through a symbolic link.
 func TestResultsInsideImagesAreRefused(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	if err := errors.Join(os.Symlink(dir, filepath.Join(outside, "to")),
@@ -288,10 +288,10 @@ func TestResultsInsideImagesAreRefused(t *testing.T) {
 	for _, out := range []string{dir, filepath.Join(dir, "trained"), dir + "/a/../b/..", link, filepath.Join(link, "a/b")} {
 		for option, args := range map[string][]string{"-archive": {"-archive", dir},
 			"-archive by a link": {"-archive", link}, "-test": {"-archive", photos, "-test", dir}} {
-			status, _, stderr := command(t, append([]string{"train", "-out", out, "-device", "cpu"}, args...)...)
+			status, _, stderr := command(t, append([]string{"train", "-o", out, "-device", "cpu"}, args...)...)
 			want, _, _ := strings.Cut(option, " ")
 			if status != 2 || !strings.Contains(stderr, "is inside "+want) {
-				t.Errorf("-out %s, %s: got status %d, %s, want an error of the options", out, option, status, stderr)
+				t.Errorf("-o %s, %s: got status %d, %s, want an error of the options", out, option, status, stderr)
 			}
 		}
 	}
@@ -301,7 +301,7 @@ func TestResultsInsideImagesAreRefused(t *testing.T) {
 	o := trainOptions{out: filepath.Join(outside, "itself", "out")}
 	o.archive, o.test = dir, dir
 	if err := o.checkOutside(); err != nil {
-		t.Errorf("-out outside: got %v, want no error", err)
+		t.Errorf("-o outside: got %v, want no error", err)
 	}
 }
 
@@ -515,7 +515,7 @@ func TestTrainHoldsOutImages(t *testing.T) {
 		{"-val 0.2", "val 0.3, not 0.2"}, {"-val 0.3 -val-seed 2", "val-seed unset, not 2"}, {"", "val 0.3, not unset"},
 	} {
 		args := append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1",
-			"-device", "cpu", "-out", out, "-resume"}, strings.Fields(c.args)...)
+			"-device", "cpu", "-o", out, "-resume"}, strings.Fields(c.args)...)
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, c.says) {
 			t.Errorf("resume with %q: got status %d, %s, want %q", c.args, status, stderr, c.says)
 		}
@@ -527,7 +527,7 @@ func TestTrainUsesPartsOfASet(t *testing.T) {
 	train := func(args ...string) (int, string, string) {
 		out := filepath.Join(t.TempDir(), "out")
 		return command(t, append([]string{"train", "-size", "32", "-batch", "4", "-epochs", "1", "-device",
-			"cpu", "-out", out, "-archive"}, args...)...)
+			"cpu", "-o", out, "-archive"}, args...)...)
 	}
 	set := map[string]int{"set/train/cat": 3, "set/train/dog": 2, "set/val/cat": 1, "set/test/cat": 2,
 		"set/test/dog": 2}

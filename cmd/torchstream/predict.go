@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -43,6 +45,7 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	shared.Register(set, cli.CheckpointUpright)
 	top := set.Int("top", 3, "number of classes to print for an image, the most probable first")
 	asJSON := set.Bool("json", false, "print one JSON object a line for each file")
+	table := set.String("csv", "", "CSV `FILE` to write too: file, class, probability; -top rows for each image")
 	if err := cli.Parse(set, args, cli.OneOrMore); err != nil {
 		return err
 	}
@@ -86,12 +89,49 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	for _, class := range c.classes {
 		p.classWidth = max(p.classWidth, width(class))
 	}
-	for some := range slices.Chunk(images, *batch) {
+	return p.all(ctx, images, *batch, *table)
+}
+
+// all classifies all images, some a step, and writes the table of -csv.
+func (p *predictor) all(ctx context.Context, images []imageFile, batch int, table string) error {
+	if p.keep = table != ""; p.keep {
+		if err := safefile.Check(table, predictionsCSV); err != nil {
+			return fmt.Errorf("-csv: %w", err)
+		}
+	}
+	for some := range slices.Chunk(images, batch) {
 		if err := p.predict(ctx, some); err != nil {
 			return err
 		}
 	}
+	if p.keep {
+		if err := p.writeCSV(table); err != nil {
+			return fmt.Errorf("-csv: %w", err)
+		}
+	}
 	return p.finish()
+}
+
+// predictionsCSV is the output of predict -csv.
+var predictionsCSV = safefile.Prefix("a table of predict -csv", "file,class,probability\n")
+
+// writeCSV writes the classes of all classified files.
+func (p *predictor) writeCSV(path string) error {
+	f, err := safefile.Replace(path, predictionsCSV, 0o666, func(f *os.File) error {
+		w := csv.NewWriter(f)
+		w.Write([]string{"file", "class", "probability"}) // Error returns its error
+		for _, row := range p.table {
+			for _, g := range row.Classes {
+				w.Write([]string{row.File, g.Class, strconv.FormatFloat(g.Probability, 'g', 6, 64)})
+			}
+		}
+		w.Flush()
+		return w.Error()
+	})
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // classifier is a network from a checkpoint of torchstream train.
@@ -140,7 +180,7 @@ func openTrained(path string) (*trained, error) {
 				"run: -checkpoint %s", printable.Name(path), printable.Name(last))
 		}
 		return nil, fmt.Errorf("%s: no such checkpoint: torchstream train writes one, best.pt in the "+
-			"folder of its -out; -checkpoint FILE names it", printable.Name(path))
+			"folder of its -o; -checkpoint FILE names it", printable.Name(path))
 	}
 	if err != nil {
 		return nil, err
@@ -230,6 +270,9 @@ type predictor struct {
 
 	files, bad int // classified files, and those that could not be classified
 	leftOut    int // files in folders that are not images
+
+	keep  bool            // for -csv
+	table []predictedFile // all classified files, if keep
 }
 
 // imageFile is a file to classify.
@@ -373,6 +416,9 @@ func (p *predictor) row(image imageFile, found []guess, err error) error {
 		return p.refuse(image.path, err)
 	}
 	p.files++
+	if p.keep {
+		p.table = append(p.table, predictedFile{File: image.path, Classes: found})
+	}
 	if p.asJSON {
 		return cli.WriteJSON(p.stdout, predictedFile{File: image.path, Classes: found})
 	}

@@ -4,13 +4,17 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"compress/gzip"
+	"encoding/csv"
 	"encoding/json"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -141,6 +145,45 @@ func TestPredictEqualsEvaluation(t *testing.T) {
 	}
 	if err := rows.Decode(&predictedFile{}); compared != 5 || err != io.EOF {
 		t.Errorf("%d rows, and then %v, want compared = 5, err = %v", compared, err, io.EOF)
+	}
+}
+
+// The file has the rows that -json prints.
+func TestPredictWritesCSV(t *testing.T) {
+	checkpoint, _ := untrained(t, "cat", "a,\"b\"")
+	folder := unpacked(t, photos, 3)
+	path := filepath.Join(t.TempDir(), "predictions.csv")
+	args := []string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-json", "-csv", path, folder}
+	status, stdout, stderr := command(t, args...)
+	if status != 0 {
+		t.Fatalf("status %d, %s, want status 0", status, stderr)
+	}
+	want := [][]string{{"file", "class", "probability"}}
+	for rows := json.NewDecoder(strings.NewReader(stdout)); rows.More(); {
+		var row predictedFile
+		if err := rows.Decode(&row); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range row.Classes {
+			want = append(want, []string{row.File, g.Class, strconv.FormatFloat(g.Probability, 'g', 6, 64)})
+		}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := csv.NewReader(bytes.NewReader(text)).ReadAll()
+	if err != nil || !reflect.DeepEqual(got, want) || len(got) != 1+3*2 {
+		t.Errorf("got %q, %v, want %q, nil", got, err, want)
+	}
+	if status, _, stderr := command(t, args...); status != 0 { // it replaces its own file
+		t.Errorf("again: status %d, %s, want status 0", status, stderr)
+	}
+	if err := os.WriteFile(path, []byte("notes"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "-csv: ") {
+		t.Errorf("over notes: status %d, %s, want status 1 and stderr with %q", status, stderr, "-csv: ")
 	}
 }
 

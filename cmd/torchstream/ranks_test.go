@@ -24,7 +24,7 @@ import (
 // smallJob returns the arguments of a training by two processes on the CPU.
 func smallJob(archive, out string, args ...string) []string {
 	return append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu",
-		"-out", out, "-ranks", "2"}, args...)
+		"-o", out, "-ranks", "2"}, args...)
 }
 
 // process runs a command line and returns its status and outputs.
@@ -180,7 +180,7 @@ func TestRankOptionsAreChecked(t *testing.T) {
 	if cuda.DeviceCount() > 0 {
 		return
 	}
-	status, stdout, stderr := command(t, "train", "-archive", photos, "-gpus", "2", "-out", filepath.Join(t.TempDir(), "out"))
+	status, stdout, stderr := command(t, "train", "-archive", photos, "-gpus", "2", "-o", filepath.Join(t.TempDir(), "out"))
 	if status != 1 || stdout != "" || !strings.Contains(stderr, "-gpus 2: this machine has 0 GPUs") {
 		t.Errorf("without GPUs: status %d, %s, %s, want 1 and an error that says so", status, stdout, stderr)
 	}

@@ -45,7 +45,7 @@ type trainOptions struct {
 	job                                                      jobOptions
 	archive, test, model, optimizer, device, out, pretrained string
 	testList, testFolder, pretrainedDict                     string
-	epochs, size, saveSteps, patience                        int
+	epochs, size, saveSteps, patience, logEvery              int
 	lr, decay, warmup, clip, ema, smoothing                  float64
 	resume, freeze                                           bool
 	amp, profile                                             string
@@ -67,7 +67,7 @@ type feeding struct {
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
 	set := cli.Flags("torchstream train -archive FILE", "Trains a classifier on an archive of images "+
-		"(directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
+		"(directory = class). The folder of -o gets last.pt, from which -resume goes on,\n"+
 		"best.pt, log.csv, curves.png, and with -test confusion.csv and confusion.png. Go (nn.Load) and "+
 		"PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
 	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp)
@@ -103,7 +103,8 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		"then left out (default fail)",
 		func(name string) (err error) { o.badSamples, err = parseBadSamples(name); return err })
 	set.Uint64Var(&o.seed, "seed", 1, "of the parameters, the order, the crops and Dropout; at least 1")
-	set.StringVar(&o.out, "out", "trained", "`DIR` of the results")
+	set.StringVar(&o.out, "o", "trained", "`DIR` of the results")
+	cli.Alias(set, "out", "o")
 	set.BoolVar(&o.resume, "resume", false,
 		"go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
 	set.IntVar(&o.saveSteps, "save-steps", 0, "write last.pt every so many steps too, not only after each epoch")
@@ -119,7 +120,8 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		"keep images and kernels in the memory order N H W C, in which a GPU's convolutions are faster")
 	set.BoolVar(&o.graph, "graph", false, "on a GPU: replay each step as a CUDA graph, which frees the host")
 	set.IntVar(&o.patience, "patience", 0, "end after so many epochs without a better one (default: never)")
-	set.BoolVar(&o.tensorBoard, "tensorboard", false, "write event files for TensorBoard into the folder of -out too")
+	set.IntVar(&o.logEvery, "log-every", 0, "print a line with the loss every so many steps, for logs (default: none)")
+	set.BoolVar(&o.tensorBoard, "tensorboard", false, "write event files for TensorBoard into the folder of -o too")
 	set.StringVar(&o.profile, "profile", "",
 		"record four steps of the first epoch to this `FILE`: a timeline (.svg, .png) or a trace for Perfetto (.json)")
 	if err := cli.Parse(set, args, 0); err != nil {
@@ -188,7 +190,7 @@ func (o *trainOptions) check() error {
 	case o.seed < 1:
 		return cli.UsageError{Message: "-seed 0: must be at least 1"}
 	case o.out == "":
-		return cli.UsageError{Message: "-out is empty: name a folder"}
+		return cli.UsageError{Message: "-o is empty: name a folder"}
 	case o.lr <= 0:
 		return cli.Usagef("-lr %v: must be more than 0", o.lr)
 	case o.ema < 0 || o.ema >= 1:
@@ -342,7 +344,7 @@ func (o *trainOptions) checkRoom(c *train.Config) error {
 	}
 	last, best := checkpointBytes(c, o.optimizer)
 	if err := checkSpace(o.out, peakBytes(o.out, last, best)); err != nil {
-		return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
+		return fmt.Errorf("-o %s: %w", printable.Name(o.out), err)
 	}
 	return nil
 }
@@ -489,7 +491,7 @@ func busyFolder(err error) error {
 	if !errors.As(err, &busy) {
 		return err
 	}
-	return fmt.Errorf("-out %s: another run writes to it: %s: wait until it ends, or name another folder",
+	return fmt.Errorf("-o %s: another run writes to it: %s: wait until it ends, or name another folder",
 		printable.Name(busy.Dir), printable.Text(busy.Holder))
 }
 
@@ -503,16 +505,16 @@ func (o *trainOptions) checkFolder() error {
 	if o.resume || !ok {
 		return nil
 	}
-	next := "-resume to go on with the same options, -out DIR for a new one"
+	next := "-resume to go on with the same options, -o DIR for a new one"
 	if done >= epochs {
-		next = "-out DIR for a new one, with -pretrained " + filepath.Join(o.out, "best.pt") +
+		next = "-o DIR for a new one, with -pretrained " + filepath.Join(o.out, "best.pt") +
 			" to start from its result"
 	}
 	return fmt.Errorf("%s has an earlier run (%d of %d epochs): %s, or delete %s", printable.Name(o.out),
 		done, epochs, next, printable.Name(o.out))
 }
 
-// checkOutside refuses an -out folder inside a directory of images. The pictures that a training
+// checkOutside refuses an -o folder inside a directory of images. The pictures that a training
 // writes would become images of that directory.
 func (o *trainOptions) checkOutside() error {
 	out, err := realPath(o.out)
@@ -529,7 +531,7 @@ func (o *trainOptions) checkOutside() error {
 		}
 		inside, err := filepath.Rel(path, out)
 		if err == nil && inside != ".." && !strings.HasPrefix(inside, ".."+string(filepath.Separator)) {
-			return cli.Usagef("-out %s is inside %s %s: its pictures would become images of the archive: "+
+			return cli.Usagef("-o %s is inside %s %s: its pictures would become images of the archive: "+
 				"name a folder outside", printable.Name(o.out), images.option, printable.Name(images.path))
 		}
 	}
@@ -619,9 +621,9 @@ func (o *trainOptions) compare(now map[string]string) error {
 	}
 	start := ""
 	if best := filepath.Join(o.out, "best.pt"); fileExists(best) {
-		start = fmt.Sprintf("; -pretrained %s -out DIR starts from its result with other options", best)
+		start = fmt.Sprintf("; -pretrained %s -o DIR starts from its result with other options", best)
 	}
-	return fmt.Errorf("%s is of a run with %s: resume with the same options, or name another folder with -out%s", path,
+	return fmt.Errorf("%s is of a run with %s: resume with the same options, or name another folder with -o%s", path,
 		strings.Join(differences, "; "), start)
 }
 
@@ -722,7 +724,7 @@ func (o *trainOptions) shareCores() {
 // checkFiles refuses files and folders that a training could not use, before any work.
 func (o *trainOptions) checkFiles() error {
 	if err := checkWritable(o.out); err != nil {
-		return fmt.Errorf("-out %s: %w", printable.Name(o.out), err)
+		return fmt.Errorf("-o %s: %w", printable.Name(o.out), err)
 	}
 	if err := o.checkArchives(); err != nil {
 		return err
@@ -770,8 +772,9 @@ func (o *trainOptions) run(ctx context.Context, device cuda.Device, stdout, stde
 	o.printUnused(device, images, stdout)
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed,
 		World: o.job.world, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
-		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, TensorBoard: o.tensorBoard,
-		Log: slog.New(slog.NewTextHandler(stderr, nil))}
+		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, LogEvery: o.logEvery,
+		TensorBoard: o.tensorBoard,
+		Log:         slog.New(slog.NewTextHandler(stderr, nil))}
 	maps.Copy(c.Metadata, models.Metadata{Model: o.model, Classes: loader.Classes(), Size: o.size,
 		Upright: o.images.Upright}.Strings())
 	c.Metadata["samples"] = loader.Identity().Digest
@@ -1055,7 +1058,7 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, classes 
 		if report.Stopped {
 			fmt.Fprintln(stdout, "-patience ended it: -resume with a larger one goes on")
 		}
-		fmt.Fprintf(stdout, "-out DIR -pretrained %s trains its result further\n", path)
+		fmt.Fprintf(stdout, "-o DIR -pretrained %s trains its result further\n", path)
 	}
 	if best.Eval != nil && best.Eval.Confusion != nil {
 		const most = 5

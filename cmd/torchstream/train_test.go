@@ -49,7 +49,7 @@ import (
 func trainSmall(t *testing.T, archive, out string, args ...string) string {
 	t.Helper()
 	args = append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2",
-		"-device", "cpu", "-out", out}, args...)
+		"-device", "cpu", "-o", out}, args...)
 	status, stdout, stderr := command(t, args...)
 	if status != 0 {
 		t.Fatalf("%q: status %d, %s, want 0", args, status, stderr)
@@ -93,7 +93,7 @@ func TestTrain(t *testing.T) {
 
 	// An explicit weight decay of 0 is not replaced by the optimizer's default.
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
-		"cpu", "-out", out, "-resume", "-weight-decay", "0"}
+		"cpu", "-o", out, "-resume", "-weight-decay", "0"}
 	if status, _, stderr := command(t, args...); status != 1 ||
 		!strings.Contains(stderr, "weight-decay 0.01, not 0: resume") {
 		t.Errorf("status %d, %s, want status 1, stderr with %q",
@@ -109,7 +109,7 @@ func TestTrain(t *testing.T) {
 	for _, want := range []string{
 		filepath.Join(out, "last.pt") +
 			" is of a run that is finished (2 of 2 epochs, 6 steps), so there was nothing to train; the best epoch is ",
-		"-out DIR -pretrained " + filepath.Join(out, "best.pt") + " trains its result further\n",
+		"-o DIR -pretrained " + filepath.Join(out, "best.pt") + " trains its result further\n",
 		"torchstream predict -checkpoint ",
 	} {
 		if !strings.Contains(stdout, want) {
@@ -124,7 +124,7 @@ func TestTrain(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing.tgz")
 	for says, archives := range map[string][]string{"-archive: stat " + missing: {missing},
 		"-test: stat " + missing: {archive, "-test", missing}} {
-		args := append([]string{"train", "-device", "cpu", "-out", out, "-archive"}, archives...)
+		args := append([]string{"train", "-device", "cpu", "-o", out, "-archive"}, archives...)
 		if status, stdout, stderr := command(t, args...); status != 1 || stdout != "" ||
 			!strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s%s, want status 1, stdout \"\", stderr with %q",
@@ -134,11 +134,11 @@ func TestTrain(t *testing.T) {
 
 	// The same folder is allowed only with -resume and the same options.
 	same := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
-		"cpu", "-out", out, "-test", test}
+		"cpu", "-o", out, "-test", test}
 	for says, args := range map[string][]string{
-		"has an earlier run (2 of 2 epochs): -out DIR": same,
-		"batch 4, not 5; epochs 2, not 3: resume":      append(same, "-resume", "-batch", "5", "-epochs", "3"),
-		"best.pt -out DIR starts from its result":      append(same, "-resume", "-lr", "0.5"),
+		"has an earlier run (2 of 2 epochs): -o DIR": same,
+		"batch 4, not 5; epochs 2, not 3: resume":    append(same, "-resume", "-batch", "5", "-epochs", "3"),
+		"best.pt -o DIR starts from its result":      append(same, "-resume", "-lr", "0.5"),
 	} {
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s, want status 1, stderr with %q", args, status, stderr, says)
@@ -204,7 +204,7 @@ func TestTrainRefusesAnotherNetwork(t *testing.T) {
 		return path
 	}
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1", "-device",
-		"cpu", "-out", filepath.Join(t.TempDir(), "out"), "-pretrained"}
+		"cpu", "-o", filepath.Join(t.TempDir(), "out"), "-pretrained"}
 	named := save("mobilenet_v3_small", map[string]string{"model": "mobilenet_v3_small"})
 	says := "-pretrained " + named + " is a checkpoint of a mobilenet_v3_small, and -model is resnet18: " +
 		"train it further with -model mobilenet_v3_small, or"
@@ -320,7 +320,7 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	stdout, stderr := &interrupter{text: "images/s", cancel: cancel}, &bytes.Buffer{} // the first epoch's line
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
-		"cpu", "-out", out}
+		"cpu", "-o", out}
 	if status := program().Run(ctx, args, stdout, stderr); status != 130 ||
 		stderr.String() != "torchstream: interrupted in epoch 2 after step 3: the same command with "+
 			"-resume goes on from "+filepath.Join(out, "last.pt")+"\n" {
@@ -333,7 +333,7 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	stdout, stderr = &interrupter{text: "parameters to train", cancel: func() {}}, &bytes.Buffer{}
 	early, stop := context.WithCancel(context.Background())
 	stdout.cancel = stop
-	if status := program().Run(early, append(args, "-out", filepath.Join(t.TempDir(), "early")), stdout,
+	if status := program().Run(early, append(args, "-o", filepath.Join(t.TempDir(), "early")), stdout,
 		stderr); status != 130 ||
 		stderr.String() != "torchstream: interrupted before the first step: nothing is saved, run the "+
 			"same command again\n" {
@@ -388,7 +388,7 @@ func TestTrainOptions(t *testing.T) {
 		}
 	}
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
-		"cpu", "-out", out, "-resume", "-channels-last"}
+		"cpu", "-o", out, "-resume", "-channels-last"}
 	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "amp bf16, not ") {
 		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, "amp bf16, not ")
 	}
@@ -448,7 +448,7 @@ func TestTrainMistakes(t *testing.T) {
 	}
 	for _, test := range []string{photos, link} {
 		if status, stdout, stderr := command(t, "train", "-archive", photos, "-test", test, "-device",
-			"cpu", "-out", filepath.Join(t.TempDir(), "out")); status != 2 ||
+			"cpu", "-o", filepath.Join(t.TempDir(), "out")); status != 2 ||
 			stdout != "" || !strings.Contains(stderr, "-test "+test+" is -archive, so the accuracy") {
 			t.Errorf("status %d, %s%s, want status 2, stdout \"\", stderr with %q",
 				status, stdout, stderr, "-test "+test+" is -archive, so the accuracy")
@@ -477,7 +477,7 @@ func TestTrainMistakes(t *testing.T) {
 		map[string]int{"cat": 1, "cta": 1})
 	out := filepath.Join(t.TempDir(), "out")
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32",
-		"-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
+		"-device", "cpu", "-epochs", "1", "-o", out); status != 1 ||
 		!strings.Contains(stderr, "-test: "+test+" has 1 class that "+archive+" has not: cta: rename") {
 		t.Errorf("status %d, %s, want status 1, stderr with %q",
 			status, stderr, "-test: "+test+" has 1 class that "+archive+" has not: cta: rename")
@@ -492,7 +492,7 @@ func TestTrainMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", cut, "-size", "32", "-device",
-		"cpu", "-epochs", "1", "-out", out); status != 1 ||
+		"cpu", "-epochs", "1", "-o", out); status != 1 ||
 		!strings.Contains(stderr, "-test: ") || !strings.Contains(stderr, cut) {
 		t.Errorf("status %d, %s, want status 1, stderr with %q and %q", status, stderr, "-test: ", cut)
 	}
@@ -518,7 +518,7 @@ func TestTrainBoundsMultiprocessors(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
 	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cuda",
 		"-decode", "device", "-decode-sms", "1", "-epochs", "1",
-		"-out", filepath.Join(t.TempDir(), "out"))
+		"-o", filepath.Join(t.TempDir(), "out"))
 	if status != 1 || !strings.Contains(stderr, "multiprocessors") {
 		t.Errorf("status %d, %s, want status 1, stderr with %q", status, stderr, "multiprocessors")
 	}
@@ -554,7 +554,7 @@ func TestTrainBadImage(t *testing.T) {
 	archive := clitest.WriteTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
 	out := filepath.Join(t.TempDir(), "out")
 	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu",
-		"-epochs", "1", "-out", out)
+		"-epochs", "1", "-o", out)
 	if fileExists(out) {
 		t.Errorf("the refused archive left %s, want no folder", out)
 	}
@@ -686,7 +686,7 @@ func TestTrainDropsLastBatchOfOneImage(t *testing.T) {
 			}
 			out := filepath.Join(t.TempDir(), "out")
 			status, stdout, stderr := command(t, "train", "-archive", clitest.WriteTar(t, files), "-size",
-				"32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out,
+				"32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-o", out,
 				"-model", "mobilenet_v3_small", "-bad-samples", "skip")
 			if status != 0 || !strings.Contains(stdout, "\n2 steps, ") {
 				t.Errorf("status %d, want 0 and 2 steps\n%s%s", status, stdout, stderr)
@@ -721,7 +721,7 @@ func TestTrainOtherClasses(t *testing.T) {
 	}
 	other := clitest.FewPhotos(t, map[string]int{"cat": 2, "emu": 2})
 	args := []string{"train", "-archive", other, "-size", "32", "-batch", "4", "-epochs", "1", "-device",
-		"cpu", "-out", out, "-resume"}
+		"cpu", "-o", out, "-resume"}
 	if status, _, stderr := command(t, args...); status != 1 ||
 		!strings.Contains(stderr, "2 classes, and this archive has 2, lacks dog, has the new emu") ||
 		strings.Contains(stderr, "[") {
@@ -735,7 +735,7 @@ func TestTrainOtherClasses(t *testing.T) {
 // A single class is an error, and inspect flags it.
 func TestTrainOneClass(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 3}), filepath.Join(t.TempDir(), "out")
-	if status, stdout, stderr := command(t, "train", "-archive", archive, "-device", "cpu", "-out", out); status != 1 ||
+	if status, stdout, stderr := command(t, "train", "-archive", archive, "-device", "cpu", "-o", out); status != 1 ||
 		!strings.Contains(stdout, "3 images in 1 class\n") || !strings.Contains(stderr, "has one class: "+
 		"nothing to tell apart; the directory of a file is its class, so move the images of each class "+
 		"to a folder (cat)") {
@@ -765,8 +765,8 @@ func TestTrainRefusesAFolderInUse(t *testing.T) {
 	}
 	for _, more := range [][]string{{}, {"-resume"}} {
 		status, stdout, stderr := command(t,
-			append([]string{"train", "-archive", archive, "-size", "32", "-device", "cpu", "-out", out}, more...)...)
-		if want := fmt.Sprintf("-out %s: another run writes to it: process %d on ", out,
+			append([]string{"train", "-archive", archive, "-size", "32", "-device", "cpu", "-o", out}, more...)...)
+		if want := fmt.Sprintf("-o %s: another run writes to it: process %d on ", out,
 			os.Getpid()); status != 1 || stdout != "" || !strings.Contains(stderr, want) {
 			t.Errorf("%q: status %d, %q and %q; want status 1, %q alone", more, status, stdout, stderr, want)
 		}
@@ -815,11 +815,11 @@ func TestTrainUnwritable(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, out := range []string{file, filepath.Join(file, "a", "b")} {
-		if status, stdout, stderr := command(t, "train", "-archive", photos, "-device", "cpu", "-out",
+		if status, stdout, stderr := command(t, "train", "-archive", photos, "-device", "cpu", "-o",
 			out); status != 1 || stdout != "" ||
-			!strings.Contains(stderr, "torchstream: -out "+out+": ") || !strings.Contains(stderr, "not a directory") {
+			!strings.Contains(stderr, "torchstream: -o "+out+": ") || !strings.Contains(stderr, "not a directory") {
 			t.Errorf("status %d, %s%s, want status 1, stdout \"\", stderr with %q and %q",
-				status, stdout, stderr, "torchstream: -out "+out+": ", "not a directory")
+				status, stdout, stderr, "torchstream: -o "+out+": ", "not a directory")
 		}
 	}
 	parent := t.TempDir()
@@ -1154,7 +1154,7 @@ func TestPretrainedDictChoosesAverages(t *testing.T) {
 		want) || first != 1 {
 		t.Errorf("state_dict_ema: the first weight is %v, want 1, and it printed\n%s\nwant %q", first, stdout, want)
 	}
-	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-out",
+	status, _, stderr := command(t, "train", "-archive", archive, "-size", "32", "-device", "cpu", "-o",
 		filepath.Join(t.TempDir(), "out"), "-pretrained", path, "-pretrained-dict", "ema")
 	want := `there is no dict of tensors "ema"; the file has "state_dict" (122 tensors), "state_dict_ema"`
 	if status != 1 || !strings.Contains(stderr, want) || !strings.Contains(stderr, path) {
@@ -1194,7 +1194,7 @@ func TestCommandsNameTheDamagedTensor(t *testing.T) {
 	flipTensor(t, best)
 	flipTensor(t, last)
 	small := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "1", "-device",
-		"cpu", "-out"}
+		"cpu", "-o"}
 	for path, commands := range map[string][][]string{
 		best: {
 			{"predict", "-checkpoint", best, "-device", "cpu", archive},

@@ -28,12 +28,21 @@ func Flags(line, about string, stderr io.Writer) *flag.FlagSet {
 	return set
 }
 
+// Alias makes old another name of an option, which the help does not show.
+func Alias(set *flag.FlagSet, old, name string) { set.Var(set.Lookup(name).Value, old, "") }
+
 // printOptions prints the options of a command as package flag does, with wrapped explanations.
 func printOptions(set *flag.FlagSet, w io.Writer) {
 	var list, about strings.Builder
-	set.SetOutput(&list)
-	set.PrintDefaults()
-	set.SetOutput(w)
+	shown := flag.NewFlagSet("", flag.ContinueOnError)
+	shown.SetOutput(&list)
+	set.VisitAll(func(f *flag.Flag) {
+		if f.Usage != "" { // otherwise an older name: see Alias
+			shown.Var(f.Value, f.Name, f.Usage)
+			shown.Lookup(f.Name).DefValue = f.DefValue
+		}
+	})
+	shown.PrintDefaults()
 	for line := range strings.Lines(list.String()) {
 		if strings.HasPrefix(line, "    \t") { // part of an explanation
 			about.WriteString(line)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the loss curves of `torchstream train` and of PyTorch: one network, archive and seed in both, each with its own loader.
 
-    torchstream train -archive FILE -model resnet18 -size 32 -batch 32 -epochs 12 -optimizer sgd -device cpu -seed 1 -out go1
+    torchstream train -archive FILE -model resnet18 -size 32 -batch 32 -epochs 12 -optimizer sgd -device cpu -seed 1 -o go1
     python3 loss_curves.py train --archive FILE --size 32 --batch 32 --epochs 12 --seed 1 --out pytorch1.csv
     python3 loss_curves.py draw --out resnet18-loss.svg --go go1/log.csv go2/log.csv ... --pytorch pytorch1.csv ...
 
