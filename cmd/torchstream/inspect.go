@@ -321,7 +321,7 @@ func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	if r.Damage != "" && r.Samples+r.BadCount+r.Ignored == 0 {
 		_, err := fmt.Fprintf(w,
-			"The file is no archive (a .tar, .tar.gz, .tar.zst or .zip), or its beginning is "+
+			"The file is no archive (a .tar, .tar.gz, .tar.zst, .zip or .parquet), or its beginning is "+
 				"damaged:\n%s\n", printable.Text(r.Damage))
 		return err
 	}

@@ -43,7 +43,8 @@ func openInput(ctx context.Context, path string, o *imageloader.Options, progres
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	config := archive.Config{OpenSource: o.OpenSource, Ignore: index.IsFile, Requests: &archive.Requests{Logger: log}}
+	config := archive.Config{OpenSource: o.OpenSource, Ignore: index.IsFile, Requests: &archive.Requests{Logger: log},
+		Columns: archive.Columns{Image: o.Columns.Image, Labels: o.Columns.Labels, Unlabelled: o.List != ""}}
 	in := &input{damaged: o.Damaged, rules: sample.Rules{File: archive.Shown(path),
 		MaxBytes:  cmp.Or(o.MaxSampleBytes, maxSampleBytes),
 		MaxPixels: cmp.Or(o.MaxPixels, maxPixels)}}
@@ -70,6 +71,10 @@ func openInput(ctx context.Context, path string, o *imageloader.Options, progres
 	if err := in.x.Changed(in.a); err != nil {
 		return nil, err
 	}
+	if o.WebDataset && in.inParquet() {
+		return nil, fmt.Errorf("pack: %s is a Parquet file, whose labels are in a column: leave out Options.WebDataset",
+			in.a.Path())
+	}
 	if !o.WebDataset && in.x.Random() {
 		return in, nil
 	}
@@ -94,6 +99,9 @@ func loadIndex(ctx context.Context, path string, config archive.Config, c index.
 	}
 	return index.Build(a, c)
 }
+
+// inParquet reports whether the labels are in a column of a Parquet file, and no members' folders.
+func (in *input) inParquet() bool { return in.a.Format() == archive.Parquet }
 
 func (in *input) close() {
 	in.groups.close()

@@ -18,7 +18,7 @@ import (
 type layout struct {
 	web     bool // the class is in a .cls member; otherwise it is the directory
 	fromWeb bool // the input has WebDataset groups, which already have labels
-	listed  bool // the input's labels come from a list, not from directories
+	listed  bool // the input's labels come from a list or a column, not from directories
 	stems   bool // the extension may change, so the names must differ without it
 }
 
@@ -38,6 +38,10 @@ func (l layout) checkClasses(classes []string, samples []int) error {
 			return fmt.Errorf("all classes are numbers, and a loader takes the numbers of .cls members "+
 				"as labels: %q would not be label %d: use -format tar", class, i)
 		}
+	}
+	if !numbers && !slices.IsSorted(classes) && index.NamesClasses(classes) {
+		return fmt.Errorf("the classes are in the order of the input's metadata, and a loader of the shards sorts them, " +
+			"which changes labels: train from the input, or write it again with sorted names")
 	}
 	if !numbers && !slices.IsSorted(classes) {
 		return fmt.Errorf("the classes are the numbers 0 to %d, and a loader sorts directories as text, "+

@@ -124,7 +124,7 @@ type LeftOut struct {
 // that pack. The folder must not be inside a folder of the input. A file of a pack is complete when
 // it has its final name.
 //
-// Write uses the options List, ListFormat, WebDataset, Seed, BadSamples, Workers, Damaged,
+// Write uses the options List, ListFormat, Columns, WebDataset, Seed, BadSamples, Workers, Damaged,
 // MaxSampleBytes, MaxPixels, IndexFile, NoIndex, OpenSource and Logger of in. Seed decides the
 // order of the samples. BadSamples is Fail or Skip. The workers read, decode and encode. Like a
 // loader, Write makes the index of an input that has none.
@@ -289,7 +289,7 @@ func (p *packing) run(ctx context.Context) (_ *Report, err error) {
 		return nil, err
 	}
 	classes := p.in.x.Classes()
-	l := layout{web: p.o.Format == WebDataset, fromWeb: in.WebDataset, listed: in.List != "", stems: p.o.Side > 0}
+	l := layout{web: p.o.Format == WebDataset, fromWeb: in.WebDataset, listed: in.List != "" || p.in.inParquet(), stems: p.o.Side > 0}
 	if err := l.checkClasses(classes, p.counts()); err != nil {
 		return nil, fmt.Errorf("pack: %s: %w", p.in.rules.File, err)
 	}
@@ -336,7 +336,7 @@ func (p *packing) spool() (*os.File, error) {
 
 // chooseParts calls Options.Divide, if directories are the classes.
 func (p *packing) chooseParts() error {
-	if p.o.Divide == nil || p.reading.WebDataset || p.reading.List != "" {
+	if p.o.Divide == nil || p.reading.WebDataset || p.reading.List != "" || p.in.inParquet() {
 		return nil
 	}
 	var list []string
@@ -403,6 +403,9 @@ func (p *packing) header(in *imageloader.Options) header {
 		"-side": strconv.Itoa(p.o.Side), "-damaged": in.Damaged.String(),
 		"-check": strconv.FormatBool(p.o.Check), "-webdataset": strconv.FormatBool(in.WebDataset),
 		"-list": strconv.FormatBool(in.List != ""), "limits": fmt.Sprint(p.in.rules.MaxBytes, p.in.rules.MaxPixels),
+	}
+	if c := in.Columns; c.Image != "" || len(c.Labels) > 0 {
+		o["-image-column, -label-column"] = fmt.Sprint(c)
 	}
 	if p.o.Side > 0 {
 		o["-quality"], o["-upright"] = strconv.Itoa(p.o.Quality), strconv.FormatBool(p.o.Upright)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
 	"github.com/torchstream/torchstream/imageloader/pack"
 )
 
@@ -313,6 +314,34 @@ func TestListGivesClasses(t *testing.T) {
 					len(want), wantClasses)
 			}
 		}
+	}
+}
+
+// TestParquetColumnsGiveClasses: the samples of a Parquet file without names keep their classes.
+// Classes that a loader of the shards would sort are an error.
+func TestParquetColumnsGiveClasses(t *testing.T) {
+	classes := []string{"ant", "bee", "cat ü"}
+	var rows []parquettest.Row
+	for i, m := range photos(t, 12)[:12] {
+		rows = append(rows, parquettest.Row{Image: m.Data, Label: i % 3}) // without a path
+	}
+	path := archivetest.WriteFile(t, "a.parquet", parquettest.File(t, rows, parquettest.Layout{Classes: classes, Group: 5}))
+	want, _, _ := samples(t, path, imageloader.Options{})
+	for _, format := range []pack.Format{pack.Tar, pack.WebDataset} {
+		out := t.TempDir()
+		write(t, path, out, imageloader.Options{}, pack.Options{Format: format})
+		got, _, names := samples(t, filepath.Join(out, "train-*.tar"), imageloader.Options{WebDataset: format == pack.WebDataset})
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) || !slices.Equal(names, classes) {
+			t.Errorf("%s: classes %q, samples %q, want %q with %q", format, names, got, classes, want)
+		}
+	}
+	path = archivetest.WriteFile(t, "a.parquet", parquettest.File(t, rows,
+		parquettest.Layout{Classes: []string{"owl", "bee", "cat"}}))
+	_, err := pack.Write(t.Context(), path, t.TempDir(), imageloader.Options{}, pack.Options{})
+	if err == nil || !strings.Contains(err.Error(), "a loader of the shards sorts them") {
+		t.Errorf("classes that are not sorted: error %v, want one that says that a loader sorts them", err)
 	}
 }
 

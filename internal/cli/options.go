@@ -133,10 +133,11 @@ func bar(stderr io.Writer, what string) (draw func(have, size int64), done func(
 }
 
 // ArchiveKinds lists the kinds of archives that commands accept.
-const ArchiveKinds = "a .tar, .tgz, .tar.zst or .zip, a folder, shards ('train-{000..015}.tgz') or an http(s) URL"
+const ArchiveKinds = "a .tar, .tgz, .tar.zst, .zip or .parquet, a folder, shards ('train-{000..015}.tgz') or an " +
+	"http(s) URL"
 
 // ArchiveHelp is the help text of -archive.
-const ArchiveHelp = "`FILE` of images: " + ArchiveKinds + "; directory = class"
+const ArchiveHelp = "`FILE` of images: " + ArchiveKinds + "; directory = class, and in a .parquet a column"
 
 // ThreadsOption adds -threads to a command that computes. The command must pass the value to
 // [SetThreads] before it computes.
