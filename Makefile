@@ -118,6 +118,13 @@ test-cpu-only: ## build the shim for a LibTorch without CUDA (LIBTORCH=, or 2.11
 	ctest --test-dir cshim/build-cpu --output-on-failure --no-tests=error -j2
 	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-cpu/lib" go test -count=1 -timeout 30m ./...
 
+# Tests of cuda, cudatest, distributed, models, nn, prefetcher, serve and train, in this order.
+NULL_TESTS = ^Test(DeviceWaitsForTheEndOfACapture|BoundedStreams|ErrorsOfGPUsBeginWithTheCall$\
+  |MainFailsAfterAFinding|NoFindingsReportsARace|SanitizerOfSharded.*|NormsWithReLUKeepNoMoreMemory$\
+  |ParallelHasThePriorityOfItsCaller|NormAndReLUAreTwoKernels$\
+  |SanitizerOf(InflatedMembers|BoundedDecoding)|SteadyDecoding.*|RefusedEpochLeavesTheMeasurement$\
+  |SanitizerOfRequests|DeviceJPEGsEqualHost|Precedence(IsOrdered)?)$$
+
 # Tests of GPUs that compare no results of kernels.
 .PHONY: test-null-device
 test-null-device: export NULL_DEVICES = 2
@@ -125,14 +132,7 @@ test-null-device: shim ## run tests for GPUs that compare no results on devices 
 	@cshim/setup/shim.sh cshim/build -- null_runtime null_driver null_nvjpeg lab_nvjpeg_test torchstream_lab decode_decode_test cuda_sanitizer_test torch_share_test distributed_group_test cuda_graph_test
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizer|^TestBatchNormReLU|^TestBackwardKeepsStreams$$|^TestBackwardOfATiedWeight|^TestBackwardFreesMemoryAsGrad$$|^TestProductsReuseTheHandleSlot$$' ./torch
 	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOnGPUs$$' ./internal/streamprog -sanitized 100
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestMainFailsAfterAFinding$$|^TestNoFindingsReportsARace$$' ./cudatest
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfSharded' ./distributed
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOfRequests$$|^TestDeviceJPEGsEqualHost$$' ./serve
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOf(InflatedMembers|BoundedDecoding)$$|^TestSteadyDecoding|^TestRefusedEpochLeavesTheMeasurement$$' ./prefetcher
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestPrecedence(IsOrdered)?$$' ./train
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$|^TestBoundedStreams$$|^TestErrorsOfGPUsBeginWithTheCall$$' ./cuda
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestParallelHasThePriorityOfItsCaller$$|^TestNormAndReLUAreTwoKernels$$' ./nn
-	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestNormsWithReLUKeepNoMoreMemory$$' ./models
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run "$(NULL_TESTS)" ./cuda ./cudatest ./distributed ./models ./nn ./prefetcher ./serve ./train
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/lab_nvjpeg_test
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/cuda_sanitizer_test
 	cd cshim/test && ../../tools/null-device.sh ../build/bin/torch_share_test --gtest_filter='ShareGpu.EachDevice*'
