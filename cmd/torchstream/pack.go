@@ -180,6 +180,7 @@ type packResult struct {
 	Format    string       `json:"format"`
 	Samples   int          `json:"samples"`
 	Classes   []string     `json:"classes"`
+	Numbered  bool         `json:"numbered"`
 	Others    int          `json:"other_members"`
 	Orphans   int          `json:"orphans"`
 	Outside   int          `json:"in_no_part"`
@@ -210,7 +211,7 @@ type badPacked struct {
 }
 
 func packResultOf(r *pack.Report, seconds float64) packResult {
-	out := packResult{r.Input, string(r.Format), r.Samples, r.Classes, r.Others, r.Orphans, r.Outside, nil,
+	out := packResult{r.Input, string(r.Format), r.Samples, r.Classes, r.Numbered, r.Others, r.Orphans, r.Outside, nil,
 		[]badPacked{}, append([]string{}, r.Dropped...), r.Continued, seconds}
 	for _, p := range r.Parts {
 		out.Parts = append(out.Parts, packedPart(p))
@@ -237,6 +238,10 @@ func (o *packOptions) print(r *pack.Report, seconds float64, w io.Writer) error 
 	}
 	if r.Continued > 0 {
 		fmt.Fprintf(w, "%s there already\n", printable.Counted(r.Continued, "shard was", "shards were"))
+	}
+	if r.Numbered {
+		fmt.Fprintln(w, "labels are the numbers of the classes, whose names are in .json members: by their names "+
+			"they would have another order")
 	}
 	if r.Outside > 0 {
 		fmt.Fprintf(w, "%s in no part\n", printable.Counted(r.Outside, "sample is", "samples are"))

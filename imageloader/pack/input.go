@@ -214,7 +214,7 @@ func (w *groupWalk) add(m *archive.Member) error {
 	if group == 0 {
 		return nil
 	}
-	at, err := w.keep(m, w.a.Streamed())
+	at, err := w.keep(m, w.a.Streamed() || w.a.InParquet())
 	w.pending = append(w.pending, member{m.Name, m.Shard, m.Offset, m.Size, m.Kind, at})
 	return err
 }
@@ -223,7 +223,7 @@ func (w *groupWalk) addSample(m *archive.Member) (err error) {
 	w.sample = w.next
 	w.next++
 	if w.images != nil {
-		w.images[w.sample], err = w.keep(m, w.a.Streamed())
+		w.images[w.sample], err = w.keep(m, w.a.Streamed() || w.a.InParquet())
 	}
 	if !w.web {
 		w.endGroup()

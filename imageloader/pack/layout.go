@@ -18,51 +18,67 @@ import (
 type layout struct {
 	web     bool // the class is in a .cls member; otherwise it is the directory
 	fromWeb bool // the input has WebDataset groups, which already have labels
-	listed  bool // the input's labels come from a list or a column, not from directories
-	stems   bool // the extension may change, so the names must differ without it
+	listed  bool // the input's labels come from a list or a Parquet file, not from directories
+	// numbered means that .cls members have the number of the class, and .json members its name: a
+	// loader would order the names differently.
+	numbered bool
+	stems    bool // the extension may change, so the names must differ without it
 }
 
-// checkClasses returns an error if a loader would not read the same classes from the shards.
-// samples has the number of samples of each class in the first part.
-func (l layout) checkClasses(classes []string, samples []int) error {
-	numbers := l.web && !index.NamesClasses(classes)
+// number decides whether .cls members need numbers instead of the names of classes.
+func (l *layout) number(classes []string) {
+	if !l.web || l.fromWeb {
+		return
+	}
+	names := index.NamesClasses(classes)
+	l.numbered = names && !slices.IsSorted(classes)
 	for i, class := range classes {
-		if why := l.badClass(class); why != "" {
-			return fmt.Errorf("the class %q cannot be %s", class, why)
+		if !names && class != strconv.Itoa(i) || strings.TrimSpace(class) != class || class == "" ||
+			!utf8.ValidString(class) || strings.ContainsFunc(class, unicode.IsControl) {
+			l.numbered = true
 		}
-		if samples[i] == 0 && !numbers {
+	}
+}
+
+// classesOf returns the classes that a loader reads from the shards.
+func (l layout) classesOf(classes []string) []string {
+	if !l.numbered {
+		return classes
+	}
+	numbers := make([]string, len(classes))
+	for i := range numbers {
+		numbers[i] = strconv.Itoa(i)
+	}
+	return numbers
+}
+
+// checkClasses returns an error if a loader would not read the same labels from the shards. samples
+// has the number of samples of each class in the first part.
+func (l layout) checkClasses(classes []string, samples []int) error {
+	numbers := l.web && (l.numbered || !index.NamesClasses(classes))
+	for i, class := range classes {
+		if !l.web && (class == "" || strings.HasPrefix(class, ".") || strings.ContainsAny(class, "/\x00")) {
+			return fmt.Errorf("the class %q cannot be the name of a directory: use -format webdataset", class)
+		}
+		if samples[i] == 0 && (!numbers || i == len(classes)-1) {
 			return fmt.Errorf("the class %q has no sample to train on, and without it the labels of "+
 				"later classes change: add some, or leave the class out", class)
 		}
-		if numbers && class != strconv.Itoa(i) && !l.fromWeb {
-			return fmt.Errorf("all classes are numbers, and a loader takes the numbers of .cls members "+
-				"as labels: %q would not be label %d: use -format tar", class, i)
-		}
 	}
-	if !numbers && !slices.IsSorted(classes) && index.NamesClasses(classes) {
-		return fmt.Errorf("the classes are in the order of the input's metadata, and a loader of the shards sorts them, " +
-			"which changes labels: train from the input, or write it again with sorted names")
-	}
-	if !numbers && !slices.IsSorted(classes) {
-		return fmt.Errorf("the classes are the numbers 0 to %d, and a loader sorts directories as text, "+
-			"10 before 2: use -format webdataset", len(classes)-1)
+	if !l.web && !slices.IsSorted(classes) {
+		return fmt.Errorf("a loader sorts directories as text, and the classes have another order (%q is before "+
+			"%q): use -format webdataset", classes[unsorted(classes)], classes[unsorted(classes)+1])
 	}
 	return nil
 }
 
-// badClass checks whether the shards can store the name of a class. If not, it returns the rest of
-// an error message, with advice. Otherwise it returns "".
-func (l layout) badClass(class string) string {
-	switch {
-	case l.fromWeb && l.web:
-		return "" // the members with the class are copied
-	case l.web && (strings.TrimSpace(class) != class || class == "" || !utf8.ValidString(class) ||
-		strings.ContainsFunc(class, unicode.IsControl)):
-		return "the text of a .cls member: rename it, or use -format tar"
-	case !l.web && (class == "" || strings.HasPrefix(class, ".") || strings.ContainsAny(class, "/\x00")):
-		return "the name of a directory: use -format webdataset"
+// unsorted returns the position of the first class that is after the next one in the order of text.
+func unsorted(classes []string) int {
+	i := 0
+	for classes[i] <= classes[i+1] {
+		i++
 	}
-	return ""
+	return i
 }
 
 // rename returns the name of a sample of the given class: its path without the extension, and the
@@ -82,7 +98,9 @@ func (l layout) rename(name, class string) (stem, extension string) {
 		stem = cmp.Or(strings.ReplaceAll(stem, ".", "_"), "_") // the key ends at the first dot
 	}
 	if !l.web && (l.fromWeb || l.listed) {
-		dir = shown(dir) + class + "/"
+		if dir = shown(dir); !strings.HasSuffix("/"+dir, "/"+class+"/") {
+			dir += class + "/"
+		}
 	}
 	return dir + stem, extension
 }

@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -88,8 +89,11 @@ type Report struct {
 	Format  Format
 	Samples int // in the input
 	Classes []string
-	Others  int // members of the input that belong to no sample
-	Orphans int // images among Others that have no class
+	// Numbered means that a loader of the shards reads the numbers of the classes instead of their
+	// names, which are in .json members: it would order the names differently.
+	Numbered bool
+	Others   int // members of the input that belong to no sample
+	Orphans  int // images among Others that have no class
 	// Outside counts the samples that are in no part.
 	Outside   int
 	Parts     []PartReport
@@ -289,7 +293,9 @@ func (p *packing) run(ctx context.Context) (_ *Report, err error) {
 		return nil, err
 	}
 	classes := p.in.x.Classes()
-	l := layout{web: p.o.Format == WebDataset, fromWeb: in.WebDataset, listed: in.List != "" || p.in.inParquet(), stems: p.o.Side > 0}
+	l := layout{web: p.o.Format == WebDataset, fromWeb: in.WebDataset, stems: p.o.Side > 0,
+		listed: in.List != "" || p.in.a.Format() == archive.Parquet}
+	l.number(classes)
 	if err := l.checkClasses(classes, p.counts()); err != nil {
 		return nil, fmt.Errorf("pack: %s: %w", p.in.rules.File, err)
 	}
@@ -305,6 +311,7 @@ func (p *packing) run(ctx context.Context) (_ *Report, err error) {
 		}
 	}
 	r := p.report(outside)
+	r.Numbered = l.numbered
 	r.Continued = continued
 	if len(r.Dropped) > 0 && !p.o.DropClasses {
 		return r, fmt.Errorf("pack: %s: all samples of the class %q are bad, and without it the labels of later "+
@@ -336,7 +343,7 @@ func (p *packing) spool() (*os.File, error) {
 
 // chooseParts calls Options.Divide, if directories are the classes.
 func (p *packing) chooseParts() error {
-	if p.o.Divide == nil || p.reading.WebDataset || p.reading.List != "" || p.in.inParquet() {
+	if p.o.Divide == nil || p.reading.WebDataset || p.reading.List != "" || p.in.a.Format() == archive.Parquet {
 		return nil
 	}
 	var list []string
@@ -495,7 +502,7 @@ func (p *packing) index(ctx context.Context, r *Report, l layout) error {
 		if err := loader.Close(); err != nil {
 			return err
 		}
-		if fmt.Sprintf("%q", classes) != fmt.Sprintf("%q", r.Classes) {
+		if !slices.Equal(classes, l.classesOf(r.Classes)) {
 			return fmt.Errorf("pack: %s: a loader finds other classes than in the input (%d, not %d): do not use it, "+
 				"and report this", part.Shards, len(classes), len(r.Classes))
 		}

@@ -317,43 +317,68 @@ func TestListGivesClasses(t *testing.T) {
 	}
 }
 
-// TestParquetColumnsGiveClasses: the samples of a Parquet file without names keep their classes.
-// Classes that a loader of the shards would sort are an error.
-func TestParquetColumnsGiveClasses(t *testing.T) {
-	classes := []string{"ant", "bee", "cat ü"}
-	var rows []parquettest.Row
-	for i, m := range photos(t, 12)[:12] {
-		rows = append(rows, parquettest.Row{Image: m.Data, Label: i % 3}) // without a path
+// TestClassesInAnotherOrderBecomeNumbers: .cls members have numbers if a loader would order the
+// names of classes differently, such as 2023 and 2024. The labels stay.
+func TestClassesInAnotherOrderBecomeNumbers(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t,
+		archivetest.Member{Name: "2023/a.jpg", Data: archivetest.JPEG(t, photo(t, 1, 8, 8))},
+		archivetest.Member{Name: "2024/b.jpg", Data: archivetest.JPEG(t, photo(t, 2, 8, 8))}))
+	dir := t.TempDir()
+	r := write(t, path, dir, imageloader.Options{}, pack.Options{Format: pack.WebDataset})
+	data, _ := contents(t, filepath.Join(dir, "*.tar"))
+	want := `1 {"label":1,"name":"2024"}`
+	if got := data["2024/b.cls"] + " " + data["2024/b.json"]; got != want || !r.Numbered {
+		t.Errorf("got the label %s (numbered %v), want %s", got, r.Numbered, want)
 	}
-	path := archivetest.WriteFile(t, "a.parquet", parquettest.File(t, rows, parquettest.Layout{Classes: classes, Group: 5}))
-	want, _, _ := samples(t, path, imageloader.Options{})
-	for _, format := range []pack.Format{pack.Tar, pack.WebDataset} {
-		out := t.TempDir()
-		write(t, path, out, imageloader.Options{}, pack.Options{Format: format})
-		got, _, names := samples(t, filepath.Join(out, "train-*.tar"), imageloader.Options{WebDataset: format == pack.WebDataset})
-		slices.Sort(got)
-		slices.Sort(want)
-		if !slices.Equal(got, want) || !slices.Equal(names, classes) {
-			t.Errorf("%s: classes %q, samples %q, want %q with %q", format, names, got, classes, want)
-		}
-	}
-	path = archivetest.WriteFile(t, "a.parquet", parquettest.File(t, rows,
-		parquettest.Layout{Classes: []string{"owl", "bee", "cat"}}))
-	_, err := pack.Write(t.Context(), path, t.TempDir(), imageloader.Options{}, pack.Options{})
-	if err == nil || !strings.Contains(err.Error(), "a loader of the shards sorts them") {
-		t.Errorf("classes that are not sorted: error %v, want one that says that a loader sorts them", err)
+	if _, _, classes := samples(t, r.Parts[0].Shards, imageloader.Options{WebDataset: true}); !slices.Equal(classes, []string{"0", "1"}) {
+		t.Errorf("a loader reads the classes %q, want 0 and 1", classes)
 	}
 }
 
-// TestNumberedFoldersNeedDirectories: folders 2023 and 2024 are the classes 0 and 1, and .cls
-// members would make them 2023 and 2024.
-func TestNumberedFoldersNeedDirectories(t *testing.T) {
-	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t,
-		archivetest.Member{Name: "2023/a.jpg", Data: archivetest.JPEG(t, photo(t, 1, 8, 8))},
-		archivetest.Member{Name: "2024/a.jpg", Data: archivetest.JPEG(t, photo(t, 2, 8, 8))}))
-	_, err := pack.Write(t.Context(), path, t.TempDir(), imageloader.Options{}, pack.Options{Format: pack.WebDataset})
-	if err == nil || !strings.Contains(err.Error(), "-format tar") {
-		t.Errorf("error %v, want one with %q", err, "-format tar")
+// TestParquetLabelsAreKept: rows of Parquet files, of plain and compressed pages, become samples with
+// their labels, in the order of the file's names of classes.
+func TestParquetLabelsAreKept(t *testing.T) {
+	var rows []parquettest.Row
+	for i, m := range photos(t, 30)[:30] {
+		rows = append(rows, parquettest.Row{Path: filepath.Base(m.Name), Image: m.Data, Label: i % 3})
+	}
+	for _, names := range [][]string{{"ant", "bee", "cat"}, {"cat", "ant", "bee"}} {
+		for _, snappy := range []bool{false, true} {
+			path := archivetest.WriteFile(t, "a.parquet", parquettest.File(t, rows,
+				parquettest.Layout{Classes: names, Group: 12, Page: 5, Snappy: snappy}))
+			want, _, wantClasses := samples(t, path, imageloader.Options{})
+			if len(want) != 30 || !slices.Equal(wantClasses, names) {
+				t.Fatalf("the file has %d samples of %q, want 30 of %q", len(want), wantClasses, names)
+			}
+			for _, format := range []pack.Format{pack.TarGzip, pack.WebDataset} {
+				r, err := pack.Write(t.Context(), path, t.TempDir(), imageloader.Options{}, pack.Options{Format: format})
+				sorted := slices.IsSorted(names)
+				if format == pack.TarGzip && !sorted {
+					if err == nil || !strings.Contains(err.Error(), "-format webdataset") {
+						t.Errorf("%s of %q: error %v, want one with -format webdataset", format, names, err)
+					}
+					continue
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, _, classes := samples(t, r.Parts[0].Shards, imageloader.Options{WebDataset: format == pack.WebDataset})
+				if !sorted {
+					for i := range got { // the class is a number there
+						label, err := strconv.Atoi(got[i][:1])
+						if err != nil {
+							t.Fatal(err)
+						}
+						got[i] = names[label] + got[i][1:]
+					}
+					slices.Sort(got)
+				}
+				if !slices.Equal(got, want) || r.Numbered == sorted {
+					t.Errorf("%s of %q, snappy %v: got %d samples of %q, want the file's %d", format, names, snappy, len(got),
+						classes, len(want))
+				}
+			}
+		}
 	}
 }
 

@@ -3,8 +3,12 @@ package pack
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/klauspost/compress/gzip"
 
@@ -95,7 +99,7 @@ func (w *worker) pack(i int) (packed, error) {
 		if !isJPEG(extension) {
 			extension = ".jpg"
 		}
-	case w.o.Format == WebDataset && extension == "":
+	case extension == "" && (w.names.web || w.names.listed):
 		extension = extensionOf(format)
 	}
 	var b bytes.Buffer
@@ -132,7 +136,13 @@ func (w *worker) read(s *sample.Sample, kind archive.Kind, size int64) ([]byte, 
 // others writes the member with the class, or the further members of a WebDataset sample.
 func (w *worker) others(t *tar.Writer, s *sample.Sample, stem string) (*sample.Error, error) {
 	if w.names.web && !w.names.fromWeb {
-		return nil, writeMember(t, stem+".cls", []byte(w.classes[s.Label]))
+		class := w.classes[s.Label]
+		if !w.names.numbered {
+			return nil, writeMember(t, stem+".cls", []byte(class))
+		}
+		text, err := json.Marshal(map[string]any{"label": s.Label, "name": strings.ToValidUTF8(class, "\ufffd")})
+		return nil, cmp.Or(err, writeMember(t, stem+".cls", []byte(strconv.Itoa(s.Label))),
+			writeMember(t, stem+".json", text))
 	}
 	members := w.in.groups.of(s.Index)
 	for i := range members {
