@@ -100,7 +100,7 @@ func loadIndex(ctx context.Context, path string, config archive.Config, c index.
 	return index.Build(a, c)
 }
 
-// inParquet reports whether the labels are in a column of a Parquet file, and no members' folders.
+// inParquet reports whether the samples are rows of Parquet files.
 func (in *input) inParquet() bool { return in.a.Format() == archive.Parquet }
 
 func (in *input) close() {

@@ -294,7 +294,7 @@ func (p *packing) run(ctx context.Context) (_ *Report, err error) {
 	}
 	classes := p.in.x.Classes()
 	l := layout{web: p.o.Format == WebDataset, fromWeb: in.WebDataset, stems: p.o.Side > 0,
-		listed: in.List != "" || p.in.a.Format() == archive.Parquet}
+		listed: in.List != "" || p.in.inParquet()}
 	l.number(classes)
 	if err := l.checkClasses(classes, p.counts()); err != nil {
 		return nil, fmt.Errorf("pack: %s: %w", p.in.rules.File, err)
@@ -343,7 +343,7 @@ func (p *packing) spool() (*os.File, error) {
 
 // chooseParts calls Options.Divide, if directories are the classes.
 func (p *packing) chooseParts() error {
-	if p.o.Divide == nil || p.reading.WebDataset || p.reading.List != "" || p.in.a.Format() == archive.Parquet {
+	if p.o.Divide == nil || p.reading.WebDataset || p.reading.List != "" || p.in.inParquet() {
 		return nil
 	}
 	var list []string
