@@ -134,21 +134,3 @@ func TestNotLoaded(t *testing.T) {
 		t.Errorf("got %v, want %v", err, want)
 	}
 }
-
-// A build without cgo fails with a message about the missing compiler, before any other message.
-func TestBuildWithoutCgoSaysWhatIsMissing(t *testing.T) {
-	goTool, err := exec.LookPath("go")
-	if err != nil {
-		t.Skip("needs Go: ", err)
-	}
-	if _, err := os.Stat("nocgo.go"); err != nil {
-		t.Skip("needs the sources: ", err)
-	}
-	c := exec.Command(goTool, "build", ".")
-	c.Env = append(os.Environ(), "CGO_ENABLED=0")
-	text, err := c.CombinedOutput()
-	if err == nil || !strings.Contains(string(text), "install a C compiler") ||
-		strings.Contains(string(text), "undefined") {
-		t.Errorf("%v: %s", err, text)
-	}
-}
