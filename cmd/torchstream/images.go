@@ -181,7 +181,7 @@ func (c *census) printTurned(path string, images int, upright bool, stdout io.Wr
 	}
 }
 
-// printList says how a list was read, and which rows and images have no counterpart. It prints
+// printList prints how a list was read, and which rows and images have no counterpart. It prints
 // nothing without a list.
 func printList(w io.Writer, archive string, r *imageloader.ListReport) {
 	if r == nil {

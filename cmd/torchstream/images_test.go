@@ -126,7 +126,8 @@ func TestTrainTakesLabelsFromList(t *testing.T) {
 	}
 }
 
-// A zip with a table of ids, labels and patients is trained on and evaluated as it is.
+// A zip with a table of ids, labels and patients can be used for training and evaluation without
+// changes.
 func TestTrainTakesListInZip(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "set.zip")
 	var data bytes.Buffer

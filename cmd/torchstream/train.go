@@ -1100,8 +1100,8 @@ func countClasses(ctx context.Context, path string, labels *cli.Images, stderr i
 	return census{report.Classes, true, report.Turned, report.Samples, report.List}, nil
 }
 
-// countSamples counts the images of a directory or a zip, which have no index, by the samples that
-// a loader finds.
+// countSamples counts the images of a directory or a zip. These have no index, so countSamples
+// counts the samples that a loader finds.
 func countSamples(ctx context.Context, path string, options imageloader.Options) (census, error) {
 	directories := map[int][]string{}
 	if options.List == "" && !options.WebDataset {

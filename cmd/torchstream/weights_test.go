@@ -20,9 +20,9 @@ import (
 	"github.com/torchstream/torchstream/nn"
 )
 
-// published is a file of weights, and the server that has it.
+// published is a file of weights, and the server that serves it.
 type published struct {
-	url, sum string // the sum of the whole file
+	url, sum string // sum is the checksum of the whole file
 	net      nn.Module
 	requests int
 }
@@ -98,7 +98,8 @@ func TestWeightsAreVerifiedAndConverted(t *testing.T) {
 	}
 }
 
-// A file that does not fit the network is kept: it is verified, and another MODEL may be meant.
+// A file that does not fit the network is kept. It is verified, and the user may have meant another
+// MODEL.
 func TestWeightsOfAnotherNetworkAreRefused(t *testing.T) {
 	p := publish(t)
 	out := filepath.Join(t.TempDir(), "w.safetensors")

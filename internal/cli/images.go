@@ -12,11 +12,11 @@ import (
 // Images holds the options that are common to the commands that read images.
 type Images struct {
 	List          string                 // file of -list or -labels
-	ListFormat    imageloader.ListFormat // without the columns of images and labels
+	ListFormat    imageloader.ListFormat // format of the list; Columns has the columns of images and labels
 	MultiLabel    bool
 	Policy        string // "": none
 	WebDataset    bool
-	Columns       imageloader.Columns // of -image-column and -label-column, for a list too
+	Columns       imageloader.Columns // set by -image-column and -label-column, also for a list
 	Upright       bool
 	Balanced      bool
 	MixUp, CutMix float64

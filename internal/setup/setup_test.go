@@ -697,8 +697,8 @@ func TestSourcesAreWhole(t *testing.T) {
 	}
 }
 
-// A checksum may be its first digits, as in the names of published weights. An interrupted download
-// is continued, and a file that is there already is not downloaded.
+// A checksum may consist of the first digits alone, as in the names of published weights. An
+// interrupted download is continued. A file that exists already is not downloaded again.
 func TestDownloadByTheFirstDigitsOfAChecksum(t *testing.T) {
 	text := []byte(strings.Repeat("weights", 1000))
 	s := serve(t, false, map[string][]byte{"/w-12345678.pth": text})
