@@ -87,6 +87,9 @@ check 'import "C" in two packages, and in one of the lab'
 others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -vE '^\./(internal/(image)?capi|lab/internal/labcapi)/' || true)
 [[ -z $others ]] || fail 'import "C" outside internal/capi, internal/imagecapi and lab/internal/labcapi:'$'\n'"$others"
 
+untagged=$(grep -lE '^import "C"$' internal/capi/*.go internal/imagecapi/*.go | xargs grep -LE '^//go:build linux$' || true)
+[[ -z $untagged ]] || fail 'import "C" without //go:build linux, so a Mac with a C compiler would compile it:'$'\n'"$untagged"
+
 check "the Go version that go.mod asks for"
 for mod in go.mod lab/go.mod imageloader/prometheus/go.mod imageloader/blob/go.mod; do
   grep -qx 'go 1.25.0' "$mod" || fail "$mod asks for another Go version than 1.25.0: remove the dependency that needs a newer one"
