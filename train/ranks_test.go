@@ -290,7 +290,7 @@ func TestFailedRankEndsTheJobOfRun(t *testing.T) {
 		t.Errorf("rank 1: got %v, want its error", all[1].err)
 	}
 	var e *distributed.Error
-	if !errors.As(all[0].err, &e) || e.Culprit != 1 {
+	if !errors.As(all[0].err, &e) || e.Culprit != 1 || strings.Contains(all[0].err.Error(), "\n") {
 		t.Errorf("rank 0: got %v, want an error that names rank 1", all[0].err)
 	}
 }

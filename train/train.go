@@ -207,8 +207,8 @@ func Run(ctx context.Context, c Config) (report *Report, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer func() {
-		if failed := r.job.close(); failed != nil {
-			err = errors.Join(err, failed)
+		if failed := r.job.close(); err == nil { // a job that has failed cannot close without an error
+			err = failed
 		}
 	}()
 	if err := r.join(ctx); err != nil {
