@@ -88,7 +88,11 @@ func (f *ListFormat) findColumns(first, second []string) (c columns, err error) 
 	case len(c.labels) == 0:
 		err = c.findLabels(first, second)
 	}
-	if err == nil && slices.Contains(c.labels, c.name) {
+	switch {
+	case err != nil:
+	case len(c.labels) == 0:
+		err = fmt.Errorf("no column is left for the labels: the first line has the columns %s", namesOf(first))
+	case slices.Contains(c.labels, c.name):
 		err = fmt.Errorf("column %s is chosen for the names and for the labels", c.title(c.name))
 	}
 	return c, err

@@ -136,6 +136,8 @@ func TestColumnsAreChosen(t *testing.T) {
 		{text, labels("Kind", "species"), false, `l.csv:1: no column "species": the first line has the columns 1 "n", 2 "Path"`},
 		{text, ListFormat{NameColumn: "kind", LabelColumns: []string{"kind"}}, false,
 			"l.csv:1: column 3 (kind) is chosen for the names and for the labels"},
+		{"path,g\na,b\n", ListFormat{LabelColumns: []string{"*"}, GroupColumn: "g"}, false,
+			`l.csv:1: no column is left for the labels: the first line has the columns 1 "path", 2 "g"`},
 		{text, labels("6"), false, `l.csv:1: no column "6"`},
 		{"path,label,label\na,x,y\n", labels("label"), false, `l.csv:1: 2 columns have the name "label": give the position`},
 		{"path,label,group\na,x,\n", ListFormat{GroupColumn: "group"}, false, `l.csv:2: column 3 (group): "a" has no group`},

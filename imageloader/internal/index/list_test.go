@@ -100,35 +100,70 @@ func TestListLabelsAreNumberedLikeWebDatasets(t *testing.T) {
 	}
 }
 
-// FuzzList: reading any bytes as a list ends, and the result is consistent.
+// FuzzList: reading any bytes as a list ends, and the result is consistent. Each row has a label that
+// resolves, and finds the image of its name.
 func FuzzList(f *testing.F) {
-	for _, text := range []string{"path,label\na,b\n", "a,\"b\"\"c\"\n", "\ufeffa,b", "a\tb\n\"", "a,b\r\na,b", ",\n"} {
-		f.Add(text, true)
-		f.Add(text, false)
+	for _, text := range []string{"path,label\na,b\n", "a,\"b\"\"c\"\n", "\ufeffa,b", "a\tb\n\"", "a,b\r\na,b", ",\n",
+		"sep=;\nid;x;y\n1;0;1\n2;1;0\n", "image,tags\n/a/b/1.jpg,cat|dog\n/a/c/2,\n", "\xff\xfea\x00,\x00b\x00",
+		"id,label,g\n1,x,p\n1.jpg,x,p\n", "a,b\ra,b", "PK\x03\x04", "x\\y.jpg,1\n"} {
+		for how := range uint8(8) {
+			f.Add(text, how)
+		}
 	}
-	f.Fuzz(func(t *testing.T, text string, tabs bool) {
-		file := "l.csv"
-		if tabs {
+	f.Fuzz(func(t *testing.T, text string, how uint8) {
+		file, multi, format := "l.csv", how&2 != 0, ListFormat{}
+		if how&1 != 0 {
 			file = "l.tsv"
 		}
-		l, err := ReadList(file, strings.NewReader(text), ListFormat{}, false)
+		if how&4 != 0 {
+			format = ListFormat{LabelColumns: []string{"*"}, GroupColumn: "2"}
+		}
+		l, err := ReadList(file, strings.NewReader(text), format, multi)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "imageloader: "+file) {
 				t.Errorf("%v names no list, want an error beginning with %q", err, "imageloader: "+file)
 			}
 			return
 		}
-		if len(l.byPath) != len(l.rows) || len(l.labels) > len(l.rows) {
+		if len(l.byPath) != len(l.rows) || len(l.labels) > len(l.rows)+l.duplicates {
 			t.Errorf("%d paths, %d rows, %d labels", len(l.byPath), len(l.rows), len(l.labels))
 		}
 		for name, row := range l.byPath {
-			if x := l.rows[row]; name == "" || l.labels[x.label].name == "" || x.line < 1 ||
-				int(x.line) > 1+strings.Count(text, "\n")+strings.Count(text, "\r") {
+			if x := l.rows[row]; name == "" || int(x.label) >= len(l.labels) || x.line < 1 ||
+				int(x.line) > 1+strings.Count(text, "\n")+strings.Count(text, "\r") || int(x.group) >= len(l.groups) {
 				t.Errorf("%q: %+v", name, x)
 			}
 		}
-		if r, err := l.resolve(&Config{}); err == nil && len(r.label) != len(l.labels) {
-			t.Errorf("%d labels of %d", len(r.label), len(l.labels))
+		if r, err := l.resolve(&Config{MultiLabel: multi}); err == nil {
+			checkResolved(t, l, r, multi)
+		}
+		m := newListMatcher(l, "a.tar")
+		for name, row := range l.byPath {
+			if got, err := m.match(name, true); err == nil && got != row {
+				t.Errorf("%q: got row %d, want %d", name, got, row)
+			}
+		}
+		if r, err := m.finish(testConfig().Logger); err == nil && (r.WithoutImage > r.Rows || r.Rows > len(l.rows)) {
+			t.Errorf("got the report %+v of %d rows", r, len(l.rows))
 		}
 	})
+}
+
+// checkResolved requires that all labels are numbers of classes.
+func checkResolved(t *testing.T, l *List, r listLabels, multi bool) {
+	t.Helper()
+	all := r.lists
+	if !multi {
+		all = [][]int32{r.label}
+	}
+	if multi && len(r.lists) != len(l.labels) || !multi && len(r.label) != len(l.labels) {
+		t.Errorf("got %d lists and %d labels, want %d", len(r.lists), len(r.label), len(l.labels))
+	}
+	for _, list := range all {
+		for _, label := range list {
+			if label < 0 || int(label) >= len(r.classes) {
+				t.Errorf("got the label %d of %d classes", label, len(r.classes))
+			}
+		}
+	}
 }
