@@ -92,6 +92,24 @@ func (p *Prefetcher) newBatch(l *lease, epoch int) (*Batch, error) {
 // Tensors returns the batch's fields in the source's order.
 func (b *Batch) Tensors() []*torch.Tensor { return slices.Clone(b.tensors) }
 
+// With returns a batch with other tensors instead of the batch's fields, in the source's order,
+// such as rows of them. The caller owns the tensors. N is their number of rows. The scope, and the
+// calls Use, Retain and Release, are the batch's.
+func (b *Batch) With(tensors []*torch.Tensor) *Batch {
+	of := &Batch{Epoch: b.Epoch, Index: b.Index, Slot: b.Slot, Info: b.Info, tensors: slices.Clone(tensors)}
+	of.tenure = tenure{p: b.tenure.p, lease: b.tenure.lease, scope: b.tenure.scope}
+	if shape := tensors[0].Shape(); len(shape) > 0 {
+		of.N = int(shape[0])
+	}
+	if p := b.tenure.p; p != nil && p.slots.images >= 0 {
+		of.Images = tensors[p.slots.images]
+	}
+	if p := b.tenure.p; p != nil && p.slots.labels >= 0 {
+		of.Labels = tensors[p.slots.labels]
+	}
+	return of
+}
+
 // String returns a description for messages, for example "batch 3 of epoch 0: 256 samples in slot
 // 1". It reads no tensor.
 func (b *Batch) String() string {

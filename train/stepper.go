@@ -38,6 +38,13 @@ type StepperOptions struct {
 	// distributed.DataParallel.Around averages the gradients of several processes. If Model is a
 	// distributed.FullyShardedDataParallel, use its Around here and its NewOptimizer for Optimizer.
 	Backward func(pass func() error) error
+	// MicroBatch, if over 0, is the number of rows in one forward and backward pass. A larger batch
+	// is divided into equal parts of at most that size, or of one row more to avoid a single row.
+	// Their gradients add up to the gradients of the whole batch, in the memory of one part
+	// (gradient accumulation). The loss must be a mean over the rows, and the targets have as many
+	// rows as the input. BatchNorm computes its statistics from each part. MicroBatch excludes
+	// Backward.
+	MicroBatch int
 
 	// Graph captures the step on a GPU as a CUDA graph and replays it. The host then makes a few
 	// calls per step instead of thousands. The optimizer must be Capturable. There is one graph for
@@ -78,25 +85,36 @@ type StepperStats struct {
 	Captures int64
 }
 
-// NewStepper returns a Stepper. The caller closes it, and keeps ownership of the objects in the
-// options.
-func NewStepper(o StepperOptions) (*Stepper, error) {
+// check returns an error for options that are wrong or exclude each other.
+func (o *StepperOptions) check() error {
 	switch {
 	case o.Model == nil || o.Optimizer == nil:
-		return nil, fmt.Errorf("train.NewStepper: it needs Model and Optimizer: %w", cuda.ErrInvalidArgument)
+		return fmt.Errorf("train.NewStepper: it needs Model and Optimizer: %w", cuda.ErrInvalidArgument)
 	case isNil(o.Optimizer):
-		return nil, fmt.Errorf("train.NewStepper: Optimizer is a nil %T: its constructor failed, and "+
+		return fmt.Errorf("train.NewStepper: Optimizer is a nil %T: its constructor failed, and "+
 			"returned an error that says why: %w", o.Optimizer, cuda.ErrInvalidArgument)
 	case !(o.ClipNorm >= 0) || math.IsInf(o.ClipNorm, 0):
-		return nil, fmt.Errorf("train.NewStepper: ClipNorm is %v, and must be finite and not negative: %w",
+		return fmt.Errorf("train.NewStepper: ClipNorm is %v, and must be finite and not negative: %w",
 			o.ClipNorm, cuda.ErrInvalidArgument)
+	case o.MicroBatch < 0 || o.MicroBatch > 0 && o.Backward != nil:
+		return fmt.Errorf("train.NewStepper: MicroBatch is %d: it must not be negative, and it excludes Backward, "+
+			"so ranks need smaller batches instead: %w", o.MicroBatch, cuda.ErrInvalidArgument)
 	case o.Autocast != 0 && o.Autocast != torch.BFloat16 && o.Autocast != torch.Float16:
-		return nil, fmt.Errorf("train.NewStepper: Autocast is %v, and must be BFloat16 or Float16: %w",
+		return fmt.Errorf("train.NewStepper: Autocast is %v, and must be BFloat16 or Float16: %w",
 			o.Autocast, cuda.ErrInvalidArgument)
 	}
 	if c, ok := o.Optimizer.(interface{ Capturable() bool }); o.Graph && ok && !c.Capturable() {
-		return nil, fmt.Errorf("train.NewStepper: Graph needs an optimizer with Capturable, or the graph "+
+		return fmt.Errorf("train.NewStepper: Graph needs an optimizer with Capturable, or the graph "+
 			"would keep its first learning rate: %w", cuda.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// NewStepper returns a Stepper. The caller closes it, and keeps ownership of the objects in the
+// options.
+func NewStepper(o StepperOptions) (*Stepper, error) {
+	if err := o.check(); err != nil {
+		return nil, err
 	}
 	s := &Stepper{o: o, params: nn.Parameters(o.Model), counts: nn.NewBatchCounts(o.Model), said: map[string]bool{}}
 	if s.sharded, _ = o.Model.(*distributed.FullyShardedDataParallel); s.sharded != nil {
@@ -177,13 +195,15 @@ func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
 			return nil, err
 		}
 	}
-	s.counts.Begin(in[0].Scope())
-	output := s.o.Model.Forward(autocast(in[0], s.o.Autocast))
-	if err := s.counts.End(); err != nil && output.Err() == nil {
+	pass := s.whole
+	if rows := in[0].Shape(); s.o.MicroBatch > 0 && len(rows) > 0 && rows[0] > int64(s.o.MicroBatch) {
+		pass = s.inParts
+	}
+	output, loss, err := pass(in)
+	if err != nil {
 		return nil, err
 	}
-	loss := s.loss(output, in[1:])
-	if err := s.update(loss); err != nil {
+	if err := s.update(); err != nil {
 		return nil, err
 	}
 	if s.o.EMA != nil {
@@ -192,6 +212,76 @@ func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
 		}
 	}
 	return []*torch.Tensor{output, loss}, nil
+}
+
+// forward computes the output and the loss.
+func (s *Stepper) forward(in []*torch.Tensor) (output, loss *torch.Tensor, err error) {
+	s.counts.Begin(in[0].Scope())
+	output = s.o.Model.Forward(autocast(in[0], s.o.Autocast))
+	if err := s.counts.End(); err != nil && output.Err() == nil {
+		return nil, nil, err
+	}
+	return output, s.loss(output, in[1:]), nil
+}
+
+// whole runs the forward and the backward pass of a whole batch.
+func (s *Stepper) whole(in []*torch.Tensor) (output, loss *torch.Tensor, err error) {
+	if output, loss, err = s.forward(in); err != nil {
+		return nil, nil, err
+	}
+	return output, loss, s.backward(loss)
+}
+
+// inParts runs the forward and the backward pass of each part of a batch. The tensors of a part end
+// before the next part.
+func (s *Stepper) inParts(in []*torch.Tensor) (output, loss *torch.Tensor, err error) {
+	scope, rows := in[0].Scope(), in[0].Shape()[0]
+	var outputs []*torch.Tensor
+	start := int64(0)
+	for _, n := range partSizes(rows, int64(s.o.MicroBatch)) {
+		part := make([]*torch.Tensor, len(in))
+		for i, t := range in {
+			part[i] = t.Narrow(0, start, n)
+		}
+		start += n
+		share := torch.Tidy(func(in ...*torch.Tensor) *torch.Tensor {
+			var output, loss *torch.Tensor
+			if output, loss, err = s.forward(in); err != nil {
+				return torch.Fail("train.Stepper", err)
+			}
+			share := loss.MulScalar(float64(n) / float64(rows))
+			if err = s.backward(share); err != nil {
+				return torch.Fail("train.Stepper", err)
+			}
+			outputs = append(outputs, scope.Own(output.Detach().Keep()))
+			return share.Detach()
+		}, part...)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case loss == nil:
+			loss = share
+		default:
+			loss = loss.Add(share)
+		}
+		if err := loss.Err(); err != nil {
+			return nil, nil, err
+		}
+	}
+	return torch.Cat(outputs, 0), loss, nil
+}
+
+// partSizes divides rows into equal parts of at most micro rows. No part has a single row if micro
+// and rows are more than one: BatchNorm may not be able to compute statistics of one.
+func partSizes(rows, micro int64) (sizes []int64) {
+	parts := (rows + micro - 1) / micro
+	if micro > 1 {
+		parts = max(1, min(parts, rows/2))
+	}
+	for i := range parts {
+		sizes = append(sizes, (i+1)*rows/parts-i*rows/parts)
+	}
+	return sizes
 }
 
 func (s *Stepper) loss(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {
@@ -206,29 +296,27 @@ func (s *Stepper) loss(output *torch.Tensor, targets []*torch.Tensor) *torch.Ten
 }
 
 // backward runs the backward pass.
-func (s *Stepper) backward(pass func() error) error {
+func (s *Stepper) backward(loss *torch.Tensor) error {
+	if err := loss.Err(); err != nil {
+		return err // before Backward, in which an error of one rank ends the job
+	}
+	pass := loss.Backward
+	if s.o.Scaler != nil {
+		pass = func() error { return s.o.Scaler.Backward(loss) }
+	}
 	if s.o.Backward == nil {
 		return pass()
 	}
 	return s.o.Backward(pass)
 }
 
-// update runs the backward pass, clips the gradients and steps the optimizer.
-func (s *Stepper) update(loss *torch.Tensor) error {
-	if err := loss.Err(); err != nil {
-		return err // before Backward, in which an error of one rank ends the job
-	}
+// update clips the gradients and steps the optimizer.
+func (s *Stepper) update() error {
 	if s.o.Scaler == nil {
-		if err := s.backward(loss.Backward); err != nil {
-			return err
-		}
 		if err := s.clip(); err != nil {
 			return err
 		}
 		return s.o.Optimizer.Step()
-	}
-	if err := s.backward(func() error { return s.o.Scaler.Backward(loss) }); err != nil {
-		return err
 	}
 	if s.o.ClipNorm > 0 {
 		if err := s.o.Scaler.Unscale(s.o.Optimizer); err != nil {

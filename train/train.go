@@ -48,6 +48,10 @@ type Config struct {
 	// Schedule sets the learning rates before each step, counted from 0 over all epochs. nil leaves
 	// them unchanged.
 	Schedule optim.Schedule
+	// MicroBatch, if over 0, computes each step in parts of about that many samples, in the memory
+	// of one part: see StepperOptions.MicroBatch. Loss then gets a batch of the part's samples. A
+	// job of several ranks does not support it.
+	MicroBatch int
 	// ClipNorm, if over 0, is the maximum norm of all gradients together.
 	ClipNorm float64
 	// EMA, if not nil, holds averages of nn.State(Model). Run updates them after each step,
@@ -217,7 +221,7 @@ func Run(ctx context.Context, c Config) (report *Report, err error) {
 	if r.stepper, err = NewStepper(StepperOptions{
 		Model: c.Model, Optimizer: c.Optimizer, Autocast: c.Autocast, Scaler: c.Scaler, ClipNorm: c.ClipNorm,
 		Schedule: c.Schedule, EMA: c.EMA, Graph: c.Graph, Log: c.Log, Backward: r.job.backward(),
-		Loss: func(output *torch.Tensor, _ []*torch.Tensor) *torch.Tensor { return r.criterion.loss(output, r.batch) },
+		MicroBatch: c.MicroBatch, Loss: r.loss,
 	}); err != nil {
 		return r.report, err
 	}
@@ -512,6 +516,14 @@ func (r *runner) step(batch *prefetcher.Batch) error {
 		}
 	}
 	return nil
+}
+
+// loss computes the loss of the current batch, or of the part that has these tensors.
+func (r *runner) loss(output *torch.Tensor, tensors []*torch.Tensor) *torch.Tensor {
+	if r.MicroBatch > 0 {
+		return r.criterion.loss(output, r.batch.With(tensors))
+	}
+	return r.criterion.loss(output, r.batch)
 }
 
 // mix combines two numbers into a seed (the finaliser of SplitMix64).

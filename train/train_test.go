@@ -81,6 +81,7 @@ type job struct {
 	adam     bool
 	ema      bool
 	gpu      bool
+	noNorm   bool // no BatchNorm
 }
 
 // newJob returns a training, with two epochs if Epochs is 0.
@@ -116,8 +117,12 @@ func newJob(t *testing.T, o job) *job {
 	if o.dropout {
 		drop = nn.NewDropout(0.5)
 	}
+	norm := nn.Module(nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}))
+	if o.noNorm {
+		norm = nn.NewIdentity()
+	}
 	o.Model = nn.NewSequential(
-		nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}),
+		nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), norm,
 		nn.NewReLU(),
 		nn.NewFlatten(), drop, nn.NewLinear(4*side*side, classes, nn.LinearOptions{}),
 	)
@@ -223,6 +228,7 @@ func TestResumeIsExact(t *testing.T) {
 			Schedule: optim.CosineLR{Steps: 3 * perE}, ClipNorm: 0.5}},
 		"AdamW, Dropout with a seed": {adam: true, dropout: true, Config: train.Config{Seed: 9}},
 		"autocast, Dropout":          {dropout: true, Config: train.Config{Autocast: torch.BFloat16}},
+		"micro-batches":              {withEval: true, Config: train.Config{MicroBatch: 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.path, o.Epochs = path, 3

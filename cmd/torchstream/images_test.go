@@ -37,7 +37,7 @@ func TestCommandsShareImageOptions(t *testing.T) {
 	several := []string{"label-separator", "multi-label"}
 	batches := join(labels, []string{"balanced", "cutmix", "mixup", "policy", "upright"})
 	splits := []string{"group-column", "val", "val-seed"}
-	training := []string{"label-smoothing", "test-list", "bad-samples", "freeze"}
+	training := []string{"accumulate", "label-smoothing", "test-list", "bad-samples", "freeze"}
 	all := join(batches, several, splits, training)
 	for command, want := range map[string][]string{
 		"train": join(batches, splits, training), "preview": join(batches, several, splits), "bench loader": join(batches, several),
@@ -215,6 +215,7 @@ func TestResumeNeedsSameAugmentation(t *testing.T) {
 		{append(slices.Clone(augment), "-balanced=false", "-upright=false"),
 			"balanced true, not unset; upright true, not unset: resume"},
 		{append(slices.Clone(augment), "-label-smoothing", "0"), "label-smoothing 0.1, not unset: resume"},
+		{append(slices.Clone(augment), "-accumulate", "2"), "accumulate unset, not 2: resume"},
 	} {
 		args := append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2",
 			"-device", "cpu", "-o", out, "-resume"}, c.args...)

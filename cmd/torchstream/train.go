@@ -45,7 +45,7 @@ type trainOptions struct {
 	job                                                      jobOptions
 	archive, test, model, optimizer, device, out, pretrained string
 	testList, testFolder, pretrainedDict                     string
-	epochs, size, saveSteps, patience, logEvery              int
+	epochs, size, saveSteps, patience, logEvery, accumulate  int
 	lr, decay, warmup, clip, ema, smoothing                  float64
 	resume, freeze                                           bool
 	amp, profile                                             string
@@ -80,6 +80,8 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.StringVar(&o.model, "model", "resnet18", strings.Join(models.Classifiers(), ", "))
 	set.IntVar(&o.epochs, "epochs", 10, "passes over the archive")
 	set.IntVar(&o.batch, "batch", 64, "images a step")
+	set.IntVar(&o.accumulate, "accumulate", 1, "compute each step in `N` parts of -batch, one after another (gradient "+
+		"accumulation), in about 1/N of the memory: the result is the same, except that BatchNorm sees a part")
 	set.IntVar(&o.size, "size", 224, "pixels of an image's side in the network")
 	set.StringVar(&o.optimizer, "optimizer", "adamw", "adamw or sgd (with momentum 0.9)")
 	set.Float64Var(&o.lr, "lr", 0,
@@ -226,7 +228,8 @@ func (o *trainOptions) checkNumbers() error {
 		name       string
 		value, min float64
 	}{
-		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"weight-decay", o.decay, 0},
+		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1},
+		{"accumulate", float64(o.accumulate), 1}, {"weight-decay", o.decay, 0},
 		{"clip", o.clip, 0},
 		{"warmup", o.warmup, 0}, {"save-steps", float64(o.saveSteps), 0},
 		{"patience", float64(o.patience), 0}, {"workers", float64(o.workers), 0},
@@ -267,6 +270,14 @@ func (o feeding) checkDevice(device cuda.Device, amp string) error {
 	return nil
 }
 
+// microBatch returns the number of images in a part of a batch, or 0 if a batch has one part.
+func (o *trainOptions) microBatch(batch int) int {
+	if o.accumulate <= 1 {
+		return 0
+	}
+	return (batch + o.accumulate - 1) / o.accumulate
+}
+
 // parseAMP parses -amp.
 func parseAMP(name string) (torch.DType, error) {
 	dtype, known := map[string]torch.DType{"": 0, "bf16": torch.BFloat16, "fp16": torch.Float16}[name]
@@ -282,6 +293,9 @@ func (o *trainOptions) window() trace.Window { return trace.Window{File: o.profi
 // settings returns the options that must be the same when a run resumes.
 func (o *trainOptions) settings() map[string]string {
 	settings := o.images.Settings()
+	if o.accumulate > 1 {
+		settings["accumulate"] = strconv.Itoa(o.accumulate)
+	}
 	if o.smoothing > 0 {
 		settings["label-smoothing"] = fmt.Sprint(o.smoothing)
 	}
@@ -318,8 +332,15 @@ func (o *trainOptions) printUnused(device cuda.Device, images int, stdout io.Wri
 // an image to one value per channel, for which BatchNorm cannot compute a variance.
 func (o *trainOptions) checkBatch() error {
 	normalises := !strings.HasPrefix(o.model, "vit") && !strings.HasPrefix(o.model, "convnext")
-	if o.batch > 1 || !normalises || o.size > cli.MinSize {
+	if o.accumulate > o.batch {
+		return cli.Usagef("-accumulate %d: must be at most -batch (%d), the images that it divides", o.accumulate, o.batch)
+	}
+	if o.batch > o.accumulate || !normalises || o.size > cli.MinSize {
 		return nil
+	}
+	if o.accumulate > 1 {
+		return cli.Usagef("-accumulate %d: BatchNorm can compute no statistics of one image at -size %d: choose a "+
+			"larger -batch or -size", o.accumulate, o.size)
 	}
 	return cli.Usagef("-batch 1: BatchNorm can compute no statistics of one image at -size %d: choose a "+
 		"larger -batch or -size", o.size)
@@ -771,7 +792,7 @@ func (o *trainOptions) run(ctx context.Context, device cuda.Device, stdout, stde
 	}
 	o.printUnused(device, images, stdout)
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed,
-		World: o.job.world, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
+		World: o.job.world, MicroBatch: o.microBatch(loader.BatchSize()), Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
 		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, LogEvery: o.logEvery,
 		TensorBoard: o.tensorBoard,
 		Log:         slog.New(slog.NewTextHandler(stderr, nil))}

@@ -100,8 +100,8 @@ func TestListLabelsAreNumberedLikeWebDatasets(t *testing.T) {
 	}
 }
 
-// FuzzList: reading any bytes as a list ends, and the result is consistent. Each row has a label that
-// resolves, and finds the image of its name.
+// FuzzList: reading any bytes as a list ends, and the result is consistent. Each row has a label
+// that resolves, and finds the image of its name.
 func FuzzList(f *testing.F) {
 	for _, text := range []string{"path,label\na,b\n", "a,\"b\"\"c\"\n", "\ufeffa,b", "a\tb\n\"", "a,b\r\na,b", ",\n",
 		"sep=;\nid;x;y\n1;0;1\n2;1;0\n", "image,tags\n/a/b/1.jpg,cat|dog\n/a/c/2,\n", "\xff\xfea\x00,\x00b\x00",
