@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"fmt"
 	"image"
@@ -14,6 +13,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"strings"
 
 	"golang.org/x/image/font"
 	"golang.org/x/image/font/basicfont"
@@ -59,22 +59,18 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
 	}
-	o := imageloader.Options{BatchSize: *batch, Seed: *seed, Shuffle: true, BadSamples: imageloader.Skip}
-	switch *kind {
-	case "train":
-		o.Transform = imageloader.Train(*size)
-	case "eval":
-		o.Transform = imageloader.Transform{Size: *size}
-	default:
-		return cli.Usagef("there is no transform %q: train and eval are known", *kind)
+	transform, err := previewTransform(*kind, *size)
+	if err != nil {
+		return err
 	}
-	if err := cmp.Or(images.Check(), images.Set(&o)); err != nil {
+	o := imageloader.Options{BatchSize: *batch, Seed: *seed, Shuffle: true, BadSamples: imageloader.Skip, Transform: transform}
+	if err := images.Check(); err != nil {
 		return err
 	}
 	switch {
 	case *archive == "":
 		return cli.UsageError{Message: "preview needs -archive FILE"}
-	case *batches < 1 || *batch < 1 || *columns < 1 || *epoch < 1:
+	case min(*batches, *batch, *columns, *epoch) < 1:
 		return cli.UsageError{Message: "-batches, -batch, -columns and -epoch are more than 0"}
 	}
 	if err := cli.CheckSize(*size, 1); err != nil {
@@ -85,6 +81,13 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	if err := safefile.CheckWrite(*out, safefile.PNG); err != nil {
+		return err
+	}
+	as := trainOptions{archive: *archive, feeding: feeding{images: images}}
+	if err := as.findFolders(ctx, stdout, stderr); err != nil {
+		return err
+	}
+	if err := as.images.Set(&o); err != nil {
 		return err
 	}
 	loader, err := imageloader.OpenContext(ctx, *archive, o)
@@ -102,7 +105,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 			path.Base(printable.Archive(*archive)), *epoch, drawn+1, *kind))
 		for i := range b.N {
 			sheet.picture(drawn, i, b.Images[i*3**size**size:],
-				fmt.Sprintf("%d %s", b.Labels[i], classes[b.Labels[i]]), path.Base(b.Samples[i].Name))
+				labelText(b, i, classes), path.Base(b.Samples[i].Name))
 		}
 		shown += b.N
 		if drawn++; drawn == *batches {
@@ -122,6 +125,38 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		printable.Counted(shown, "sample", "samples"), printable.Counted(drawn, "batch", "batches"),
 		printable.Counted(len(classes), "class", "classes"), bad)
 	return err
+}
+
+// previewTransform returns the transform with which train trains or evaluates.
+func previewTransform(kind string, size int) (imageloader.Transform, error) {
+	switch kind {
+	case "train":
+		return imageloader.Train(size), nil
+	case "eval":
+		return imageloader.Eval(size*8/7, size), nil
+	}
+	return imageloader.Transform{}, cli.Usagef("there is no transform %q: train and eval are known", kind)
+}
+
+// labelText returns the label of sample i of a batch: its class, or the classes and their shares if
+// images are mixed or have several labels.
+func labelText(b *imageloader.Batch, i int, classes []string) string {
+	if b.Soft == nil {
+		return fmt.Sprintf("%d %s", b.Labels[i], classes[b.Labels[i]])
+	}
+	var parts []string
+	for label, share := range b.Soft[i*len(classes) : (i+1)*len(classes)] {
+		switch {
+		case share == 1:
+			parts = append(parts, fmt.Sprintf("%d %s", label, classes[label]))
+		case share > 0:
+			parts = append(parts, fmt.Sprintf("%.0f%% %s", 100*share, classes[label]))
+		}
+	}
+	if len(parts) == 0 {
+		return "no label"
+	}
+	return strings.Join(parts, ", ")
 }
 
 // sheet is a contact sheet: batches from top to bottom, each with a heading.

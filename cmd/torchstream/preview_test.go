@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/clitest"
 )
 
@@ -111,5 +112,34 @@ func TestPreviewErrors(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
 		t.Errorf("files are left: %v, want none", left)
+	}
+}
+
+// preview draws the folder that train trains on, and the labels of mixed images and of images with
+// several labels.
+func TestPreviewDrawsWhatTrainTrains(t *testing.T) {
+	archive := clitest.WriteTar(t, map[string]string{"train/cat/1.png": onePixel(t), "train/dog/2.png": onePixel(t),
+		"test/cat/3.png": onePixel(t), "list.csv": "id,cat,dog\n1,1,1\n2,0,0\n"})
+	out := filepath.Join(t.TempDir(), "sheet.png")
+	for says, args := range map[string][]string{
+		"training on train, evaluating on test\n" + out + ": 2 samples in": {"-mixup", "0.5"},
+		": 2 samples in 1 batch, 2 classes":                                {"-list", "list.csv", "-multi-label"},
+		"1 image without a row in":                                         {"-list", "list.csv", "-multi-label", "-cutmix", "1"},
+	} {
+		status, stdout, stderr := command(t, append([]string{"preview", "-archive", archive, "-o", out, "-size", "32"}, args...)...)
+		if status != 0 || !strings.Contains(stdout, says) {
+			t.Errorf("%q: got status %d, %s%s, want %q", args, status, stdout, stderr, says)
+		}
+	}
+	classes := []string{"cat", "dog", "hen"}
+	b := &imageloader.Batch{Labels: []int64{0, 1, 2}, Soft: []float32{0.75, 0, 0.25, 0, 0, 0, 1, 0, 1}}
+	for i, want := range []string{"75% cat, 25% hen", "no label", "0 cat, 2 hen"} {
+		if got := labelText(b, i, classes); got != want {
+			t.Errorf("sample %d: got %q, want %q", i, got, want)
+		}
+	}
+	b.Soft = nil
+	if got := labelText(b, 2, classes); got != "2 hen" {
+		t.Errorf("got %q, want %q", got, "2 hen")
 	}
 }

@@ -96,6 +96,9 @@ func (o *trainOptions) processes(env distributed.Environment) (int, error) {
 
 // checkJob refuses -gpus and -ranks that contradict each other or -device.
 func (o *trainOptions) checkJob() error {
+	if o.accumulate > 1 && (o.job.gpus > 1 || o.job.size() > 1) {
+		return cli.UsageError{Message: "-accumulate is for one GPU: with several, give each a smaller -batch"}
+	}
 	j := &o.job
 	switch {
 	case j.gpus < 0 || j.ranks < 0:
