@@ -50,12 +50,11 @@ func (l *Loader) indexConfig() index.Config {
 // MakeIndex reads a whole archive and writes its index, even if one exists. The first epoch over an
 // archive also makes the index.
 //
-// MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, List,
-// ListFormat, MultiLabel, OpenSource and Logger.
-// WebDataset, and whether there are Masks or a List, must equal the loaders' options. Otherwise the
-// loaders do not use the index. If progress is not nil, MakeIndex calls it now and then from the
-// caller's goroutine. A directory or a zip needs no index and is an error. MakeIndex does not wait
-// for other processes. OpenContext, in any process, waits for MakeIndex.
+// MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, List, ListFormat, MultiLabel,
+// OpenSource and Logger. WebDataset, and whether there are Masks or a List, must equal the loaders'
+// options. Otherwise the loaders do not use the index. If progress is not nil, MakeIndex calls it
+// now and then from the caller's goroutine. A directory or a zip needs no index and is an error.
+// MakeIndex does not wait for other processes. OpenContext, in any process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex, o.Part, o.ListFormat.GroupColumn = false, Part{}, "" // the index has all samples
 	o, err := o.withDefaults()
@@ -147,10 +146,11 @@ func (l *Loader) searches(x *index.Index) *devplan.Searches {
 // ListError is an error in a line of Options.List.
 type ListError = index.ListError
 
-// ListReport compares Options.List with the archive.
+// ListReport is the result of comparing Options.List with the archive.
 type ListReport = index.ListReport
 
-// ListReport compares Options.List with the archive. It returns nil without a list.
+// ListReport returns the result of comparing Options.List with the archive. It returns nil without
+// a list.
 func (l *Loader) ListReport() *ListReport {
 	x := l.index.Load()
 	if x == nil || x.List() == nil {

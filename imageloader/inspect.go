@@ -87,7 +87,7 @@ func Inspect(ctx context.Context, path string, o Options, progress func(Progress
 
 // inspectedBy returns a loader for inspecting an archive, without opening the archive.
 func inspectedBy(path string, o Options, file func(string) (archive.File, error), c sample.Codecs) (*Loader, error) {
-	o.ListFormat.GroupColumn = "" // for a part, and all samples are inspected
+	o.ListFormat.GroupColumn = "" // only Part needs groups, and Inspect reads all samples
 	o, err := Options{
 		WebDataset: o.WebDataset, List: o.List, ListFormat: o.ListFormat,
 		MultiLabel: o.MultiLabel && o.List != "", Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes,

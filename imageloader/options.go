@@ -94,31 +94,31 @@ type Options struct {
 	// before "9". With Classes all labels are names, in the order of Classes.
 	WebDataset bool
 	// MultiLabel gives each sample of WebDataset, of a List or of a Parquet file any number of
-	// labels. With WebDataset, a sample's labels are the words of its .cls, separated by white
-	// space or commas, or an array of strings and whole numbers in the field labels, label, cls or
-	// class of its .json. In a List they are the words of a field, or several columns: see
-	// ListFormat. In a Parquet file they are in a column of lists, or in several columns: see
+	// labels. In WebDataset, a sample's labels are the words of its .cls, separated by white space
+	// or commas. They may also be an array of strings and whole numbers in its .json, in the field
+	// labels, label, cls or class. In a List, they are the words of a field, or in several columns:
+	// see ListFormat. In a Parquet file, they are in a column of lists, or in several columns: see
 	// Columns. The field "labels" of a batch is then float32 [classes], with a 1 for each label and
 	// 0 otherwise, and Sample.Label is 0. WebDataset's rule for numbers and names applies to the
 	// labels of all samples together. A sample without labels has only zeros.
 	MultiLabel bool
-	// List is the path or URL of a CSV or TSV file that lists the samples and their labels, or, if
-	// there is no such file, the name of a member of the archive. The separator is a comma, a
-	// semicolon or a tab; the text is UTF-8, or UTF-16 with a byte order mark. Labels do not come
+	// List is the path or URL of a CSV or TSV file that lists the samples and their labels. If
+	// there is no such file, List is the name of a member of the archive. The separator is a comma,
+	// a semicolon or a tab. The text is UTF-8, or UTF-16 with a byte order mark. Labels do not come
 	// from directories, and members that are not listed are not samples. Samples stay in the
 	// archive's order. WebDataset's rule for numbers and names applies to the labels.
 	//
-	// If the first line has the names of columns, the names and labels are in the columns that
-	// ListFormat chooses, or else in those with usual names (path, file, image, id, ...; label,
-	// class, target, tags, ...). Otherwise they are in the first two columns. A name is a member's
-	// path, or the end of it, without its extension or with it. Folders before the archive's are
-	// ignored if all names have them.
+	// If the first line has column names, ListFormat chooses the columns of the names and the
+	// labels. A column that it does not choose is found by a usual column name (path, file, image,
+	// id, ...; label, class, target, tags, ...). Without column names, names and labels are in the
+	// first two columns. A name is a member's path or the end of it, with or without the extension.
+	// If all names start with folders that the archive does not have, these folders are ignored.
 	//
 	// Rows whose image is not in the archive, repeated rows, and images without a row are counted
-	// (ListReport) and logged. It is a *ListError with file and line if rows contradict each other,
-	// if a name fits two images, or if no row has an image. A label that is not among Classes is an
-	// *UnknownClassError. Open reads a whole archive if it has no index, and up to the list if that
-	// is a member.
+	// (ListReport) and logged. It is a *ListError with file and line if two rows contradict each
+	// other, if a name fits two images, or if no row has an image. A label that is not among
+	// Classes is an *UnknownClassError. Open reads a whole archive if it has no index. If the list
+	// is a member, Open also reads the archive up to that member.
 	List       string
 	ListFormat ListFormat
 	// Columns selects the columns of Parquet files with the images and the labels.

@@ -20,19 +20,19 @@ type List struct {
 	format     ListFormat
 	columns    columns
 	rows       []listRow
-	byPath     map[string]int32 // indexes of rows
-	prefix     string           // the folders that all names start with, with a slash at the end, or ""
+	byPath     map[string]int32 // row numbers by path
+	prefix     string           // folders at the start of all paths, with a slash at the end; "" if there are none
 	labels     []listLabel
-	hot        []string // the names of one-hot columns, or nil
+	hot        []string // names of one-hot columns; nil: there are none
 	groups     []string
-	duplicates int // rows that repeat an earlier one
+	duplicates int // number of rows that repeat an earlier one
 	comma      string
 }
 
 type listRow struct{ label, group, line int32 }
 
-// listLabel is a label and the path of the first row that has it. With lists of labels, name is the
-// text of a list: see listOf.
+// listLabel is a label, and the path in the first row with this label. If images have lists of
+// labels, name is the text of a list: see listOf.
 type listLabel struct {
 	name, path string
 	line       int32
@@ -55,17 +55,17 @@ func (e *ListError) Unwrap() error { return e.Err }
 type listReader struct {
 	*List
 	table  *listText
-	labels map[string]int32 // indexes of List.labels by their text in the list
-	groups map[string]int32 // indexes of List.groups
+	labels map[string]int32 // indexes in List.labels, by the label's text in the list
+	groups map[string]int32 // indexes in List.groups
 	multi  bool
 }
 
-// fieldEnd separates the fields of several columns in the text of a label.
+// fieldEnd ends each field in the text of a label that consists of several columns.
 const fieldEnd = "\x00"
 
-// ReadList reads a list in the format of RFC 4180, or with semicolons or tabs, in UTF-8 or, with a
-// byte order mark, UTF-16. It ignores spaces around fields. multi allows several labels for an
-// image. An error in a line is a *ListError.
+// ReadList reads a list in the format of RFC 4180. The separator may also be a semicolon or a tab.
+// The encoding is UTF-8, or UTF-16 if there is a byte order mark. ReadList ignores spaces around
+// fields. multi allows several labels for an image. An error in a line is a *ListError.
 func ReadList(file string, in io.Reader, f ListFormat, multi bool) (*List, error) {
 	t, err := newListText(file, in)
 	if err != nil {
@@ -74,7 +74,7 @@ func ReadList(file string, in io.Reader, f ListFormat, multi bool) (*List, error
 	r := &listReader{List: &List{file: file, format: f, byPath: map[string]int32{}, comma: t.separatorName()}, table: t,
 		labels: map[string]int32{}, groups: map[string]int32{}, multi: multi}
 	first, line, err := t.read()
-	first = slices.Clone(first) // the reader reuses it
+	first = slices.Clone(first) // the reader reuses its memory
 	if err == io.EOF {
 		return nil, r.empty()
 	}
@@ -140,7 +140,7 @@ func (r *listReader) add(record []string, line int) error {
 		}
 		row.group = intern(r.groups, group, func(group string) { r.List.groups = append(r.List.groups, group) })
 	}
-	if !strings.Contains(name, "/") { // names of Windows
+	if !strings.Contains(name, "/") { // paths of Windows have backslashes
 		name = strings.ReplaceAll(name, "\\", "/")
 	}
 	name = strings.Clone(path.Clean(name)) // the reader reuses the record's memory
@@ -158,7 +158,7 @@ func (r *listReader) add(record []string, line int) error {
 	return nil
 }
 
-// intern returns the number of a text. It calls add for a new text.
+// intern returns the number of a text. If the text is new, intern calls add.
 func intern(numbers map[string]int32, text string, add func(string)) int32 {
 	number, known := numbers[text]
 	if !known {
@@ -169,8 +169,8 @@ func intern(numbers map[string]int32, text string, add func(string)) int32 {
 	return number
 }
 
-// label returns the text of a row's label: the field, or the fields of all columns of labels, each
-// with fieldEnd.
+// label returns the text of a row's label. This is a field, or the fields of all label columns,
+// each with fieldEnd at its end.
 func (r *listReader) label(record []string, name string) (string, error) {
 	c := &r.columns
 	var text strings.Builder
@@ -195,7 +195,8 @@ func (r *listReader) label(record []string, name string) (string, error) {
 	return text.String(), nil
 }
 
-// again counts a row that repeats an earlier one. It is an error if they contradict each other.
+// again counts a row with the name of an earlier row. It is an error if the two rows have different
+// labels or groups.
 func (r *listReader) again(name string, before, row listRow) error {
 	if before.label == row.label && before.group == row.group {
 		r.duplicates++
@@ -212,7 +213,7 @@ func (r *listReader) again(name string, before, row listRow) error {
 		name, before.line, what, show(a), show(b))
 }
 
-// commonFolders returns the folders that two names start with, with a slash at the end, or "".
+// commonFolders returns the folders at the start of both names, with a slash at the end, or "".
 func commonFolders(a, b string) string {
 	n := 0
 	for n < len(a) && n < len(b) && a[n] == b[n] {
@@ -221,7 +222,7 @@ func commonFolders(a, b string) string {
 	return a[:strings.LastIndexByte(a[:n], '/')+1]
 }
 
-// finish makes the labels from their texts in the list.
+// finish turns the texts of the labels into labels, after the last row.
 func (r *listReader) finish() error {
 	c := &r.columns
 	if len(c.labels) > 1 {
@@ -255,7 +256,7 @@ func (r *listReader) finish() error {
 	return nil
 }
 
-// setList gives a label the text of a list.
+// setList replaces a label's name by the text of a list with these labels.
 func (r *listReader) setList(l *listLabel, words []string) (err error) {
 	if l.name, err = listOf(words); err != nil {
 		return &ListError{r.file, int(l.line), fmt.Errorf("column %s: %w", r.columns.titles(r.columns.labels), err)}
@@ -263,7 +264,7 @@ func (r *listReader) setList(l *listLabel, words []string) (err error) {
 	return nil
 }
 
-// finishColumns makes the labels from the fields of several columns.
+// finishColumns implements finish for a list with several label columns.
 func (r *listReader) finishColumns() (err error) {
 	c := &r.columns
 	fields := func(l *listLabel) []string { return strings.Split(strings.TrimSuffix(l.name, fieldEnd), fieldEnd) }
@@ -309,7 +310,7 @@ func (r *listReader) finishColumns() (err error) {
 	return nil
 }
 
-// only makes a label of one class.
+// only sets the name of a label that must have exactly one class.
 func (l *listLabel) only(file string, words []string) error {
 	if len(words) == 1 {
 		l.name = words[0]
@@ -324,18 +325,18 @@ func (l *listLabel) only(file string, words []string) error {
 		"correct the line, or choose other columns (Options.ListFormat.LabelColumns)", l.path, many(len(words), "label", "labels"), which)}
 }
 
-// at returns the list's file and a line number, for errors that have no file.
+// at returns the list's file and a line number, for errors that do not name the file.
 func (l *List) at(line int32) string { return fmt.Sprintf("%s:%d", l.file, line) }
 
-// listLabels are the classes of a list, and its labels as numbers of classes.
+// listLabels has the classes of a list, and its labels as class numbers.
 type listLabels struct {
 	classes []string
 	label   []int32   // by index of List.labels; nil with MultiLabel
 	lists   [][]int32 // by index of List.labels, with MultiLabel
 }
 
-// resolve returns the classes and the labels of a list. Classes are numbered by the rules for
-// WebDataset labels. All one-hot columns are classes, unless classes are given.
+// resolve returns the classes and the labels of a list. The rules for WebDataset labels number the
+// classes. Every one-hot column is a class, unless classes are given.
 func (l *List) resolve(c *Config) (r listLabels, err error) {
 	d, err := newDirectories(l.file, &Config{Classes: c.Classes, WebDataset: true, MultiLabel: c.MultiLabel})
 	if err != nil {
@@ -399,8 +400,7 @@ func (l *List) unknownClass(i int, class string, c *Config) error {
 	return &UnknownClassError{File: l.at(x.line), Name: x.path, Class: class, Known: c.Classes}
 }
 
-// listDirectory is the only directory in the index file of a list, because a list does not use
-// directories.
+// listDirectory is the only directory in the index file of a list. A list does not use directories.
 const listDirectory = "*"
 
 // addListed implements add for a list. It records every member, so that one index file serves all
@@ -418,7 +418,7 @@ func (b *Builder) addListed(m *archive.Member, magic []byte) (number int, err er
 	return b.record(m, dir, flags)
 }
 
-// loadListed reads the members, and makes those in the list the samples of x.
+// loadListed reads the members. Those in the list become the samples of x.
 func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	list := b.config.List
 	labels, err := list.resolve(&b.config)

@@ -8,23 +8,25 @@ import (
 	"strings"
 )
 
-// ListFormat says which columns of a list have its names and labels. The zero value finds them: see
-// imageloader.Options.List. A column is given by its name in the first line, in upper or lower
-// case, or by its position, from "1".
+// ListFormat describes the columns of a list. With the zero value, ReadList finds the columns: see
+// imageloader.Options.List. A column is given by its name in the first line or by its position,
+// from "1". Upper and lower case are equal in names.
 type ListFormat struct {
-	NameColumn string // names or ids of the images
-	// LabelColumns has the columns of labels. "*" is each column other than the names and the
-	// groups. Several columns either have 0 or 1 for the class that the column is named after
-	// (one-hot), or names of classes, which need MultiLabel.
+	NameColumn string // column with the paths or ids of the images
+	// LabelColumns are the columns with the labels. "*" stands for all columns except those of the
+	// names and the groups. If there are several columns, they are one-hot or have class names. In
+	// a one-hot column, a 1 means that the image has the class with the column's name; all other
+	// values are 0. Several columns of class names need MultiLabel.
 	LabelColumns []string
-	// GroupColumn, if not empty, has the group of each image, such as a patient. Part.HeldOut then
-	// holds out whole groups.
+	// GroupColumn, if not empty, is the column with the group of each image, such as a patient.
+	// Part.HeldOut then holds out whole groups.
 	GroupColumn string
-	// Separator separates the labels in a field, with MultiLabel. "": the first of "|", ";", ","
-	// and white space that a label in the list has.
+	// Separator separates the labels in a field, with MultiLabel. "" selects the first of "|", ";"
+	// and "," that occurs in a label of the list, or else white space.
 	Separator string
-	// Folder, if not empty, is the folder of the archive that the names start from: "train", or "."
-	// for the whole archive. Images outside of it have no label. "": any folder.
+	// Folder, if not empty, is a folder of the archive, such as "train", or "." for the whole
+	// archive. Names in the list are relative to it, and images outside of it have no label. ""
+	// allows any folder.
 	Folder string
 }
 
@@ -33,16 +35,17 @@ func (f ListFormat) IsZero() bool {
 	return f.NameColumn == "" && len(f.LabelColumns) == 0 && f.GroupColumn == "" && f.Separator == "" && f.Folder == ""
 }
 
-// columns are the columns of a list, numbered from 0.
+// columns has the columns of a list, numbered from 0.
 type columns struct {
 	header []string // nil: the first line has data
 	name   int
 	labels []int
-	group  int // -1: none
+	group  int // -1: there is none
 }
 
-// nameColumns and labelColumns are the names of columns that are found, in order of preference.
-// Lower case and "_" also stand for upper case, spaces and "-".
+// nameColumns returns the column names that ReadList recognises as those of names, in order of
+// preference. labelColumns does the same for labels. Upper case counts as lower case, and spaces
+// and "-" count as "_".
 func nameColumns() []string {
 	return []string{"path", "file", "filename", "file_name", "image", "image_path", "img_path", "filepath",
 		"file_path", "image_name", "img_name", "image_file", "image_id", "img_id", "imageid", "image_index", "img", "id"}
@@ -53,7 +56,7 @@ func labelColumns() []string {
 		"diagnosis"}
 }
 
-// usual returns the first of a record's columns with one of the given names, or -1.
+// usual returns the index of the record's field that is the first of the given names, or -1.
 func usual(record, names []string) int {
 	for _, name := range names {
 		at := slices.IndexFunc(record, func(field string) bool {
@@ -66,8 +69,8 @@ func usual(record, names []string) int {
 	return -1
 }
 
-// findColumns finds the columns of a list from its first two records. The second is nil in a list
-// of one line.
+// findColumns finds the columns of a list from its first two records. second is nil if the list has
+// only one line.
 func (f *ListFormat) findColumns(first, second []string) (c columns, err error) {
 	byName, err := f.lookUp(first, &c)
 	if err != nil {
@@ -98,8 +101,8 @@ func (f *ListFormat) findColumns(first, second []string) (c columns, err error) 
 	return c, err
 }
 
-// lookUp finds the columns that the format names. byName reports whether the first record has the
-// name of one, so that it is a header.
+// lookUp finds the columns that the format selects. byName reports whether the format selects one
+// of them by a name in the first record. The first record is then a header.
 func (f *ListFormat) lookUp(first []string, c *columns) (byName bool, err error) {
 	find := func(column string) (at int) {
 		if column == "" || err != nil {
@@ -145,7 +148,7 @@ func lookUpColumn(first []string, column string) (at int, named bool, err error)
 		column, namesOf(first))
 }
 
-// namesOf returns a list of columns for messages.
+// namesOf lists the columns of a record for messages.
 func namesOf(record []string) string {
 	const most = 20
 	var names []string
@@ -158,8 +161,10 @@ func namesOf(record []string) string {
 	return strings.Join(names, ", ")
 }
 
-// isHeader reports whether the first record has the names of columns: it has no file name of an
-// image, and there is the usual name of a column, or the next record has a file name below a word.
+// isHeader reports whether the first record has the names of columns. A record that contains the
+// file name of an image is not a header. Any other record is a header if it has a usual column
+// name, or if it has a word in the column where the second record has the file name of an image. A
+// single record is a header only if it has usual names of both columns.
 func isHeader(first, second []string) bool {
 	image := func(field string) bool { return claimsByName(strings.TrimSpace(field)) }
 	if slices.ContainsFunc(first, image) {
@@ -179,7 +184,7 @@ func isHeader(first, second []string) bool {
 	return at >= 0 && word != "" && !strings.Contains(word, "/") && (word[0] < '0' || word[0] > '9')
 }
 
-// findName returns the column of names.
+// findName returns the column of the images' names.
 func (c *columns) findName(first, second []string) int {
 	taken := func(at int) bool { return at < 0 || at == c.group || slices.Contains(c.labels, at) }
 	label := -1
@@ -195,7 +200,7 @@ func (c *columns) findName(first, second []string) int {
 			return at
 		}
 	}
-	for at, field := range first { // the index column of a data frame has no name
+	for at, field := range first { // a data frame's index column has no name
 		if !taken(at) && at != label && (c.header == nil || strings.TrimSpace(field) != "") {
 			return at
 		}
@@ -203,7 +208,7 @@ func (c *columns) findName(first, second []string) int {
 	return 0
 }
 
-// others returns all columns other than the names and the groups.
+// others returns all columns except those of the names and the groups.
 func (c *columns) others(count int) (list []int) {
 	for at := range count {
 		if at != c.name && at != c.group {
@@ -213,11 +218,11 @@ func (c *columns) others(count int) (list []int) {
 	return list
 }
 
-// findLabels finds the columns of labels.
+// findLabels finds the columns with the labels.
 func (c *columns) findLabels(first, second []string) error {
 	others := c.others(len(first))
 	if c.header == nil {
-		if len(others) == 0 { // the record is too short: add reports it
+		if len(others) == 0 { // add reports that the record is too short
 			others = []int{c.name + 1}
 		}
 		c.labels = others[:1]
@@ -240,7 +245,7 @@ func (c *columns) findLabels(first, second []string) error {
 		_, hot := isHot(fieldOf(second, at))
 		return !hot
 	}):
-		c.labels = named // one-hot
+		c.labels = named // one-hot columns
 		return nil
 	}
 	return fmt.Errorf("the columns are %s, and which have the labels is unclear: choose them "+
@@ -288,10 +293,10 @@ func (c *columns) titles(list []int) string {
 	return strings.Join(names, ", ")
 }
 
-// need returns the number of columns that a record needs.
+// need returns the minimum number of columns in a record.
 func (c *columns) need() int { return max(c.name, c.group, slices.Max(c.labels)) + 1 }
 
-// hotNames returns the names of one-hot columns, which are classes.
+// hotNames returns the names of the one-hot columns. They are the classes.
 func (c *columns) hotNames() (names []string, err error) {
 	seen := map[string]bool{}
 	for _, at := range c.labels {
@@ -308,6 +313,6 @@ func (c *columns) hotNames() (names []string, err error) {
 	return names, nil
 }
 
-// errSeveral is the error for several columns of names.
+// errSeveral is the error for several label columns without MultiLabel.
 var errSeveral = errors.New("several columns of labels give an image several labels (Options.MultiLabel): for one " +
 	"label an image choose one column (Options.ListFormat.LabelColumns)")

@@ -14,38 +14,39 @@ import (
 // ListReport compares a list with an archive.
 type ListReport struct {
 	File string // the list: a file, or a member of the archive
-	// Columns says which columns were used: "names in column 1 (id), labels in column 2 (breed)".
+	// Columns describes the columns in use: "names in column 1 (id), labels in column 2 (breed)".
 	Columns    string
-	Rows       int // images that the list names
-	Duplicates int // rows that repeat the name and label of an earlier one
-	// WithoutImage counts the rows whose image is not in the archive. They are left out.
-	// FirstWithout is the name in the first of them, in line FirstWithoutLine.
+	Rows       int // number of images that the list names
+	Duplicates int // number of rows with the name and label of an earlier row
+	// WithoutImage counts the rows whose image is not in the archive. These rows are left out.
+	// FirstWithout is the name in the first of these rows, and FirstWithoutLine is its line.
 	WithoutImage     int
 	FirstWithout     string
 	FirstWithoutLine int
-	// Unlisted counts the archive's images without a row, which are not samples.
+	// Unlisted counts the images of the archive without a row. They are not samples. FirstUnlisted
+	// is the name of the first of them.
 	Unlisted      int
 	FirstUnlisted string
 }
 
-// listMatcher finds the row of each member of an archive. A member that has no row of exactly its
-// name is compared again without leading folders and without its extension.
+// listMatcher finds the row of each member of an archive. If no row has exactly the member's name,
+// listMatcher compares the names without leading folders and without the extension.
 type listMatcher struct {
 	list    *List
 	archive string
-	before  []string // folders that names in the list may have and members may not: see List.prefixes
+	before  []string // folders that may precede a member's name in the list: see List.prefixes
 	rows    []matched
-	names   []byte // of the members with inexact matches; a byte 0 follows each
+	names   []byte // names of the members with inexact matches, each with a byte 0 at its end
 	key     []byte
 	report  ListReport
-	forms   map[string]string // of the names in the list that are not ASCII
-	twins   [2]string         // a name in the list and its member that differ in their Unicode normal form
+	forms   map[string]string // Unicode normal forms of the non-ASCII names in the list
+	twins   [2]string         // a name in the list, and a member's name with the same Unicode normal form
 }
 
 // matched is the match of a row.
 type matched struct {
 	kind matchKind
-	at   int64 // in names
+	at   int64 // position of the member's name in names
 }
 
 type matchKind uint8
@@ -54,7 +55,7 @@ const (
 	unmatched matchKind = iota
 	matchedInexactly
 	matchedExactly
-	matchedByTwin // another row has the same image
+	matchedByTwin // another row names the same image
 )
 
 func newListMatcher(list *List, archive string) *listMatcher {
@@ -62,7 +63,7 @@ func newListMatcher(list *List, archive string) *listMatcher {
 		report: ListReport{File: list.file, Columns: list.described(), Rows: len(list.rows), Duplicates: list.duplicates}}
 }
 
-// described describes the columns of a list.
+// described returns a description of the list's columns.
 func (l *List) described() string {
 	c := &l.columns
 	text := fmt.Sprintf("names in column %s, labels in column %s", c.title(c.name), c.titles(c.labels))
@@ -72,7 +73,8 @@ func (l *List) described() string {
 	return text
 }
 
-// prefixes returns "" and the leading parts of List.prefix, the last maxFolders ones.
+// prefixes returns "" and the leading parts of List.prefix. If there are more than maxFolders
+// parts, it returns the longest ones.
 func (l *List) prefixes() []string {
 	list := []string{""}
 	for at := range len(l.prefix) {
@@ -83,11 +85,12 @@ func (l *List) prefixes() []string {
 	return slices.Delete(list, 1, max(1, len(list)-maxFolders))
 }
 
-// maxFolders is the maximum number of folders in a name that are compared.
+// maxFolders is the maximum number of leading folders that may differ between a name in the list
+// and a member's name.
 const maxFolders = 16
 
-// match returns the row of a member, or -1 if it has none. image reports whether the member looks
-// like an image: other members need a row of exactly their name.
+// match returns the row of a member, or -1 if there is none. image reports whether the member looks
+// like an image. Any other member needs a row with exactly its name.
 func (m *listMatcher) match(name string, image bool) (row int32, err error) {
 	row, twin, exact := m.find(name, image)
 	if row < 0 {
@@ -117,7 +120,7 @@ func (m *listMatcher) match(name string, image bool) (row int32, err error) {
 	return row, nil
 }
 
-// ambiguous returns the error for a row with two images.
+// ambiguous returns the error for a row that fits two images.
 func (m *listMatcher) ambiguous(row int32, first, second string) error {
 	return &ListError{m.list.file, int(m.list.rows[row].line), fmt.Errorf("%q may be %q or %q in %s: choose the folder "+
 		"that the names start from (Options.ListFormat.Folder), or give the whole path with its extension",
@@ -134,7 +137,7 @@ func (m *listMatcher) nameOf(row int32) string {
 	return ""
 }
 
-// same checks that two rows of an image agree.
+// same returns an error if two rows of one image have different labels or groups.
 func (m *listMatcher) same(row, twin int32) error {
 	l := m.list
 	a, b := l.rows[row], l.rows[twin]
@@ -153,8 +156,8 @@ func (m *listMatcher) same(row, twin int32) error {
 	return nil
 }
 
-// find returns the row of a member, and a second row with the member's name without its extension,
-// or -1. exact reports whether the row has the member's whole name.
+// find returns the row of a member. If another row has the member's name without the extension,
+// twin is that row, and otherwise -1. exact reports whether the row has the member's whole name.
 func (m *listMatcher) find(name string, image bool) (row, twin int32, exact bool) {
 	short := name
 	if dot := strings.LastIndexByte(name, '.'); image && dot > strings.LastIndexByte(name, '/')+1 {
@@ -181,12 +184,12 @@ func (m *listMatcher) find(name string, image bool) (row, twin int32, exact bool
 		_, twin = m.look("", name, short)
 		return row, twin, true
 	}
-	for _, before := range m.before { // the names in the list have more folders, or as many
+	for _, before := range m.before { // names in the list may have more folders than the member's name
 		if row, twin = m.look(before, name, short); row >= 0 {
 			return row, twin, false
 		}
 	}
-	for range maxFolders { // the archive's names have more
+	for range maxFolders { // the member's name may have more folders
 		slash := strings.IndexByte(short, '/')
 		if slash < 0 {
 			break
@@ -199,8 +202,8 @@ func (m *listMatcher) find(name string, image bool) (row, twin int32, exact bool
 	return -1, -1, false
 }
 
-// look looks for a row of a name, with and without its extension. twin is the second one if there
-// are both.
+// look finds the row of a name, with or without its extension. If the list has both, row is the one
+// with the extension, and twin the other.
 func (m *listMatcher) look(prefix, name, short string) (row, twin int32) {
 	at := func(name string) int32 {
 		m.key = append(append(m.key[:0], prefix...), name...)
@@ -235,8 +238,8 @@ func (m *listMatcher) unlisted(name string, image bool) int32 {
 	return -1
 }
 
-// finish reports on all rows, after the last member. It is an error if no row has an image, or if
-// the first line looks like a header.
+// finish reports on all rows, after the last member. It returns an error if no row has an image, or
+// if the first line looks like a header.
 func (m *listMatcher) finish(log *slog.Logger) (*ListReport, error) {
 	l, r := m.list, &m.report
 	first := int32(-1)
@@ -268,7 +271,8 @@ func (m *listMatcher) finish(log *slog.Logger) (*ListReport, error) {
 	return r, nil
 }
 
-// oddFirst reports whether the first of several rows alone has its label, as a header has.
+// oddFirst reports whether the first row has a label that no other row has. The first row may then
+// be a header.
 func (l *List) oddFirst() bool {
 	return len(l.rows) > 1 && !slices.ContainsFunc(l.rows[1:], func(r listRow) bool { return r.label == l.rows[0].label })
 }
@@ -291,7 +295,7 @@ func (m *listMatcher) missing() error {
 		others, hint+m.hint())}
 }
 
-// hint explains why a name in the list may have no member. It is added to the error.
+// hint explains why a name in the list may have no member. The caller adds it to the error.
 func (m *listMatcher) hint() string {
 	switch {
 	case m.twins[0] != "":

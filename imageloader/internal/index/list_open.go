@@ -15,7 +15,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// maxListBytes is the maximum size of a list's file, which is read into memory.
+// maxListBytes is the maximum size of a list's file. The file is read into memory.
 const maxListBytes = 1 << 30
 
 // ListOptions configures OpenList.
@@ -26,20 +26,20 @@ type ListOptions struct {
 	Logger     *slog.Logger
 }
 
-// wrongList is an error in the text of a list.
+// wrongList is an error in the content of a list.
 type wrongList struct{ error }
 
 func (e wrongList) Unwrap() error { return e.error }
 
-// IsWrongList reports whether OpenList could read the list, and its text is wrong. The error then
+// IsWrongList reports whether OpenList has read the list, but its content is wrong. The error then
 // names the list.
 func IsWrongList(err error) bool {
 	var wrong wrongList
 	return errors.As(err, &wrong)
 }
 
-// OpenList reads the list at a path or URL. If there is no such file, it reads the member of the
-// archive with that name.
+// OpenList reads the list at a path or URL. If there is no such file, it reads the archive's member
+// with this name.
 func OpenList(ctx context.Context, list, archivePath string, o ListOptions) (*List, error) {
 	read := func(file string, in io.Reader) (*List, error) {
 		l, err := ReadList(file, in, o.Format, o.MultiLabel)
@@ -71,7 +71,7 @@ func OpenList(ctx context.Context, list, archivePath string, o ListOptions) (*Li
 	return read(list, f)
 }
 
-// checkListBytes refuses a list that is too large.
+// checkListBytes returns an error if a list is too large.
 func checkListBytes(name string, size int64) error {
 	if size > maxListBytes {
 		return fmt.Errorf("%s has %d bytes, over the limit of %d", name, size, maxListBytes)
@@ -79,15 +79,15 @@ func checkListBytes(name string, size int64) error {
 	return nil
 }
 
-// listMember is a member of an archive that is its list.
+// listMember is an archive's member that contains a list.
 type listMember struct {
 	name string
 	data []byte
 }
 
-// findListMember reads a list from an archive. The member has the list's name, or a name that ends
-// in it after a slash. missing is the error of the file with that name. It is part of the error if
-// there is no member.
+// findListMember reads a list from an archive. The member's path is the list's name, or ends with a
+// slash and this name. missing is the error for the file that does not exist. If there is no such
+// member, the error of findListMember contains missing.
 func findListMember(ctx context.Context, list, archivePath string, c archive.Config, missing error) (*listMember, error) {
 	a, err := archive.Open(ctx, archivePath, c)
 	if err != nil {

@@ -15,18 +15,18 @@ import (
 	"golang.org/x/text/encoding/unicode"
 )
 
-// sampleBytes is how much of a list decides its line ends and its separator.
+// sampleBytes is the size of the sample that decides a list's line ends and separator.
 const sampleBytes = 1 << 16
 
 // listText reads the records of a CSV or TSV file.
 type listText struct {
 	file    string
 	csv     *csv.Reader
-	skipped int // lines before the first that csv has read
+	skipped int // number of lines before the first that csv has read
 }
 
-// newListText finds out how a list is written: its encoding (UTF-8 or, with a byte order mark,
-// UTF-16), its line ends, and its separator. Files of other kinds are errors.
+// newListText detects a list's encoding, line ends and separator. The encoding is UTF-8, or UTF-16
+// if there is a byte order mark. Other kinds of files are errors.
 func newListText(file string, in io.Reader) (*listText, error) {
 	b, err := decoded(file, bufio.NewReaderSize(in, sampleBytes))
 	if err != nil {
@@ -42,12 +42,12 @@ func newListText(file string, in io.Reader) (*listText, error) {
 	}
 	t := &listText{file: file}
 	text := string(head)
-	if strings.Contains(text, "\r") && !strings.Contains(text, "\n") { // the lines of an old Mac
+	if strings.Contains(text, "\r") && !strings.Contains(text, "\n") { // line ends of old Macs
 		b = bufio.NewReaderSize(lineFeeds{b}, sampleBytes)
 		text = strings.ReplaceAll(text, "\r", "\n")
 	}
 	comma, directive := ',', false
-	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(strings.ToLower(first), "sep=") { // Excel's
+	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(strings.ToLower(first), "sep=") { // Excel writes such a line
 		rest := strings.TrimRight(first[len("sep="):], "\r")
 		if comma, directive = ';', utf8.RuneCountInString(rest) == 1; directive {
 			comma, _ = utf8.DecodeRuneInString(rest)
@@ -63,8 +63,9 @@ func newListText(file string, in io.Reader) (*listText, error) {
 	return t, nil
 }
 
-// decoded returns a list's text as UTF-8 without a byte order mark. Its reader has a buffer of
-// sampleBytes. It refuses files whose first bytes or names are not those of a text table.
+// decoded returns a reader of a list's text as UTF-8 without a byte order mark. The reader's buffer
+// has sampleBytes. decoded returns an error if the file's first bytes or name show that it is not a
+// text table.
 func decoded(file string, b *bufio.Reader) (*bufio.Reader, error) {
 	head, err := b.Peek(4)
 	if err != nil && err != io.EOF {
@@ -92,7 +93,7 @@ func decoded(file string, b *bufio.Reader) (*bufio.Reader, error) {
 	return b, nil
 }
 
-// lineFeeds reads with line feeds instead of carriage returns.
+// lineFeeds replaces carriage returns by line feeds.
 type lineFeeds struct{ in io.Reader }
 
 func (l lineFeeds) Read(p []byte) (n int, err error) {
@@ -105,9 +106,10 @@ func (l lineFeeds) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// separator returns the separator of a list's fields. text is its beginning, or all of it. The
-// separator gives each record at least two fields, if possible equally many, and if possible a
-// field that has the name of an image. Otherwise the file's name decides.
+// separator returns the separator of a list's fields. text is the beginning of the list, or the
+// whole list if all is set. A separator must divide each record into at least two fields. separator
+// prefers one that gives all records the same number of fields, and one of these whose fields
+// include the file name of an image. If no separator fits, the file's name decides.
 func separator(file, text string, all bool) rune {
 	ext := strings.ToLower(path.Ext(file))
 	if ext == ".tsv" || ext == ".tab" {
@@ -122,7 +124,8 @@ func separator(file, text string, all bool) rune {
 	return best
 }
 
-// separates returns how well a separator fits the first records of a text: 0 if it does not.
+// separates returns how well a separator fits the first records of a text. 0 means that it does not
+// fit.
 func separates(text string, comma rune, all bool) (fit int) {
 	const records = 20
 	r := csv.NewReader(strings.NewReader(text))
@@ -136,7 +139,7 @@ func separates(text string, comma rune, all bool) (fit int) {
 		sample = append(sample, record)
 	}
 	if len(sample) > 1 && (!all || len(sample) > records) {
-		sample = sample[:len(sample)-1] // it may be cut
+		sample = sample[:len(sample)-1] // the last record may be incomplete
 	}
 	if len(sample) == 0 || slices.ContainsFunc(sample, func(r []string) bool { return len(r) < 2 }) {
 		return 0
@@ -151,8 +154,8 @@ func separates(text string, comma rune, all bool) (fit int) {
 	return fit
 }
 
-// read returns the next record and the number of its line. The record is valid until the next call.
-// It returns io.EOF at the end.
+// read returns the next record and the number of its line. It returns io.EOF at the end. The record
+// is valid until the next call.
 func (t *listText) read() (record []string, line int, err error) {
 	record, err = t.csv.Read()
 	if err == nil {
@@ -171,7 +174,7 @@ func (t *listText) read() (record []string, line int, err error) {
 	return nil, 0, err
 }
 
-// separatorName returns the separator for messages.
+// separatorName returns the separator's name for messages.
 func (t *listText) separatorName() string {
 	switch t.csv.Comma {
 	case ',':

@@ -18,9 +18,10 @@ type Part struct {
 	// and at least one is not. In a class so small that the hash puts all samples on one side, one
 	// sample is moved to the other side.
 	//
-	// With ListFormat.GroupColumn no group has samples on both sides. Groups are chosen so that the
-	// share of each class is near HeldOut, in an order that a hash of Seed and the group's name
-	// gives. Adding groups later may move others.
+	// With ListFormat.GroupColumn, no group has samples on both sides. A hash of Seed and the
+	// group's name decides the order in which groups are considered. They are chosen so that the
+	// held-out share of each class is near HeldOut. Adding groups later may therefore move other
+	// groups.
 	HeldOut float64
 	// Test selects the samples that are held out, instead of the samples that are not.
 	Test bool

@@ -6,22 +6,22 @@ import (
 	"slices"
 )
 
-// fromList is what an index has from a list.
+// fromList holds the data that an index takes from a list.
 type fromList struct {
 	report     *ListReport // nil: there is no list
-	groups     []int32     // the group of each record; nil: there are none, or no part needs them
+	groups     []int32     // group of each record; nil: there are no groups, or no part needs them
 	groupNames []string
 }
 
-// groupSplit divides groups of samples into those that are held out and the others. It keeps the
-// share of each class near the wanted one.
+// groupSplit decides which groups of samples are held out. It keeps the held-out share of each
+// class near share.
 type groupSplit struct {
 	share  float64
 	groups map[int32]*heldGroup
-	counts []classCount // by class; the last has all samples
+	counts []classCount // by class; the last counts all samples
 }
 
-// heldGroup is a group that a split holds out or not.
+// heldGroup is a group that a groupSplit may hold out.
 type heldGroup struct {
 	hash    float64
 	name    int32
@@ -29,10 +29,11 @@ type heldGroup struct {
 	samples map[int]int // by class
 }
 
-// classCount counts a class's samples and groups, and those that are held out.
+// classCount counts a class's samples and groups. It also counts those that are held out.
 type classCount struct{ samples, groups, heldSamples, heldGroups int }
 
-// cost returns the distance from the wanted share. It is higher if the class is on one side only.
+// cost returns the distance of the held-out share from the wanted share. It is higher if all groups
+// of the class are on one side.
 func (c *classCount) cost(share float64) float64 {
 	cost := math.Abs(float64(c.heldSamples)/float64(c.samples) - share)
 	if c.groups > 1 && (c.heldGroups == 0 || c.heldGroups == c.groups) {
@@ -41,9 +42,9 @@ func (c *classCount) cost(share float64) float64 {
 	return cost
 }
 
-// heldOutGroups returns for each sample whether its group is held out. First the groups are held
-// out in the order of their hashes, each if it brings the shares of its classes nearer to the
-// wanted one. Then single groups change sides for as long as this brings them nearer.
+// heldOutGroups reports for each sample whether its group is held out. In the order of their
+// hashes, groups are held out if this brings the shares of their classes nearer to the wanted
+// share. After that, single groups change sides as long as this also does so.
 func (x *Index) heldOutGroups(p Part) []bool {
 	s := groupSplit{share: p.HeldOut, groups: map[int32]*heldGroup{}, counts: make([]classCount, len(x.classes)+1)}
 	for k := range x.samples {
@@ -82,7 +83,7 @@ func (s *groupSplit) add(g *heldGroup, class int) {
 	s.counts[class].samples++
 }
 
-// divide chooses the groups.
+// divide decides which groups are held out.
 func (s *groupSplit) divide() {
 	var order []*heldGroup
 	for _, g := range s.groups {
@@ -91,7 +92,7 @@ func (s *groupSplit) divide() {
 	slices.SortFunc(order, func(a, b *heldGroup) int {
 		return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(a.name, b.name))
 	})
-	const most = 20 // rounds
+	const most = 20 // rounds over all groups
 	for range most {
 		changed := false
 		for _, g := range order {
@@ -108,7 +109,7 @@ func (s *groupSplit) divide() {
 	}
 }
 
-// cost returns the costs of a group's classes.
+// cost returns the sum of the costs of a group's classes.
 func (s *groupSplit) cost(g *heldGroup) (cost float64) {
 	for _, class := range s.classes(g) {
 		cost += s.counts[class].cost(s.share)
