@@ -302,7 +302,7 @@ func (z *dividedOptimizer) gatherRow(scope *torch.Scope, own optim.State, at sta
 	return gatherParts(scope, z.g, z.name+".State", at, mine)
 }
 
-// partOf is a tensor with this rank's elements of a parameter, and the parameter.
+// partOf pairs a parameter with a tensor of this rank's elements of the parameter.
 type partOf struct {
 	p *shardedParameter
 	t *torch.Tensor
@@ -337,11 +337,12 @@ func gatherParts(scope *torch.Scope, g *Group, call string, at stateRow, mine []
 }
 
 // DividedState returns this rank's shards of the state, and describes how the ranks divide the
-// tensors of the whole state. The result lists all tensors of the whole state by name. Pass it to
+// tensors of the whole state. The Divided lists every tensor of the whole state by name. Pass it to
 // checkpoint.RankWriter if each rank writes its shard of a checkpoint. Scalars are whole: a step
 // count, for example, is the same for all elements. The caller does not own the tensors. Some
-// belong to the optimizer. The others are freed when State's tensors are freed. DividedState is a
-// collective and copies no tensor data. An error on one rank is an error on all.
+// belong to the optimizer. The others are freed together with the tensors that the method State
+// returns. DividedState is a collective and copies no tensor data. An error on one rank is an error
+// on all.
 func (z *dividedOptimizer) DividedState() (optim.State, checkpoint.Divided, error) {
 	if z.inner == nil {
 		return optim.State{}, nil, fmt.Errorf("distributed: %s.DividedState: %w", z.name, torch.ErrClosed)

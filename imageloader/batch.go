@@ -13,16 +13,16 @@ import (
 //	Label int    // number of the class; 0 with Options.Masks
 type Sample = sample.Sample
 
-// Batch is one batch of Epoch, with pixels in ordinary memory. It is valid until the next iteration
-// or the end of the loop. After that, another batch may reuse its memory. If break, return or a
-// panic leaves the loop, its last batch stays valid.
+// Batch is one batch of Epoch, with pixels in ordinary memory. It is valid until the next
+// iteration, or until the loop has run to its end. Then another batch may reuse its memory. If
+// break, return or a panic leaves the loop early, the batch of that iteration stays valid.
 type Batch struct {
 	N      int     // number of samples: BatchSize, or fewer in the last batch
 	Images []byte  // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised
 	Labels []int64 // [N]: labels of the samples before mixing; 0 with Options.Masks
 	Masks  []byte  // [N, Size, Size] of Options.Masks.DType, little endian; nil without masks
-	// Labels as numbers: [N, classes] with Transform.Mix or Options.MultiLabel, [N, TargetWidth]
-	// with Options.Target, otherwise nil.
+	// Labels as vectors, one for each sample: [N, classes] with Transform.Mix or
+	// Options.MultiLabel, [N, TargetWidth] with Options.Target, otherwise nil.
 	Soft    []float32
 	Samples []Sample // [N]; the program may keep them
 	State   State    // position after this batch, for Loader.Restore; the program may keep it

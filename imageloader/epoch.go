@@ -129,7 +129,8 @@ func (l *Loader) epoch(ctx context.Context, number, slots int) iter.Seq2[*Batch,
 					batch.Soft[i] = math.Float32frombits(binary.LittleEndian.Uint32(f.fields[1][4*i:]))
 				}
 			}
-			// The last batch stays valid after the loop, even after a panic in it.
+			// If the loop ends early, also by a panic, this batch stays valid: its fields are not
+			// unused.
 			unused = slices.DeleteFunc(unused, func(u [][]byte) bool { return &u[0] == &f.fields[0] })
 			if !yield(&batch, nil) {
 				return

@@ -121,16 +121,17 @@ func (l *Loader) classesDigest() string {
 }
 
 // harmless lists the fields of Options that do not change a batch, or that fingerprint handles
-// separately. The digest of the archive covers the samples and labels of a List.
+// separately. List and ListFormat are among them because the digest of the archive covers the
+// samples and labels of a List.
 var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex",
 	"NoEntryPoints", "MaxTranscodedBytes", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights",
 	"ShuffleBuffer", "ShuffleBytes", "List", "ListFormat"}
 
 // laterOptions lists fields that were added after the first version of states, with their defaults.
 // A state omits a field that has its default, so that earlier versions can read the state. A state
-// without the field counts as one with the default. For example, versions before Damaged refused
-// the images that Warned decodes. The states of these versions count as states of Warned, and the
-// rest of the epoch follows Warned.
+// without the field is restored as if it had the default. For example, versions without
+// Options.Damaged refused the images that Damaged: Warned decodes. The rest of an epoch of such a
+// version runs with Damaged: Warned.
 var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil",
 	"TargetWidth": "0", "MultiLabel": "false", "Part": "{}",
 	"Columns": "{}"}

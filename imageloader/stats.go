@@ -34,12 +34,12 @@ type Stats struct {
 	Orphans int
 
 	Workers    int
-	Queue      int   // samples that are currently read but not taken by a worker
-	QueueBytes int64 // compressed bytes that are currently read but not decoded, except in a shuffle buffer
+	Queue      int   // samples that have been read but not yet taken by a worker
+	QueueBytes int64 // compressed bytes that have been read but not yet decoded, without shuffle buffers
 
 	Decoded        map[DecodePath]int64 // images by decode path, including damaged images
 	Cropped        int64                // images of which only a crop was needed
-	GaveUp         int64                // JPEGs that our Huffman decoder passed to libjpeg-turbo: damaged or unusual
+	GaveUp         int64                // JPEGs that our Huffman decoder left to libjpeg-turbo: damaged or unusual
 	EntriesMade    int64                // JPEGs whose entry points were recorded
 	EntriesRefused int64                // JPEGs whose entry points did not match their bytes, and were not used
 	// TranscodedBytes is the current memory of baseline copies of progressive JPEGs: see
@@ -49,7 +49,9 @@ type Stats struct {
 	Elapsed time.Duration // time in epochs; concurrent epochs count separately
 	Read    time.Duration // waiting for the disk or the network
 	Inflate time.Duration // inflating, including the checksums and headers of a compressed archive
-	Decode  time.Duration // header, decode, crop, resize, and the operations of the transform; or planning
+	// Decode is the time for header, decode, crop, resize, and the operations of the transform. For
+	// images that the prefetcher's device decodes, it is the time to plan that work.
+	Decode time.Duration
 
 	// time that workers, or planning goroutines, wait for samples: high if reading or the consumer
 	// is the bottleneck
@@ -67,7 +69,7 @@ type DecodePath = count.DecodePath
 const (
 	ByEntryPoints = count.ByEntryPoints // JPEG: only the part that the crop needs
 	ByPlan        = count.ByPlan        // JPEG: decoded by the prefetcher's device
-	ByHuffman     = count.ByHuffman     // JPEG: our Huffman decoder, then libjpeg-turbo
+	ByHuffman     = count.ByHuffman     // JPEG: coefficients by our Huffman decoder, pixels by libjpeg-turbo
 	ByLibJPEG     = count.ByLibJPEG     // JPEG: libjpeg-turbo only: progressive, CMYK, ...
 	ByPNG         = count.ByPNG
 	ByWebP        = count.ByWebP

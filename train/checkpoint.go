@@ -132,7 +132,7 @@ func (c *Checkpoint) collect(path string) (*writing, error) {
 		named[n.Name] = n.Tensor
 	}
 	w.file[generatorsKey] = named
-	// All ranks call this even after an error: the optimizer's state may be a collective.
+	// All ranks call fill even after an error: reading the optimizer's state may be a collective.
 	err = errors.Join(err, c.fill(w))
 	if c.World != nil {
 		err = c.gather(w, states, err)
@@ -144,7 +144,7 @@ func (c *Checkpoint) collect(path string) (*writing, error) {
 	return w, nil
 }
 
-// fill adds the state of the objects in the fields to the file's value.
+// fill adds the state of the objects in c's fields, such as Model and Optimizer, to w.file.
 func (c *Checkpoint) fill(w *writing) error {
 	file := w.file
 	// All ranks continue even after an error: the calls below may be collectives.

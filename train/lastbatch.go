@@ -8,9 +8,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// stepOrRefuse trains on a batch. refused is set if the batch is a single sample for which a
-// normalisation cannot compute statistics, and is not the first of its epoch. The model is then
-// unchanged.
+// stepOrRefuse trains on a batch. refused is set if the batch, not the first of its epoch, is a
+// single sample for which a normalisation cannot compute statistics. The model is then unchanged.
 func (r *runner) stepOrRefuse(batch *prefetcher.Batch) (refused, err error) {
 	if batch.N != 1 || r.at.Batches == 0 {
 		return nil, r.step(batch)
@@ -33,8 +32,8 @@ func (r *runner) sayLeftOut(refused error) {
 	}
 	r.leftOut = true
 	if r.Log != nil {
-		r.Log.Warn("train: the last batch of an epoch is one sample and is left out: choose another "+
-			"batch size, or larger samples, to train on all",
+		r.Log.Warn("train: the last batch of an epoch is one sample and is left out: to train on "+
+			"every sample, choose another batch size, or larger images",
 			"epoch", r.at.Epoch+1, "reason", refused)
 	}
 }

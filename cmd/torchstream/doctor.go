@@ -136,8 +136,8 @@ func libtorch() []finding {
 }
 
 // givenLibTorch compares the LibTorch of the variable LIBTORCH with the LibTorch in use, and
-// reports the latter if they differ. LIBTORCH has an effect only when the shim is built, since the
-// shim then stores the folder.
+// reports the latter if they differ. Only the build of the shim reads LIBTORCH, and records the
+// folder.
 func givenLibTorch(given, used string) []finding {
 	for _, folder := range []string{filepath.Join(given, "torch", "lib"), filepath.Join(given, "lib")} {
 		path, err := filepath.EvalSymlinks(filepath.Join(folder, "libtorch_cpu.so"))
@@ -145,9 +145,9 @@ func givenLibTorch(given, used string) []finding {
 			return nil
 		}
 	}
-	return []finding{{"note", "LIBTORCH", printable.Name(given) + " is not used, but " + used,
-		"to use it build the shim again with LIBTORCH set (`torchstream setup`, or `make shim` in a " +
-			"clone), or else unset it"}}
+	return []finding{{"note", "LIBTORCH", used + " is used instead of " + printable.Name(given),
+		"to use the folder in LIBTORCH, build the shim again with LIBTORCH set (`torchstream setup`, or " +
+			"`make shim` in a clone); otherwise unset LIBTORCH"}}
 }
 
 // builtWith returns the CUDA version for which the shim was built.
@@ -180,11 +180,11 @@ func driverAndDevices(libcuda string) []finding {
 	switch {
 	case count == 0 && !driver:
 		return []finding{{"note", "GPU", "none, and no NVIDIA driver",
-			"everything runs on the CPU; for a GPU install the NVIDIA driver 580 or newer"}}
+			"everything runs on the CPU; to use a GPU, install NVIDIA driver 580 or newer"}}
 	case count == 0:
-		toDo := "the driver must be 580 or newer for CUDA 13: see whether nvidia-smi works"
+		toDo := "check that nvidia-smi works and that the driver is 580 or newer, which CUDA 13 needs"
 		if visible, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
-			toDo = fmt.Sprintf("CUDA_VISIBLE_DEVICES is %q: unset it; otherwise %s", visible, toDo)
+			toDo = fmt.Sprintf("CUDA_VISIBLE_DEVICES is %q: unset it; if that does not help, %s", visible, toDo)
 		}
 		return []finding{{"missing", "GPU",
 			"there is an NVIDIA driver " + version + " but no GPU that it lets this program use", toDo}}

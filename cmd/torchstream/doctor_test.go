@@ -117,7 +117,7 @@ func TestDoctorNamesAnIgnoredLibTorch(t *testing.T) {
 		at := slices.IndexFunc(report.Findings, func(f finding) bool { return f.What == "LIBTORCH" })
 		if (at >= 0) != ignored {
 			t.Errorf("LIBTORCH=%s: %s", given, stdout)
-		} else if ignored && (report.Findings[at].Found != given+" is not used, but "+used ||
+		} else if ignored && (report.Findings[at].Found != used+" is used instead of "+given ||
 			report.Findings[at].ToDo == "") {
 			t.Errorf("LIBTORCH=%s: %+v", given, report.Findings[at])
 		}

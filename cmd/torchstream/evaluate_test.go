@@ -331,7 +331,7 @@ func TestEvaluateMistakes(t *testing.T) {
 			"-bad-samples \"substitute\": want fail or skip"},
 		{[]string{"-archive", archive, "-decode-sms", "8"}, 2, "-decode-sms 8: want"},
 		{[]string{"-archive", archive, "-checkpoint", missing}, 1, missing + ": no such checkpoint"},
-		{[]string{"-archive", archive, "-checkpoint", foreign}, 1, foreign + " is no checkpoint of torchstream train"},
+		{[]string{"-archive", archive, "-checkpoint", foreign}, 1, foreign + " was not written by torchstream train"},
 		{[]string{"-archive", archive, "-checkpoint", huge}, 1, "1000000000"},
 		{[]string{"-archive", missing, "-checkpoint", checkpoint}, 1, missing},
 		{[]string{"-archive", archive, "-checkpoint", checkpoint, "-o", archive}, 1,

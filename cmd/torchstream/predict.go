@@ -179,8 +179,8 @@ func openTrained(path string) (*trained, error) {
 			return nil, fmt.Errorf("%s: no such checkpoint, but the same folder has the last one of a "+
 				"run: -checkpoint %s", printable.Name(path), printable.Name(last))
 		}
-		return nil, fmt.Errorf("%s: no such checkpoint: torchstream train writes one, best.pt in the "+
-			"folder of its -o; -checkpoint FILE names it", printable.Name(path))
+		return nil, fmt.Errorf("%s: no such checkpoint: torchstream train writes best.pt to its "+
+			"output folder (-o): pass that file with -checkpoint FILE", printable.Name(path))
 	}
 	if err != nil {
 		return nil, err
@@ -193,10 +193,9 @@ func openTrained(path string) (*trained, error) {
 	about, err := models.ParseMetadata(file.Metadata())
 	var lacks *models.MetadataError
 	if errors.As(err, &lacks) {
-		return nil, errors.Join(fmt.Errorf("%s is no checkpoint of torchstream train, which names its "+
-			"model, its classes and its size: its metadata has no valid %s; "+
-			"-checkpoint FILE names another, for instance trained/best.pt, and a program that trains "+
-			"sets train.Config.Metadata",
+		return nil, errors.Join(fmt.Errorf("%s was not written by torchstream train: its metadata "+
+			"has no valid %s: choose another with -checkpoint FILE, for instance trained/best.pt; if your "+
+			"own program trained the model, set train.Config.Metadata there",
 			printable.Name(path), strings.Join(lacks.Missing, ", ")), file.Close())
 	}
 	return &trained{file, about, path}, nil

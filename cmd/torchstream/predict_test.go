@@ -324,7 +324,7 @@ func TestPredictCommandLine(t *testing.T) {
 		{[]string{"-checkpoint", begun, photos}, 1,
 			"is a folder: name the checkpoint in it: -checkpoint " + filepath.Join(begun, "last.pt")},
 		{[]string{"-checkpoint", empty, photos}, 1, empty + " is a folder, without a checkpoint"},
-		{[]string{"-checkpoint", other, photos}, 1, other + " is no checkpoint of torchstream train"},
+		{[]string{"-checkpoint", other, photos}, 1, other + " was not written by torchstream train"},
 		{[]string{"-checkpoint", other, photos}, 1,
 			`has no valid "model" (such as resnet18), "classes" (such as ["cat","dog"]), "size" (such as 224); `},
 		{[]string{"-checkpoint", unsized, photos}, 1, `has no valid "size" (such as 224); `},

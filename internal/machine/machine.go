@@ -268,7 +268,7 @@ func GPU(ctx context.Context) Finding {
 	}
 	if version == "" && !in("nvidiactl", "/dev") {
 		return Finding{Note, "GPU", "none, and no NVIDIA driver",
-			"everything runs on the CPU; for a GPU install the NVIDIA driver 580 or newer"}
+			"everything runs on the CPU; to use a GPU, install NVIDIA driver 580 or newer"}
 	}
 	gpus := strings.Join(names(ctx), ", ")
 	switch {

@@ -10,11 +10,11 @@ import (
 
 // rareFormat is a format that few training sets have. Package raster decodes a whole image of such
 // a format, and the C library only resizes it. C libraries for these formats would be faster, but
-// would add much code and the risk of hostile bytes. (Debian's libtiff.a alone needs five other
+// would add much code and risks from hostile bytes. (Debian's libtiff.a alone needs five other
 // libraries.)
 //
-// A decoder uses 3 bytes of memory for each pixel, and reuses them for the next image.
-// ts_image_decoder uses up to 8 bytes for each pixel.
+// Decoding such a format takes 3 bytes of memory for each pixel, which the next image reuses. For
+// comparison, ts_image_decoder takes up to 8 bytes.
 
 type rareFormat struct {
 	number int32
@@ -44,7 +44,7 @@ func (f *rareFormat) failed(err error) error {
 		}
 		// The error's offset is within the JPEG.
 		inside := *fromLibrary
-		inside.Message, inside.Offset = "TIFF: of a JPEG inside: "+inside.Message, -1
+		inside.Message, inside.Offset = "TIFF: in an embedded JPEG: "+inside.Message, -1
 		return &inside
 	}
 	failure := &imagecapi.Error{Code: imagecapi.CodeDecode, Origin: "image", Message: err.Error(), Offset: -1}

@@ -49,8 +49,8 @@ func (x *Index) eachMark() func() (shard int, output int64, ok bool) {
 	}
 }
 
-// noteNumber records that the next sample is member i. It makes the list of numbers only once a
-// sample's number differs from its member's.
+// noteNumber records that the next sample is member i. It allocates t.numbers at the first
+// sample whose number differs from its member's. Until then the two are equal.
 func (t *recordTable) noteNumber(i, members int) {
 	k := len(t.samples)
 	if t.numbers == nil && i != k {

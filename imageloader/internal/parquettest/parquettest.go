@@ -100,7 +100,7 @@ func File(t testing.TB, rows []Row, l Layout) []byte {
 	return f.Bytes()
 }
 
-// sized returns a byte array that its size precedes.
+// sized returns s as a byte array, preceded by its length.
 func sized(s string) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(s))), s...)
 }
