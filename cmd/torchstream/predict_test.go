@@ -320,7 +320,7 @@ func TestPredictCommandLine(t *testing.T) {
 		{nil, 2, "predict needs an argument: IMAGE|FOLDER..."},
 		{[]string{"-top", "0", photos}, 2, "-batch and -top are at least 1"},
 		{[]string{photos, "-top", "2"}, 2, "options come before the images: -top"},
-		{[]string{"-checkpoint", filepath.Join(empty, "best.pt"), photos}, 1, "torchstream train writes one"},
+		{[]string{"-checkpoint", filepath.Join(empty, "best.pt"), photos}, 1, "torchstream train writes best.pt"},
 		{[]string{"-checkpoint", begun, photos}, 1,
 			"is a folder: name the checkpoint in it: -checkpoint " + filepath.Join(begun, "last.pt")},
 		{[]string{"-checkpoint", empty, photos}, 1, empty + " is a folder, without a checkpoint"},
