@@ -326,8 +326,8 @@ func TestPredictCommandLine(t *testing.T) {
 		{[]string{"-checkpoint", empty, photos}, 1, empty + " is a folder, without a checkpoint"},
 		{[]string{"-checkpoint", other, photos}, 1, other + " was not written by torchstream train"},
 		{[]string{"-checkpoint", other, photos}, 1,
-			`has no valid "model" (such as resnet18), "classes" (such as ["cat","dog"]), "size" (such as 224); `},
-		{[]string{"-checkpoint", unsized, photos}, 1, `has no valid "size" (such as 224); `},
+			`has no valid "model" (such as resnet18), "classes" (such as ["cat","dog"]), "size" (such as 224): choose`},
+		{[]string{"-checkpoint", unsized, photos}, 1, `has no valid "size" (such as 224): choose`},
 		{[]string{"-checkpoint", checkpoint, "-device", "cpu", empty}, 1, "nothing to classify"},
 	} {
 		status, stdout, stderr := command(t, append([]string{"predict"}, c.args...)...)
