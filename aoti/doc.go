@@ -19,16 +19,13 @@
 //
 // # Instances
 //
-// A model has [Options.Instances] instances, which share the weights. A run borrows an instance
+// A model has [Options.Instances] instances, each with the weights in memory. A run borrows an instance
 // while it enqueues its work. So this number bounds how many goroutines enqueue at the same time;
 // others wait in Run. A run on a GPU returns as soon as its work is enqueued. Runs on different
 // streams overlap on the GPU even with one instance.
 //
-// # Weights
+// # Graphs
 //
-// [Model.SetWeights] replaces all weights while other goroutines run the model. Every result is
-// computed with one set of weights. PyTorch compiles tensors of one dimension and at most 8
-// elements into the code, unless the package was exported with runtime constant folding, as
-// tools/export.py does. SetWeights refuses a set of weights with a name that the package cannot
-// replace.
+// A torch.Graphed may capture Run. Its first call, before the capture, also loads the kernels. The
+// graph keeps the instance that it captured.
 package aoti

@@ -15,7 +15,6 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/origin"
-	"github.com/torchstream/torchstream/torch"
 )
 
 // Options are the settings of [Load].
@@ -29,7 +28,7 @@ type Options struct {
 	// 1.
 	Instances int
 	// SHA256 is the hash of the file in hexadecimal digits. Load refuses a file with another hash
-	// before it runs anything. "" allows every file.
+	// before it runs anything. "" allows every file. No other program may write the file during Load.
 	SHA256 string
 }
 
@@ -162,46 +161,28 @@ func missingInstructions(names string) string {
 	return ""
 }
 
-// open makes the instances, and gives them common weights.
+// open makes the instances.
 func (m *Model) open(library string, instances int) error {
 	m.idle = make(chan *capi.Model, instances)
 	for range instances {
 		c, err := capi.OpenModel(library, m.files.path, int32(m.device))
 		if err != nil {
-			return err
+			return openError(err)
 		}
 		m.instances = append(m.instances, c)
 		m.idle <- c
 	}
-	m.names = capi.ModelConstants(m.instances[0])
 	if m.Inputs == nil {
-		if err := m.readStructure(); err != nil {
-			return err
-		}
+		return m.readStructure()
 	}
-	return m.shareWeights()
+	return nil
 }
 
-// shareWeights copies the first instance's weights, and makes all instances use the copies.
-func (m *Model) shareWeights() error {
-	values, err := capi.ModelConstantValues(m.instances[0], len(m.names))
-	if err != nil {
-		return err
+// openError wraps ErrUnsupported if the model's library is not one for this process.
+func openError(err error) error {
+	var failure *capi.Error
+	if errors.As(err, &failure) && (failure.Code == capi.CodeUnsupported || failure.Code == capi.CodeOperator) {
+		return fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
-	scope := torch.NewScope("aoti: weights")
-	originals := torch.NewScope("aoti: weights of the package")
-	defer originals.Close()
-	copies := make([]*torch.Tensor, len(values))
-	for i, c := range values {
-		value := originals.Own(torch.FromCAPI(c))
-		if value.Device() != m.device {
-			m.mixed = true
-		}
-		copies[i] = scope.Own(value.Clone().Keep())
-	}
-	if m.mixed {
-		// AOTInductor replaces no constants of a model that has them on two devices.
-		return scope.Close()
-	}
-	return m.use(weights{copies, scope})
+	return err
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
-	"slices"
 	"strings"
 	"sync"
 
@@ -22,24 +20,13 @@ type Model struct {
 	made   origin.Origin
 	device cuda.Device
 	files  *folder
-	names  []string // of the weights that can be replaced, in C's order
-	mixed  bool     // the weights are on two devices
 
 	instances []*capi.Model
 	idle      chan *capi.Model // the instances that no run has
 	closed    chan struct{}
 
-	// changing is held by whoever takes all instances. It guards current for writing.
-	// A goroutine that has an instance may read them.
-	changing sync.Mutex
-	current  weights
-	ended    bool
-}
-
-// weights are the tensors that all instances use, in the order of Model.names.
-type weights struct {
-	tensors []*torch.Tensor
-	scope   *torch.Scope // owns them; nil if they are the package's own
+	closing sync.Mutex // held by Close; guards ended
+	ended   bool
 }
 
 // ErrClosed is returned by methods of a closed model.
@@ -64,15 +51,14 @@ func (m *Model) Run(ctx context.Context, inputs ...*torch.Tensor) ([]*torch.Tens
 		return nil, err
 	}
 	defer func() { m.idle <- instance }()
-	outputs, err := torch.Call(capi.RunModel, capi.ModelAddress(instance), m.current.tensors, inputs)
+	outputs, err := torch.Call(capi.RunModel, capi.ModelAddress(instance), inputs)
 	if err != nil {
 		return nil, fmt.Errorf("aoti: model %s: %w", m.Name, runError(err))
 	}
 	return outputs, nil
 }
 
-// runError returns the reason of a failed run without the operator, whose operands include all
-// weights.
+// runError returns the reason of a failed run without the operator's name.
 func runError(err error) error {
 	var operator *torch.Error
 	if errors.As(err, &operator) {
@@ -156,148 +142,36 @@ func (v Value) check(x *torch.Tensor, device cuda.Device) error {
 	return nil
 }
 
-// Close waits for runs that are being enqueued, and for the device's work, and frees the model.
-// Later runs return ErrClosed. Close may be called again, and from any goroutine.
+// Close waits for runs that are being enqueued, and for the device's work, and frees the model. It
+// returns an error and changes nothing on a goroutine that captures a graph. Later runs return
+// ErrClosed. A graph that has captured a run may be replayed after Close. Close may be called again,
+// and from any goroutine.
 func (m *Model) Close() error {
-	m.changing.Lock()
-	defer m.changing.Unlock()
+	m.closing.Lock()
+	defer m.closing.Unlock()
 	if m.ended {
 		return nil
+	}
+	if err := m.synchronize(); err != nil {
+		return fmt.Errorf("aoti: model %s: Close: %w", m.Name, err)
 	}
 	m.ended = true
 	close(m.closed)
 	for range m.instances {
 		<-m.idle
 	}
-	var errs []error
-	if m.device != cuda.CPU && len(m.instances) > 0 {
-		errs = append(errs, m.device.Synchronize())
-	}
+	err := m.synchronize() // for runs since the last one
 	for _, c := range m.instances {
 		capi.FreeModel(c)
 	}
-	if m.current.scope != nil {
-		errs = append(errs, m.current.scope.Close())
-	}
-	errs = append(errs, m.files.remove())
 	m.made.Closed()
-	runtime.KeepAlive(m)
-	return errors.Join(errs...)
+	return errors.Join(err, m.files.remove())
 }
 
-// Weights returns the names of the weights that SetWeights replaces, sorted.
-func (m *Model) Weights() []string {
-	if m.mixed {
+// synchronize waits for the device's work, if an instance can have some.
+func (m *Model) synchronize() error {
+	if m.device == cuda.CPU || len(m.instances) == 0 {
 		return nil
 	}
-	return slices.Clone(m.names)
-}
-
-// SetWeights replaces all weights: parameters and buffers, by their names in the exported module.
-// The tensors may be on any device, and have the shapes of those that they replace. SetWeights
-// copies them, and converts them to the model's dtypes. It blocks until the device has finished the
-// work that was enqueued with the old weights. Other goroutines may run the model meanwhile. Each
-// of their results is computed with the old weights or with the new ones. A graph that has captured
-// a run keeps the old ones.
-//
-// SetWeights needs memory for a second set of weights. If it fails, the weights are unchanged.
-func (m *Model) SetWeights(byName map[string]*torch.Tensor) error {
-	if err := m.setWeights(byName); err != nil {
-		return fmt.Errorf("aoti: model %s: SetWeights: %w", m.Name, err)
-	}
-	return nil
-}
-
-func (m *Model) setWeights(byName map[string]*torch.Tensor) error {
-	if m.mixed {
-		return fmt.Errorf("%w: it has weights on two devices, which AOTInductor does not replace", ErrUnsupported)
-	}
-	if err := m.checkNames(byName); err != nil {
-		return err
-	}
-	m.changing.Lock()
-	defer m.changing.Unlock()
-	if m.ended {
-		return ErrClosed
-	}
-	scope := torch.NewScope("aoti: weights")
-	values := make([]*torch.Tensor, len(m.names))
-	for i, name := range m.names {
-		// A copy into a tensor of the old one's dtype and strides.
-		old := m.current.tensors[i]
-		values[i] = scope.Own(torch.Call1("empty_like", old).Keep())
-		if got, want := byName[name].Shape(), old.Shape(); !slices.Equal(got, want) {
-			return errors.Join(fmt.Errorf("%s has the shape %v, want %v", name, got, want), scope.Close())
-		}
-		if err := values[i].NoGrad().Copy_(byName[name]).Err(); err != nil {
-			return errors.Join(fmt.Errorf("%s: %w", name, err), scope.Close())
-		}
-	}
-	return m.use(weights{values, scope})
-}
-
-// checkNames returns an error unless the names are the names of the replaceable weights.
-func (m *Model) checkNames(byName map[string]*torch.Tensor) error {
-	var missing, unknown []string
-	for _, name := range m.names {
-		if byName[name] == nil {
-			missing = append(missing, name)
-		}
-	}
-	for name := range byName {
-		if !slices.Contains(m.names, name) {
-			unknown = append(unknown, name)
-		}
-	}
-	slices.Sort(unknown)
-	switch {
-	case len(missing) > 0:
-		return fmt.Errorf("no weights for %s", strings.Join(missing, ", "))
-	case len(unknown) > 0:
-		return fmt.Errorf("the package cannot replace %s: PyTorch compiled small tensors into its code, or the "+
-			"model has no such weights: export it with tools/export.py", strings.Join(unknown, ", "))
-	}
-	return nil
-}
-
-// use makes all instances use other weights. The caller holds changing, or has the model alone. On
-// failure use closes their scope.
-func (m *Model) use(next weights) error {
-	for range m.instances {
-		<-m.idle
-	}
-	defer func() {
-		for _, c := range m.instances {
-			m.idle <- c
-		}
-	}()
-	if err := m.setAll(next.tensors); err != nil {
-		return errors.Join(err, m.setAll(m.current.tensors), next.scope.Close())
-	}
-	old := m.current
-	m.current = next
-	if old.scope == nil {
-		return nil
-	}
-	// Work that is enqueued may read the old weights.
-	if m.device != cuda.CPU {
-		if err := m.device.Synchronize(); err != nil {
-			return err
-		}
-	}
-	return old.scope.Close()
-}
-
-func (m *Model) setAll(tensors []*torch.Tensor) error {
-	if len(tensors) != len(m.names) {
-		return nil // there are no old ones yet
-	}
-	return torch.CAPI("SetWeights", tensors, func(values []*capi.Tensor) error {
-		for _, c := range m.instances {
-			if err := capi.SetModelConstants(c, values); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	return m.device.Synchronize()
 }

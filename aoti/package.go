@@ -154,6 +154,7 @@ func groupFiles(files []*zip.File, size int64) ([]member, error) {
 	var models []member
 	total := uint64(0)
 	seen := map[string]bool{}
+	places := map[string]int{} // in models, by name
 	for _, f := range files {
 		parts := strings.Split(f.Name, "/")
 		if len(parts) != 5 || parts[1] != "data" || parts[2] != "aotinductor" || parts[4] == "" {
@@ -163,18 +164,19 @@ func groupFiles(files []*zip.File, size int64) ([]member, error) {
 		switch {
 		case !plain(name) || !plain(base):
 			return nil, malformed("member %q has a name that is none of a file", f.Name)
-		case seen[f.Name]:
-			return nil, malformed("member %q is there twice", f.Name)
+		case seen[name+"/"+base]:
+			return nil, malformed("file %s of model %s is there twice", base, name)
 		case f.Method != zip.Store:
 			return nil, malformed("member %q is compressed, which PyTorch does not write", f.Name)
 		}
-		seen[f.Name] = true
+		seen[name+"/"+base] = true
 		if total += f.UncompressedSize64; total > uint64(size) || f.UncompressedSize64 > uint64(size) {
 			return nil, malformed("members are larger than the file")
 		}
-		i := slices.IndexFunc(models, func(m member) bool { return m.Name == name })
-		if i < 0 {
+		i, ok := places[name]
+		if !ok {
 			i = len(models)
+			places[name] = i
 			models = append(models, member{Description: Description{Name: name}})
 		}
 		models[i].files = append(models[i].files, f)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"time"
 
 	"github.com/torchstream/torchstream/internal/safefile"
 )
@@ -84,6 +85,10 @@ func (f *folder) remove() error {
 	return err
 }
 
+// minAge is the age from which a folder without a claim's holder is stale. A younger one can belong
+// to a process that is about to claim it.
+const minAge = time.Minute
+
 // removeStale removes the folders of processes that were killed. It ignores folders that it may not
 // remove, such as another user's.
 func removeStale(parent string) {
@@ -92,9 +97,16 @@ func removeStale(parent string) {
 		return
 	}
 	for _, dir := range folders {
-		claim := filepath.Join(dir, claimName)
-		if _, err := os.Lstat(claim); err == nil && safefile.Claimed(claim) == nil {
-			_ = os.RemoveAll(dir)
+		path := filepath.Join(dir, claimName)
+		info, err := os.Lstat(path)
+		if err != nil || time.Since(info.ModTime()) < minAge || safefile.Claimed(path) != nil {
+			continue
 		}
+		claim, err := safefile.NewClaim(path)
+		if err != nil {
+			continue
+		}
+		_ = os.RemoveAll(dir)
+		_ = claim.Release()
 	}
 }

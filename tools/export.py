@@ -21,12 +21,6 @@ import json
 import torch
 from torch.utils import _pytree
 
-CONFIG = {
-    # Otherwise tensors of one dimension and at most 8 elements become code, and cannot be replaced.
-    "aot_inductor.use_runtime_constant_folding": True,
-}
-
-
 def ranges(value, constraints):
     """The smallest and largest size of each dimension; the largest is None without a bound."""
     out = []
@@ -80,7 +74,7 @@ def export(module, arguments, keywords=None, *, path, dynamic_shapes=None, confi
     module = module.eval()
     with torch.no_grad():
         program = torch.export.export(module, arguments, keywords or {}, dynamic_shapes=dynamic_shapes)
-        options = {**CONFIG, "aot_inductor.metadata": {"torchstream": describe(program)}, **(config or {})}
+        options = {"aot_inductor.metadata": {"torchstream": describe(program)}, **(config or {})}
         return torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=options)
 
 

@@ -8,7 +8,3 @@ import "github.com/torchstream/torchstream/internal/capi"
 func CAPI(op string, tensors []*Tensor, fn func([]*capi.Tensor) error) error {
 	return with(op, tensors, fn)
 }
-
-// FromCAPI returns the tensor of a new reference that this module's other packages got from the C++
-// side. It takes ownership of the reference. The caller owns the tensor.
-func FromCAPI(c *capi.Tensor) *Tensor { return provenance{}.tensor(c) }

@@ -10,12 +10,6 @@ package capi
 #cgo nocallback ts_model_free
 #cgo noescape ts_model_get_structure
 #cgo nocallback ts_model_get_structure
-#cgo nocallback ts_model_constant_count
-#cgo nocallback ts_model_constant_name
-#cgo noescape ts_model_get_constants
-#cgo nocallback ts_model_get_constants
-#cgo noescape ts_model_set_constants
-#cgo nocallback ts_model_set_constants
 */
 import "C"
 
@@ -59,30 +53,4 @@ func ModelStructure(m *Model) (arguments, results string, err error) {
 		return "", "", err
 	}
 	return C.GoString(a), C.GoString(r), nil
-}
-
-// ModelConstants returns the names of the constants that SetModelConstants replaces.
-func ModelConstants(m *Model) []string {
-	names := make([]string, C.ts_model_constant_count(m))
-	for i := range names {
-		names[i] = C.GoString(C.ts_model_constant_name(m, C.int64_t(i)))
-	}
-	return names
-}
-
-// ModelConstantValues returns the count constants in use, as new references.
-func ModelConstantValues(m *Model, count int) ([]*Tensor, error) {
-	values := make([]*Tensor, count)
-	err := failure(C.ts_model_get_constants(m, (**C.ts_tensor)(unsafe.SliceData(values))))
-	return values, err
-}
-
-// SetModelConstants replaces all constants, and blocks until the model is ready to run with them.
-func SetModelConstants(m *Model, values []*Tensor) error {
-	waiting.enter()
-	defer waiting.leave()
-	s := sanitizer.Load()
-	s.begin()
-	defer s.end()
-	return failure(C.ts_model_set_constants(m, (**C.ts_tensor)(unsafe.SliceData(values)), C.int64_t(len(values))))
 }

@@ -383,12 +383,6 @@ func ModelAddress(m *Model) (_ int64) { return }
 
 func ModelStructure(m *Model) (_, _ string, err error) { err = Check(); return }
 
-func ModelConstants(m *Model) (_ []string) { return }
-
-func ModelConstantValues(m *Model, count int) (_ []*Tensor, err error) { err = Check(); return }
-
-func SetModelConstants(m *Model, values []*Tensor) error { return Check() }
-
 type Notifier struct {
 }
 

@@ -123,10 +123,6 @@ static ts_error* absent_ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_
 static ts_error* absent_ts_model_open(const char* library, const char* kernels, int32_t device, ts_model** model) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_model_free(ts_model* model) {}
 static ts_error* absent_ts_model_get_structure(const ts_model* model, const char** arguments, const char** results) { return (ts_error*)&torchstream_capi_absent; }
-static int64_t absent_ts_model_constant_count(const ts_model* model) { return 0; }
-static const char* absent_ts_model_constant_name(const ts_model* model, int64_t index) { return ""; }
-static ts_error* absent_ts_model_get_constants(ts_model* model, ts_tensor** tensors) { return (ts_error*)&torchstream_capi_absent; }
-static ts_error* absent_ts_model_set_constants(ts_model* model, ts_tensor* const* tensors, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_notifier_new(ts_notifier** notifier) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_notifier_free(ts_notifier* notifier) {}
 static int32_t absent_ts_notifier_fd(const ts_notifier* notifier) { return 0; }
@@ -356,10 +352,6 @@ static struct {
   ts_error* (*ts_model_open)(const char* library, const char* kernels, int32_t device, ts_model** model);
   void (*ts_model_free)(ts_model* model);
   ts_error* (*ts_model_get_structure)(const ts_model* model, const char** arguments, const char** results);
-  int64_t (*ts_model_constant_count)(const ts_model* model);
-  const char* (*ts_model_constant_name)(const ts_model* model, int64_t index);
-  ts_error* (*ts_model_get_constants)(ts_model* model, ts_tensor** tensors);
-  ts_error* (*ts_model_set_constants)(ts_model* model, ts_tensor* const* tensors, int64_t count);
   ts_error* (*ts_notifier_new)(ts_notifier** notifier);
   void (*ts_notifier_free)(ts_notifier* notifier);
   int32_t (*ts_notifier_fd)(const ts_notifier* notifier);
@@ -588,10 +580,6 @@ static struct {
   absent_ts_model_open,
   absent_ts_model_free,
   absent_ts_model_get_structure,
-  absent_ts_model_constant_count,
-  absent_ts_model_constant_name,
-  absent_ts_model_get_constants,
-  absent_ts_model_set_constants,
   absent_ts_notifier_new,
   absent_ts_notifier_free,
   absent_ts_notifier_fd,
@@ -822,10 +810,6 @@ static const char* const names[] = {
   "ts_model_open",
   "ts_model_free",
   "ts_model_get_structure",
-  "ts_model_constant_count",
-  "ts_model_constant_name",
-  "ts_model_get_constants",
-  "ts_model_set_constants",
   "ts_notifier_new",
   "ts_notifier_free",
   "ts_notifier_fd",
@@ -1055,10 +1039,6 @@ ts_error* ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* st
 ts_error* ts_model_open(const char* library, const char* kernels, int32_t device, ts_model** model) { return table.ts_model_open(library, kernels, device, model); }
 void ts_model_free(ts_model* model) { table.ts_model_free(model); }
 ts_error* ts_model_get_structure(const ts_model* model, const char** arguments, const char** results) { return table.ts_model_get_structure(model, arguments, results); }
-int64_t ts_model_constant_count(const ts_model* model) { return table.ts_model_constant_count(model); }
-const char* ts_model_constant_name(const ts_model* model, int64_t index) { return table.ts_model_constant_name(model, index); }
-ts_error* ts_model_get_constants(ts_model* model, ts_tensor** tensors) { return table.ts_model_get_constants(model, tensors); }
-ts_error* ts_model_set_constants(ts_model* model, ts_tensor* const* tensors, int64_t count) { return table.ts_model_set_constants(model, tensors, count); }
 ts_error* ts_notifier_new(ts_notifier** notifier) { return table.ts_notifier_new(notifier); }
 void ts_notifier_free(ts_notifier* notifier) { table.ts_notifier_free(notifier); }
 int32_t ts_notifier_fd(const ts_notifier* notifier) { return table.ts_notifier_fd(notifier); }
