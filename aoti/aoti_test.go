@@ -375,7 +375,7 @@ func TestPackageOfAnotherKindIsNamed(t *testing.T) {
 		{write(in+"a.so", in+"a.blob", in+"a.wrapper_metadata.json"), ErrUnsupported, "a.blob"},
 		{write(in+"a.so", in+"a.wrapper_metadata.json"), ErrUnsupported, `"xpu"`},
 		{write(in+"..", in+"a.so"), ErrFormat, "none of a file"},
-		{"aoti_test.go", ErrFormat, "zip"},
+		{"testdata/expected.json", ErrFormat, "zip"},
 		{"testdata", ErrFormat, "not a regular file"},
 		{"absent.pt2", os.ErrNotExist, "absent.pt2"},
 	} {
