@@ -404,6 +404,20 @@ func TestModelForOtherInstructionsIsRefused(t *testing.T) {
 	}
 }
 
+// A library that contains the C++ library would end the process.
+func TestLibraryWithItsOwnCXXLibraryIsRefused(t *testing.T) {
+	program, err := os.Executable() // which uses no C++
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkLibrary(program); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), cxxLibrary) {
+		t.Errorf("got the error %v, want ErrUnsupported with %s", err, cxxLibrary)
+	}
+	if err := checkLibrary("testdata/expected.json"); !errors.Is(err, ErrFormat) {
+		t.Errorf("a file that is no library: got the error %v, want ErrFormat", err)
+	}
+}
+
 // Damaged packages are errors, unless the damage changed no member. Nothing of them runs, and
 // nothing is left.
 func TestDamagedPackages(t *testing.T) {

@@ -19,10 +19,10 @@
 //
 // # Instances
 //
-// A model has [Options.Instances] instances, each with the weights in memory. A run borrows an instance
-// while it enqueues its work. So this number bounds how many goroutines enqueue at the same time;
-// others wait in Run. A run on a GPU returns as soon as its work is enqueued. Runs on different
-// streams overlap on the GPU even with one instance.
+// A model has [Options.Instances] instances, each with the weights in memory. A run borrows an
+// instance while it enqueues its work. So this number bounds how many goroutines enqueue at the
+// same time; others wait in Run. A run on a GPU returns as soon as its work is enqueued. Runs on
+// different streams overlap on the GPU even with one instance.
 //
 // # Graphs
 //

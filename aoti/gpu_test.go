@@ -64,7 +64,11 @@ func examples(t testing.TB) map[string]example {
 			return e.scope.Own(x.To(m.Device()).Keep())
 		}
 		for _, v := range m.Inputs {
-			e.inputs = append(e.inputs, read("input."+v.Name))
+			x := read("input." + v.Name)
+			if v.MemoryFormat == channelsLast { // which a checkpoint does not keep
+				x = e.scope.Own(x.Contiguous(torch.ChannelsLast).Keep())
+			}
+			e.inputs = append(e.inputs, x)
 		}
 		for _, v := range m.Outputs {
 			e.outputs = append(e.outputs, read("output."+v.Name))

@@ -2,12 +2,14 @@ package aoti
 
 import (
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/cpu"
@@ -28,7 +30,8 @@ type Options struct {
 	// 1.
 	Instances int
 	// SHA256 is the hash of the file in hexadecimal digits. Load refuses a file with another hash
-	// before it runs anything. "" allows every file. No other program may write the file during Load.
+	// before it runs anything. "" allows every file. No other program may write the file during
+	// Load.
 	SHA256 string
 }
 
@@ -74,6 +77,10 @@ func load(path string, o Options) (_ *Model, err error) {
 	if err != nil {
 		return nil, err
 	}
+	library := filepath.Join(files.path, chosen.library)
+	if err := checkLibrary(library); err != nil {
+		return nil, errors.Join(err, files.remove())
+	}
 	m := &Model{Description: chosen.Description, made: origin.New("aoti.Model"), device: device, files: files,
 		closed: make(chan struct{})}
 	defer func() {
@@ -81,7 +88,7 @@ func load(path string, o Options) (_ *Model, err error) {
 			err = errors.Join(err, m.Close())
 		}
 	}()
-	return m, m.open(filepath.Join(files.path, chosen.library), max(1, o.Instances))
+	return m, m.open(library, max(1, o.Instances))
 }
 
 // checkHash compares the file's SHA-256 with want, unless want is "".
@@ -159,6 +166,28 @@ func missingInstructions(names string) string {
 		}
 	}
 	return ""
+}
+
+// cxxLibrary is the shared C++ library that LibTorch uses.
+const cxxLibrary = "libstdc++.so.6"
+
+// checkLibrary refuses a model's library that contains the C++ library. Such a library ends the
+// process when it is loaded next to LibTorch.
+func checkLibrary(path string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return malformed("its shared library: %v", err)
+	}
+	defer f.Close()
+	needed, err := f.ImportedLibraries()
+	if err != nil {
+		return malformed("its shared library: %v", err)
+	}
+	if !slices.Contains(needed, cxxLibrary) {
+		return fmt.Errorf("%w: the compiler linked the C++ library into it: export it where the linker finds "+
+			"the shared %s", ErrUnsupported, cxxLibrary)
+	}
+	return nil
 }
 
 // open makes the instances.

@@ -144,8 +144,8 @@ func (v Value) check(x *torch.Tensor, device cuda.Device) error {
 
 // Close waits for runs that are being enqueued, and for the device's work, and frees the model. It
 // returns an error and changes nothing on a goroutine that captures a graph. Later runs return
-// ErrClosed. A graph that has captured a run may be replayed after Close. Close may be called again,
-// and from any goroutine.
+// ErrClosed. A graph that has captured a run may be replayed after Close. Close may be called
+// again, and from any goroutine.
 func (m *Model) Close() error {
 	m.closing.Lock()
 	defer m.closing.Unlock()
