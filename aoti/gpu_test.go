@@ -144,17 +144,16 @@ func TestGPUGraphOfARunReplays(t *testing.T) {
 				return e.model.Run(context.Background(), x...)
 			}, torch.GraphedOptions{})
 			defer graphed.Close()
-			var outputs []*torch.Tensor
-			var err error
 			for range 3 { // capture, and two replays
-				if outputs, err = graphed.Call(e.inputs...); err != nil {
+				if _, err := graphed.Call(e.inputs...); err != nil {
 					t.Fatal(err)
 				}
 			}
 			if err := e.model.Close(); err != nil { // the graph keeps the weights
 				t.Fatal(err)
 			}
-			if outputs, err = graphed.Call(e.inputs...); err != nil {
+			outputs, err := graphed.Call(e.inputs...)
+			if err != nil {
 				t.Fatal(err)
 			}
 			for i, got := range outputs {
