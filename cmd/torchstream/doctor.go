@@ -27,8 +27,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// doctor prints what is installed and what is missing. It has tested everything that it reports as
-// ok.
+// doctor prints what is installed and what is missing. It tests a thing before it
+// reports it as ok.
 func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream doctor", "Says what is installed, what is missing and what to do about "+
 		"it. Exit status 1 if something needed is missing; a machine without\n"+
@@ -87,7 +87,7 @@ func examine(ctx context.Context, clone string) []finding {
 }
 
 // notLoaded returns the finding for a library that cannot be loaded. If the error has several
-// lines, the last one says what to do. The lines between name folders, one a line.
+// lines, the last one says what to do. Each line in between names a folder.
 func notLoaded(what string, err error) finding {
 	lines := strings.Split(err.Error(), "\n")
 	f := finding{State: "missing", What: what, Found: lines[0]}

@@ -271,7 +271,7 @@ func awaitRanks(ctx context.Context, running []*exec.Cmd, ended <-chan ending) e
 	var status *exec.ExitError
 	switch {
 	case errors.As(first.err, &status) && status.ExitCode() == interrupt.Status:
-		return cli.InterruptedError{} // rank 0 has said how to go on
+		return cli.InterruptedError{} // rank 0 has printed how to continue
 	case errors.As(first.err, &status) && status.ExitCode() > 0:
 		return cli.ErrFound // the rank has said why
 	}

@@ -70,7 +70,7 @@ func TestTrainWithRanks(t *testing.T) {
 }
 
 // A signal to the command reaches the ranks, which write the checkpoint. One process, or two that a
-// launcher starts, go on from it.
+// launcher starts, continue from it.
 func TestInterruptedRanksGoOn(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 20, "dog": 20}), filepath.Join(t.TempDir(), "out")
 	c, stderr := clitest.Process(t, smallJob(archive, out, "-epochs", "60")...)
