@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	maxUpload  = 10 << 20 // bytes per photograph
-	maxUploads = 32       // read and predicted at a time: at most 320 MiB of photographs
+	maxUpload    = 10 << 20 // bytes per photograph
+	maxUploads   = 32       // read and predicted at a time: at most 320 MiB of photographs
+	maxComputing = 2        // computed at a time: LibTorch uses all cores for each
 )
 
 func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -61,9 +62,10 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 
 // handler answers an uploaded photograph with its most probable classes, as JSON.
 type handler struct {
-	p       predictor
-	decoder *serve.Decoder
-	places  chan struct{} // limits concurrent uploads
+	p         predictor
+	decoder   *serve.Decoder
+	places    chan struct{} // limits concurrent uploads
+	computing chan struct{} // limits concurrent forward passes, which no cancellation ends
 }
 
 // answer is one class of an answer.
@@ -78,12 +80,16 @@ func newHandler(p predictor) (*handler, error) {
 		Decode: decode.Options{Transform: evalTransform(p.settings.Size), MaxBytes: maxUpload, MaxPixels: 100_000_000},
 		Device: p.device,
 	})
-	return &handler{p, decoder, make(chan struct{}, maxUploads)}, err
+	return &handler{p, decoder, make(chan struct{}, maxUploads), make(chan struct{}, maxComputing)}, err
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		http.Error(w, "POST a photograph", http.StatusMethodNotAllowed)
+		return
+	}
+	if r.ContentLength > maxUpload { // refused before a byte of it is read
+		tooLong(w)
 		return
 	}
 	select {
@@ -95,10 +101,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.StatusServiceUnavailable)
 		return
 	}
-	upload, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxUpload))
+	upload, err := readBody(http.MaxBytesReader(w, r.Body, maxUpload), r.ContentLength)
 	var long *http.MaxBytesError
 	if errors.As(err, &long) {
-		http.Error(w, fmt.Sprintf("over %d bytes", maxUpload), http.StatusRequestEntityTooLarge)
+		tooLong(w)
 		return
 	}
 	if err != nil {
@@ -106,6 +112,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answers, err := h.predict(r.Context(), upload)
+	if r.Context().Err() != nil {
+		return // the client is gone
+	}
 	if err != nil {
 		code, text := statusOf(err)
 		if strings.HasPrefix(r.Header.Get("Content-Type"), "multipart/") {
@@ -121,14 +130,46 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answers) // fails if the client is gone
 }
 
-// predict returns the most probable classes. Requests compute concurrently. A scope for each
-// request frees its tensors.
+func tooLong(w http.ResponseWriter) {
+	http.Error(w, fmt.Sprintf("over %d bytes", maxUpload), http.StatusRequestEntityTooLarge)
+}
+
+// readBody reads a body of length bytes, or of an unknown length if length is -1. It allocates the
+// length once, and for an unknown one a growing buffer of at most maxUpload.
+func readBody(body io.Reader, length int64) ([]byte, error) {
+	if length < 0 {
+		length = 64 << 10
+	}
+	data := make([]byte, 0, length+1) // room for a read that finds the end
+	for {
+		n, err := body.Read(data[len(data):cap(data)])
+		data = data[:len(data)+n]
+		if err == io.EOF {
+			return data, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(data) == cap(data) {
+			data = append(make([]byte, 0, min(2*cap(data), maxUpload+1)), data...)
+		}
+	}
+}
+
+// predict returns the most probable classes. Requests decode concurrently, and maxComputing of them
+// compute. The end of ctx ends each wait. A scope for each request frees its tensors.
 func (h *handler) predict(ctx context.Context, upload []byte) (answers []answer, err error) {
 	scope := torch.NewScope("request")
 	defer scope.Close()
 	x, err := h.decoder.Batch(ctx, scope, upload)
 	if err != nil {
 		return nil, err
+	}
+	select {
+	case h.computing <- struct{}{}:
+		defer func() { <-h.computing }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 	best, err := h.p.best(x)
 	if err != nil {

@@ -13,11 +13,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/iotest"
+
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
 )
 
 // newServer returns a checkpoint of one epoch and a server for it, which is closed when the test
@@ -100,7 +104,7 @@ func TestServerAnswersAsPredictDoes(t *testing.T) {
 
 // Uploads beyond the limit are told to retry before any byte of them is read.
 func TestServerBoundsUploads(t *testing.T) {
-	h := &handler{places: make(chan struct{}, 1)}
+	h := &handler{places: make(chan struct{}, 1), computing: make(chan struct{}, 1)}
 	body, client := io.Pipe()
 	answered := make(chan int)
 	go func() {
@@ -125,6 +129,106 @@ func TestServerBoundsUploads(t *testing.T) {
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", iotest.ErrReader(io.ErrUnexpectedEOF)))
 	if w.Code != http.StatusBadRequest {
 		t.Errorf("status %d after the first upload has ended, want its place", w.Code)
+	}
+}
+
+// A body whose length is over the limit is refused before a byte of it is read.
+func TestServerRefusesLongBodiesUnread(t *testing.T) {
+	h := &handler{places: make(chan struct{}, 1)}
+	r := httptest.NewRequest(http.MethodPost, "/", iotest.ErrReader(errors.New("is read")))
+	r.ContentLength = maxUpload + 1
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	if w.Code != http.StatusRequestEntityTooLarge || !strings.Contains(w.Body.String(), "bytes") {
+		t.Errorf("status %d, %q, want %d and the limit", w.Code, w.Body, http.StatusRequestEntityTooLarge)
+	}
+}
+
+// TestUploadsAllocateTheirLength measures what 20 uploads of each kind allocate.
+func TestUploadsAllocateTheirLength(t *testing.T) {
+	_, h := newServer(t)
+	for name, c := range map[string]struct {
+		size, length, most int64 // most: allocated bytes of an upload
+		status             int
+	}{
+		"12 MiB":                    {12 << 20, 12 << 20, 64 << 10, http.StatusRequestEntityTooLarge},
+		"12 MiB, length unknown":    {12 << 20, -1, 3 * maxUpload, http.StatusRequestEntityTooLarge},
+		"the limit":                 {maxUpload, maxUpload, maxUpload + 64<<10, http.StatusUnsupportedMediaType},
+		"1 MiB, length unknown":     {1 << 20, -1, 4 << 20, http.StatusUnsupportedMediaType},
+		"the limit, length unknown": {maxUpload, -1, 3 * maxUpload, http.StatusUnsupportedMediaType},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		const uploads = 20
+		for range uploads {
+			r := httptest.NewRequest(http.MethodPost, "/", io.LimitReader(zeros{}, c.size))
+			r.ContentLength = c.length
+			w := httptest.NewRecorder()
+			if h.ServeHTTP(w, r); w.Code != c.status {
+				t.Fatalf("%s: status %d, %s, want %d", name, w.Code, w.Body, c.status)
+			}
+		}
+		runtime.ReadMemStats(&after)
+		if got := int64(after.TotalAlloc-before.TotalAlloc) / uploads; got > c.most {
+			t.Errorf("%s: an upload allocates %d bytes, want at most %d", name, got, c.most)
+		}
+	}
+}
+
+// blocking is a network whose forward passes wait for a signal.
+type blocking struct {
+	nn.Module
+	entered, release chan struct{}
+}
+
+func (b blocking) Forward(x *torch.Tensor) *torch.Tensor {
+	b.entered <- struct{}{}
+	<-b.release
+	return b.Module.Forward(x)
+}
+
+// TestCancelledUploadsFreeTheirPlaces cancels a server full of uploads. Only uploads that are being
+// computed keep their places, so the next ones are answered.
+func TestCancelledUploadsFreeTheirPlaces(t *testing.T) {
+	_, h := newServer(t)
+	image, err := os.ReadFile(extract(t, 1)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	upload := func(ctx context.Context) int {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, "/", bytes.NewReader(image)))
+		return w.Code
+	}
+	network := h.p.net
+	slow := blocking{network, make(chan struct{}, maxComputing), make(chan struct{})}
+	h.p.net = slow
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	answered := make(chan int, maxUploads)
+	for range maxUploads {
+		go func() { answered <- upload(ctx) }()
+	}
+	for range maxComputing {
+		<-slow.entered
+	}
+	cancel()
+	for range maxUploads - maxComputing {
+		<-answered
+	}
+	if got := len(h.places); got != maxComputing {
+		t.Errorf("%d places are taken after all uploads have been cancelled, want the %d that are computed", got,
+			maxComputing)
+	}
+	close(slow.release)
+	for range maxComputing {
+		<-answered
+	}
+	h.p.net = network
+	for i := range 200 {
+		if code := upload(t.Context()); code != http.StatusOK {
+			t.Fatalf("upload %d after the cancelled ones: status %d, want %d", i, code, http.StatusOK)
+		}
 	}
 }
 
