@@ -26,8 +26,8 @@ var (
 	otherKernels  = []string{"augment", "inflate", "gather", "paths", "walk_paths", "synchronise", "sums", "entries"}
 )
 
-// TestKernelsOfTheLoaderAreInTheLibrary needs no GPU: the host registers each kernel by a symbol,
-// which is among the library's constants.
+// TestKernelsOfTheLoaderAreInTheLibrary needs no GPU: it looks in the library for the symbols by
+// which the host registers kernels.
 func TestKernelsOfTheLoaderAreInTheLibrary(t *testing.T) {
 	if capi.CUDAVersion() == "" {
 		t.Skip("the library is built without CUDA")

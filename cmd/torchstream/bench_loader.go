@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/internal/loaderbench"
 )
 
-// benchLoader turns an archive into shuffled batches as fast as possible, and prints the resource
-// usage.
+// benchLoader turns an archive into shuffled batches as fast as possible, and prints the rate and
+// the resources used.
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set, o := loaderbench.Flags("torchstream bench loader -archive FILE",
 		"Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first "+

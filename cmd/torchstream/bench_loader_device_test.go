@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestBenchLoaderOnDevice measures values of -contract for which a prefetcher copies the batches to
-// a device and finishes them there.
+// TestBenchLoaderOnDevice covers the values of -contract that include a prefetcher, which copies
+// batches to a device and finishes them there.
 func TestBenchLoaderOnDevice(t *testing.T) {
 	checkContracts(t, []contractCase{
 		{"-contract train-float -epochs 2", "RandomResizedCrop(16) antialiased + flip, normalised float32 NCHW", "cpu"},

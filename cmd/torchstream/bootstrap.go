@@ -42,8 +42,9 @@ func cacheFolder() (string, error) {
 	return cache, nil
 }
 
-// releaseOf returns the LibTorch release that the options of setup select. The argument other is
-// true if -from or -image is set: setup then builds no library for a LibTorch.
+// releaseOf returns the LibTorch release that the options of setup select. The argument other says
+// whether -from or -image is set. With either, setup builds nothing against LibTorch, so -cpu is an
+// error.
 func releaseOf(release string, cpu, other bool) (string, error) {
 	switch {
 	case cpu && (release != "" || other):
@@ -92,7 +93,7 @@ func printFindings(stdout io.Writer, report []finding, clone bool) (missing int,
 	return missing, err
 }
 
-// missingOf returns the number of missing things.
+// missingOf returns the number of findings about something missing.
 func missingOf(report []finding) (missing int) {
 	for _, f := range report {
 		if f.State == machine.Missing {

@@ -27,8 +27,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// doctor prints what is installed and what is missing. It tests a thing before it
-// reports it as ok.
+// doctor prints what is installed and what is missing. It reports a component as ok only after
+// testing that component.
 func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream doctor", "Says what is installed, what is missing and what to do about "+
 		"it. Exit status 1 if something needed is missing; a machine without\n"+
@@ -102,7 +102,8 @@ func notLoaded(what string, err error) finding {
 }
 
 // shimNotLoaded returns the finding for a shim that cannot be loaded. The shim needs the image
-// library, so the reason may be imageErr, whose finding follows.
+// library. If err repeats imageErr, the finding only refers to the image library, which has a
+// finding that gives the reason.
 func shimNotLoaded(err, imageErr error) finding {
 	if imageErr != nil && err.Error() == imageErr.Error() {
 		return finding{"missing", "shim", "not loaded: it needs the image library, which is missing", ""}
@@ -135,8 +136,8 @@ func libtorch() []finding {
 	return found
 }
 
-// givenLibTorch compares the LibTorch of the variable LIBTORCH with the LibTorch in use, and
-// reports the latter if they differ. Only the build of the shim reads LIBTORCH, and records the
+// givenLibTorch returns a note if the variable LIBTORCH names another LibTorch than the one in use.
+// They can differ because LIBTORCH only affects a build of the shim: the built shim remembers the
 // folder.
 func givenLibTorch(given, used string) []finding {
 	for _, folder := range []string{filepath.Join(given, "torch", "lib"), filepath.Join(given, "lib")} {

@@ -65,7 +65,7 @@ const (
 	// A link is slow below this share of its capacity. The limit is low because sends of a single
 	// rank may be slower than an all-reduce.
 	slowLink  = 0.3
-	slowLinks = 0.5 // relative to the median of the other ranks' links; a rank whose links are all below this is slow
+	slowLinks = 0.5 // a rank is slow if all its links are below this share of the others' median
 	slowRank  = 1.3 // relative to the median of the other ranks' times
 )
 
@@ -109,8 +109,8 @@ func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr
 	return report.print(asJSON, stdout)
 }
 
-// examineLinks measures on every rank of a job. Rank 0 returns the complete report. The reports of
-// other ranks lack expectations and findings, so that only rank 0 measures the loopback.
+// examineLinks measures on every rank of a job. Rank 0 returns the complete report. Only rank 0
+// measures the loopback, so the reports of other ranks lack expectations and findings.
 func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
 	world, err := distributed.Init(ctx, distributed.Options{CPU: cpu})
 	if err != nil {
@@ -339,7 +339,7 @@ func gpuLink(cell string, a, b rankRow) (kind string, expected float64) {
 var capability = regexp.MustCompile(`\((\d+)\.\d+\)$`)
 
 // pciGBps returns the capacity of a device's PCI Express link in one direction, without the
-// encoding overhead. It returns 0 if the system does not report it.
+// encoding overhead. It returns 0 if the system does not report the link.
 func pciGBps(root, place string) float64 {
 	read := func(name string) float64 {
 		text, err := os.ReadFile(filepath.Join(root, strings.ToLower(place), name))
@@ -353,7 +353,7 @@ func pciGBps(root, place string) float64 {
 	return read("max_link_speed") * read("max_link_width") * 128 / 130 / 8
 }
 
-// busID normalises the IDs of CUDA and nvidia-smi, whose domains have four and eight digits.
+// busID normalises a PCI bus ID. CUDA writes the domain with four digits, nvidia-smi with eight.
 func busID(id string) string {
 	domain, rest, _ := strings.Cut(strings.ToLower(strings.TrimSpace(id)), ":")
 	return strings.TrimLeft(domain, "0") + ":" + rest
@@ -363,8 +363,8 @@ func busID(id string) string {
 // and with a broken driver it hangs.
 const nvidiaSMITime = time.Minute
 
-// readTopology returns how GPUs are connected, keyed by their PCI bus addresses. It is empty if
-// nvidia-smi does not report it.
+// readTopology returns how GPUs are connected, keyed by their PCI bus addresses. The map is empty
+// if nvidia-smi fails.
 func readTopology(ctx context.Context) map[[2]string]string {
 	ctx, cancel := context.WithTimeout(ctx, nvidiaSMITime)
 	defer cancel()
@@ -445,7 +445,7 @@ func loopbackGBps() float64 {
 // judge fills in the findings: links and ranks that are slower than the hardware allows, or slower
 // than the others.
 func (r *linkReport) judge() {
-	busy := map[int]bool{} // ranks whose links are measured during other work
+	busy := map[int]bool{} // ranks that compute slowly, probably because something else runs there
 	for _, row := range r.Ranks {
 		var others []float64
 		for _, other := range r.Ranks {

@@ -68,7 +68,7 @@ func TestDoctorRefusesOneRank(t *testing.T) {
 	}
 }
 
-// Each slow rank and link is named once.
+// The report names each slow rank and each slow link once.
 func TestSlowLinksAreNamed(t *testing.T) {
 	report := func(rates map[[2]int]float64, expected float64, ms ...float64) *linkReport {
 		r := &linkReport{}
@@ -116,7 +116,7 @@ func TestSlowLinksAreNamed(t *testing.T) {
 	}
 }
 
-// Ranks on the CPU share its cores, so a slow one is chance and not a failure.
+// Ranks on the CPU share its cores, so one may be slow by chance. That is not an error.
 func TestSlowRanksOnTheCPUAreNotes(t *testing.T) {
 	r := &linkReport{Ranks: []rankRow{{Rank: 0, Device: "cpu", MS: 1}, {Rank: 1, Device: "cpu", MS: 5},
 		{Rank: 2, Device: "cpu", MS: 1}},

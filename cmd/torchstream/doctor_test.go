@@ -97,8 +97,8 @@ func TestDoctorSaysWhatToDoAboutALibrary(t *testing.T) {
 	}
 }
 
-// The doctor reports which LibTorch is used if LIBTORCH names a different one, by its folder or by
-// the folder of the torch package.
+// The doctor says which LibTorch is in use if LIBTORCH names another one. LIBTORCH may name
+// LibTorch's folder, the parent of a folder torch, or a link.
 func TestDoctorNamesAnIgnoredLibTorch(t *testing.T) {
 	used := library.Mapped()["libtorch_cpu.so"]
 	torch := filepath.Dir(filepath.Dir(used))

@@ -17,7 +17,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// threads reports the number of computing threads of Go and LibTorch, and the reason.
+// threads reports how many computing threads Go and LibTorch use, and what set these numbers.
 func threads() finding {
 	return threadCounts{
 		procs: runtime.GOMAXPROCS(0), cpus: runtime.NumCPU(), quota: cpuQuota(os.DirFS("/")),
@@ -63,8 +63,8 @@ func threadVariable(c threadCounts) string {
 }
 
 // cpuQuota returns how many CPUs the cgroups let this process use at a time. The quotas of the
-// process's cgroup and of all its parents apply, so the smallest counts. cpuQuota returns 0 if
-// there is no limit. root is the machine's root directory.
+// process's cgroup and of all its parents apply, so the limit is the smallest of them. cpuQuota
+// returns 0 if there is no quota. root is the machine's root directory.
 func cpuQuota(root fs.FS) float64 {
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {

@@ -49,8 +49,8 @@ func TestCPUQuota(t *testing.T) {
 	}
 }
 
-// The doctor shows GOMAXPROCS, the quota and LibTorch's threads. If there are too many threads, it
-// names the variable to set.
+// The doctor shows GOMAXPROCS, the quota and LibTorch's threads. If there are too many threads, the
+// doctor names the variable to set.
 func TestDoctorShowsThreads(t *testing.T) {
 	for _, c := range []struct {
 		counts            threadCounts
@@ -80,8 +80,7 @@ func TestDoctorShowsThreads(t *testing.T) {
 
 // -threads sets LibTorch's threads in every command that computes, before any other work.
 func TestThreadsOption(t *testing.T) {
-	// An OS thread that has computed keeps its number of computing threads, so the test stays on
-	// one OS thread.
+	// LibTorch keeps the number of computing threads per OS thread, so the test stays on one.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	before := torch.NumThreads()

@@ -233,8 +233,8 @@ func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) er
 	return printConfusions(w, m, file.about.Classes, o.confusions, "-confusions N prints more, -o DIR writes all")
 }
 
-// printConfusions prints the most frequent confusions of an evaluation, at most the number most. If
-// there are more, it prints the text all, which says how to see them.
+// printConfusions prints the most frequent confusions of an evaluation, at most the given number.
+// If there are more, it then prints the text all, which says how to list all of them.
 func printConfusions(w io.Writer, m *train.Metrics, classes []string, most int, all string) error {
 	confusions := m.Confusions()
 	if len(confusions) == 0 || most == 0 {
@@ -245,7 +245,7 @@ func printConfusions(w io.Writer, m *train.Metrics, classes []string, most int, 
 		if label < len(classes) {
 			return printable.Name(classes[label])
 		}
-		return fmt.Sprint(label) // the model has an output without a class name
+		return fmt.Sprint(label) // the model has more outputs than there are class names
 	}
 	table := printable.NewTable(w, 0)
 	fmt.Fprintln(table, "true class\ttaken for\timages\tshare of class\t")

@@ -23,8 +23,8 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// The result matches predict's for each image. Labels are matched by class name: the checkpoint
-// orders classes differently from the archive.
+// evaluate and predict agree on each image. Labels are matched by class name: the checkpoint orders
+// classes differently from the archive.
 func TestEvaluateAgreesWithPredict(t *testing.T) {
 	folder := unpacked(t, photos, 24)
 	var classes []string
@@ -102,8 +102,8 @@ func TestEvaluateAgreesWithPredict(t *testing.T) {
 	}
 }
 
-// The metrics of an evaluated checkpoint equal the metrics of the training's best epoch, in the
-// precision of the training.
+// evaluate computes the same metrics for best.pt as train computed in the best epoch, if it uses
+// the precision of train.
 func TestEvaluateATraining(t *testing.T) {
 	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}), clitest.FewPhotos(t,
 		map[string]int{"cat": 3, "dog": 4})
@@ -162,7 +162,7 @@ func TestEvaluateText(t *testing.T) {
 	}
 }
 
-// The table shows the most frequent pairs and the number of the others.
+// The table shows the most frequent confusions and says how many more there are.
 func TestConfusionsAreATable(t *testing.T) {
 	m := &train.Metrics{Confusion: [][]int64{{5, 2, 0, 3}, {0, 9, 1, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}}}
 	classes := []string{"cat", "a long name", "hen\x1b"}
@@ -187,7 +187,7 @@ func TestConfusionsAreATable(t *testing.T) {
 	}
 }
 
-// After a training the command prints the confusions of its best epoch.
+// At its end, train prints the confusions of the best epoch.
 func TestTrainPrintsConfusions(t *testing.T) {
 	var out bytes.Buffer
 	o := trainOptions{out: "run1", epochs: 1}

@@ -62,15 +62,15 @@ func (o *trainOptions) testLabels() cli.Images {
 	return labels
 }
 
-// splits are the folders of an archive that hold the parts of a set, such as "photos/train".
+// splits are the folders of an archive that hold the splits of a dataset, such as "photos/train".
 type splits struct {
 	train string
 	held  []string // folders of held-back images: validation folders first, then final test folders
 	other string   // another folder in the same place, or ""
 }
 
-// findSplits looks for the parts of a set among the directories of classes. The parts may have a
-// common parent. A folder is a part only if it contains the folders of classes.
+// findSplits looks for the splits of a dataset among the parents of the class directories. The
+// splits may have a common parent. A folder is a split only if it contains class directories.
 func findSplits(classes []imageloader.ClassReport) (s splits) {
 	var dirs []string
 	for _, c := range classes {
@@ -78,7 +78,7 @@ func findSplits(classes []imageloader.ClassReport) (s splits) {
 	}
 	prefix := ""
 	for {
-		top := map[string]bool{} // by folder below prefix: whether the folder has subfolders
+		top := map[string]bool{} // folders directly below prefix: do they have subfolders?
 		for _, dir := range dirs {
 			name, below, deeper := strings.Cut(strings.TrimPrefix(dir, prefix), "/")
 			top[name] = top[name] || deeper && below != ""
@@ -107,14 +107,14 @@ func findSplits(classes []imageloader.ClassReport) (s splits) {
 	}
 }
 
-// trainNames and heldNames are the usual names of the parts of a set.
+// trainNames and heldNames are the usual names of a dataset's splits.
 func trainNames() []string { return []string{"train", "training"} }
 func heldNames() []string {
 	return []string{"val", "valid", "validation", "dev", "test", "testing"}
 }
 
 // findFolders chooses the folder to train on and the folder to evaluate if the archive has the
-// parts of a set, such as train and test. It refuses an archive whose folders leave the choice
+// splits of a dataset, such as train and test. It refuses an archive whose folders leave the choice
 // unclear.
 func (o *trainOptions) findFolders(ctx context.Context, stdout, stderr io.Writer) error {
 	if !o.images.ByDirectory() {
@@ -166,7 +166,7 @@ func (o *trainOptions) countImages(ctx context.Context, stdout, stderr io.Writer
 	return printClasses(ctx, o.archive, &o.images, stdout, stderr)
 }
 
-// printTurned says how many images are stored on their side, or how to find out.
+// printTurned prints how many images are not stored upright, or how to find out.
 func (c *census) printTurned(path string, images int, upright bool, stdout io.Writer) {
 	switch {
 	case !c.headers && !upright:
@@ -212,8 +212,9 @@ func (o *trainOptions) oneClass(class string) error {
 	return fmt.Errorf("%s has one class: nothing to tell apart: all labels are %s", archive, printable.Name(class))
 }
 
-// smoothedLoss is the cross-entropy with -label-smoothing. In the evaluation, which records no
-// gradients, it is the plain cross-entropy, so that torchstream evaluate prints the same loss.
+// smoothedLoss is the cross-entropy with -label-smoothing. In an evaluation, where gradients are
+// not recorded, it is the plain cross-entropy. The evaluations during training thus give the same
+// loss as torchstream evaluate.
 func (o *trainOptions) smoothedLoss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor {
 	if !output.RequiresGrad() {
 		return output.CrossEntropy(batch.Labels)
@@ -228,8 +229,8 @@ func given(set *flag.FlagSet, name string) bool {
 	return found
 }
 
-// matchUpright refuses a value of -upright that differs from the value in the checkpoint's
-// training.
+// matchUpright refuses a value of -upright that differs from the one with which the checkpoint was
+// trained.
 func (t *trained) matchUpright(set *flag.FlagSet, upright bool) error {
 	switch {
 	case !given(set, "upright") || upright == t.about.Upright:

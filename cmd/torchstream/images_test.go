@@ -126,8 +126,7 @@ func TestTrainTakesLabelsFromList(t *testing.T) {
 	}
 }
 
-// A zip with a table of ids, labels and patients can be used for training and evaluation without
-// changes.
+// train and evaluate read a zip with a table of ids, labels and patients as it is.
 func TestTrainTakesListInZip(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "set.zip")
 	var data bytes.Buffer
@@ -246,7 +245,8 @@ func TestResumeNeedsSameImages(t *testing.T) {
 	}
 }
 
-// A directory in -test is compared too. A run resumes with -test if and only if it had one.
+// Resuming also compares the images in a -test directory. A run that started with -test needs -test
+// to resume, and a run that started without it must not have it.
 func TestResumeNeedsSameTest(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 3})
 	test, other := t.TempDir(), t.TempDir()
@@ -279,7 +279,7 @@ func TestResumeNeedsSameTest(t *testing.T) {
 	}
 }
 
-// -o must not be inside the directory of -archive or -test, also not through a symbolic link.
+// -o must not be inside the directory of -archive or -test, not even through a symbolic link.
 func TestResultsInsideImagesAreRefused(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	if err := errors.Join(os.Symlink(dir, filepath.Join(outside, "to")),
@@ -426,7 +426,7 @@ func orientedPNGs(t *testing.T) (upright, turned string) {
 		for x := range width {
 			value := color.Gray{uint8(x*10 + y*y)}
 			one.SetGray(x, y, value)
-			other.SetGray(y, width-1-x, value) // orientation 6: rows are columns from the right
+			other.SetGray(y, width-1-x, value) // orientation 6: a row is a column, from the right
 		}
 	}
 	encode := func(m image.Image) string {
@@ -446,7 +446,7 @@ func orientedPNGs(t *testing.T) (upright, turned string) {
 	return encode(one), stored[:header] + string(chunk) + stored[header:]
 }
 
-// A preview shows the batches of a training with the same options.
+// preview shows the batches that train gets with the same options.
 func TestPreviewMixes(t *testing.T) {
 	square := func(value uint8) string {
 		m := image.NewGray(image.Rect(0, 0, 8, 8))
@@ -565,7 +565,7 @@ func TestTrainUsesPartsOfASet(t *testing.T) {
 			t.Errorf("%v: got status %d, %s, want %q", set, status, stderr, says)
 		}
 	}
-	// Classes themselves may have the names of parts.
+	// Classes themselves may be named like splits.
 	if status, stdout, stderr := train(clitest.FewPhotos(t,
 		map[string]int{"train": 2, "test": 1, "ship": 2})); status != 0 ||
 		!strings.Contains(stdout, "5 images in 3 classes") {

@@ -23,8 +23,8 @@ type indexResult struct {
 	Classes     int    `json:"classes"`
 	Checkpoints int    `json:"checkpoints"`
 	Random      bool   `json:"random_access"`
-	// Work is the average number of bytes to read or inflate for each byte of a sample, if samples
-	// are read in random order.
+	// Work is the cost of reading samples in random order: the average number of bytes to read or
+	// inflate for each byte of a sample.
 	Work    float64 `json:"work"`
 	Seconds float64 `json:"seconds"`
 }

@@ -39,7 +39,8 @@ func TestIndexIsWrittenToTheOutput(t *testing.T) {
 	}
 }
 
-// inspect uses an index with WebDataset labels only with -webdataset, and does not replace it.
+// inspect -index accepts an index with WebDataset labels only with -webdataset. Without that option
+// it fails and keeps the index.
 func TestIndexOfWebDataset(t *testing.T) {
 	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat",
 		"s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.cls": "dog"})
@@ -206,7 +207,8 @@ func onePixel(t *testing.T) string {
 	return b.String()
 }
 
-// TestInspectNamesImagesWithoutLabels covers text and JSON output, by decoding and by the index.
+// TestInspectNamesImagesWithoutLabels covers text and JSON output, from decoded images and from the
+// index.
 func TestInspectNamesImagesWithoutLabels(t *testing.T) {
 	web := clitest.WriteTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat",
 		"s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.json": "{}"})

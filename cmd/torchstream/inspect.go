@@ -27,7 +27,7 @@ type inspection struct {
 	Samples   int       `json:"samples"` // including bad ones
 	Ignored   int       `json:"ignored"`
 	Orphans   int       `json:"orphans"`  // ignored images that are in no directory or have no label
-	LeftOut   []leftOut `json:"left_out"` // folders and links that are no classes
+	LeftOut   []leftOut `json:"left_out"` // folders and links that are not classes
 	// OrphansNamed lists the first 10 images without a label, with -webdataset.
 	OrphansNamed []orphanImage    `json:"orphans_named"`
 	Classes      []inspectedClass `json:"classes"`
@@ -41,8 +41,8 @@ type inspection struct {
 	BadBy        map[string]int   `json:"bad_by_reason"`
 	Warnings     int              `json:"warned_count"`
 	Warned       []badMember      `json:"warned"` // the first 1,000 that are damaged but decode
-	// Damage is the damage of the archive file itself. The other fields then describe the part
-	// before the damage.
+	// Damage describes damage of the archive file itself. If it is set, the other fields describe
+	// only the part of the file before the damage.
 	Damage string        `json:"damage,omitempty"`
 	Fixed  *fixedArchive `json:"fixed,omitempty"` // set by -fix
 	List   *comparedList `json:"list,omitempty"`  // set by -list
@@ -122,7 +122,7 @@ const fixHelp = `write an archive without the bad members to ` + "`OUT`" +
 	` (.tar, .tgz, .tar.gz or .tar.zst): names, order, labels and the bytes of
 all other members stay. With -damaged partial, images that are cut off are written again as PNG, under their names`
 
-// checkFix checks that the options of inspect go together.
+// checkFix checks that the options of inspect are compatible.
 func checkFix(fix, list string, byIndex, drop bool) error {
 	switch {
 	case fix != "" && list != "":
@@ -239,7 +239,7 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 	return out
 }
 
-// byteSize formats a number of bytes with a unit in which it does not round to 0.0.
+// byteSize formats a number of bytes in a unit small enough that the number does not round to 0.0.
 func byteSize(bytes int64) string {
 	switch {
 	case bytes < 100:
@@ -316,8 +316,8 @@ func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 	}
 }
 
-// print writes the report. web is set if classes are WebDataset labels, listed if they are from a
-// list.
+// print writes the report. web is set if labels are WebDataset labels; listed is set if labels come
+// from a list.
 func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 	if r.Damage != "" && r.Samples+r.BadCount+r.Ignored == 0 {
 		_, err := fmt.Fprintf(w,
@@ -390,7 +390,7 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 func (r inspection) printClasses(w io.Writer, directories bool) error {
 	if len(r.Classes) > 0 {
 		most := slices.MaxFunc(r.Classes, func(a, b inspectedClass) int { return a.Samples - b.Samples }).Samples
-		var few suspicion // typos in directory names
+		var few suspicion // finds likely typos in directory names
 		if directories {
 			few = fewImages(r.Classes, func(c inspectedClass) int { return c.Samples })
 		}
@@ -423,7 +423,7 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 	return nil
 }
 
-// maxMerged limits how many classes are named as having several directories.
+// maxMerged is how many classes with several directories the report names.
 const maxMerged = 10
 
 // printDirectories names the classes whose samples are in several directories.

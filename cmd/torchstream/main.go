@@ -26,9 +26,9 @@
 // 0 on success, 1 if something failed or the command found a problem, 2 if the command line was
 // wrong, and 130 after an interruption.
 //
-// SIGINT, SIGTERM and SIGHUP end every command within seconds. A second SIGINT or SIGTERM ends it
-// at once. Only train gets a minute, to finish its step and write its checkpoint. Under nohup
-// SIGHUP is ignored.
+// SIGINT, SIGTERM and SIGHUP end every command within seconds. A second SIGINT or SIGTERM ends a
+// command at once. Only train may take up to a minute, to finish its step and write its checkpoint.
+// Under nohup SIGHUP is ignored.
 package main
 
 import (

@@ -167,7 +167,7 @@ func TestBenchHelp(t *testing.T) {
 	}
 }
 
-// Sizes have a unit in which they do not round to 0.0.
+// Sizes are printed in a unit small enough that they do not round to 0.0.
 func TestByteSize(t *testing.T) {
 	for bytes, want := range map[int64]string{0: "0 bytes", 1: "1 byte", 99: "99 bytes", 100: "0.1 KB",
 		4096: "4.1 KB", 999_949: "999.9 KB", 1e6: "1.0 MB", 3_456_000_000: "3456.0 MB"} {
@@ -343,7 +343,8 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// TestInspectIndex inspects the same archive through its index, which inspect makes first.
+// inspect -index prints the same report as inspect. The first call makes the index, and the second
+// one reads it.
 func TestInspectIndex(t *testing.T) {
 	data, err := os.ReadFile(photos)
 	if err != nil {

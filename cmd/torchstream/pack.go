@@ -139,7 +139,8 @@ func (o *packOptions) run(ctx context.Context, stdout, stderr io.Writer) error {
 	return o.print(r, seconds, stdout)
 }
 
-// parts returns the parts of the images in a folder: train and, with -val, val.
+// parts returns the parts into which the output divides a folder's images: train and, with -val,
+// val.
 func (o *packOptions) parts(folder string) []pack.Part {
 	train := o.images.Part
 	train.Folder = folder
@@ -222,7 +223,7 @@ func packResultOf(r *pack.Report, seconds float64) packResult {
 	return out
 }
 
-// print prints how many samples were read, written and left out, and the names of bad samples.
+// print writes how many samples were read, written and left out, and the names of bad samples.
 func (o *packOptions) print(r *pack.Report, seconds float64, w io.Writer) error {
 	table := printable.NewTable(w, 0)
 	fmt.Fprintf(table, "%s:\t%s in %s; %s no part of a sample, %d images among them\n", printable.Name(r.Input),

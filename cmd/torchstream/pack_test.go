@@ -34,7 +34,7 @@ func samplesOf(t *testing.T, args ...string) string {
 	return b.String()
 }
 
-// pack writes shards with the input's classes, counts and bytes, as inspect reports them.
+// pack keeps the input's classes, counts and file contents. The test compares inspect's reports.
 func TestPackKeepsClassesAndBytes(t *testing.T) {
 	const photos = "../../examples/data/photos-train.tgz"
 	want := samplesOf(t, photos)
@@ -69,7 +69,7 @@ func jpegOf(t *testing.T, number int) []byte {
 	return b.Bytes()
 }
 
-// The folders of a set become parts, and -val divides the folder train.
+// The splits of a dataset become the parts of the output, and -val divides the folder train.
 func TestPackDividesFolders(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

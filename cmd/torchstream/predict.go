@@ -92,7 +92,7 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	return p.all(ctx, images, *batch, *table)
 }
 
-// all classifies all images, some a step, and writes the table of -csv.
+// all classifies all images, at most batch in each step, and then writes the file of -csv.
 func (p *predictor) all(ctx context.Context, images []imageFile, batch int, table string) error {
 	if p.keep = table != ""; p.keep {
 		if err := safefile.Check(table, predictionsCSV); err != nil {
@@ -115,7 +115,7 @@ func (p *predictor) all(ctx context.Context, images []imageFile, batch int, tabl
 // predictionsCSV is the output of predict -csv.
 var predictionsCSV = safefile.Prefix("a table of predict -csv", "file,class,probability\n")
 
-// writeCSV writes the classes of all classified files.
+// writeCSV writes the file of -csv: the classes of all classified files.
 func (p *predictor) writeCSV(path string) error {
 	f, err := safefile.Replace(path, predictionsCSV, 0o666, func(f *os.File) error {
 		w := csv.NewWriter(f)
@@ -167,7 +167,8 @@ type trained struct {
 // demoFormat starts the value of "format" in the metadata of checkpoints of examples/01-train.
 const demoFormat = "torchstream 01-train "
 
-// openTrained opens a checkpoint of torchstream train. It does not check the image size.
+// openTrained opens a checkpoint of torchstream train. It does not check the image size in the
+// checkpoint.
 func openTrained(path string) (*trained, error) {
 	if err := checkpointFolder("-checkpoint", path); err != nil {
 		return nil, err
@@ -224,8 +225,8 @@ type guess struct {
 	Probability float64 `json:"probability"`
 }
 
-// classify returns the most probable classes of encoded images, most probable first. A bad image
-// gets no classes, and faults has its error.
+// classify returns the most probable classes of encoded images, most probable first. For a bad
+// image, guesses has no classes and faults has the error.
 func (c *classifier) classify(ctx context.Context, images [][]byte, top int) (guesses [][]guess,
 	faults decode.Errors, err error) {
 	scope := torch.NewScope("images")
@@ -267,8 +268,8 @@ type predictor struct {
 	classWidth     int // characters of the longest class name
 	stdout, stderr io.Writer
 
-	files, bad int // classified files, and those that could not be classified
-	leftOut    int // files in folders that are not images
+	files, bad int // files: classified; bad: could not be classified
+	leftOut    int // files found in folders that are not images
 
 	keep  bool            // for -csv
 	table []predictedFile // all classified files, if keep
@@ -288,7 +289,7 @@ type predictedFile struct {
 }
 
 // images returns the files for the arguments, in argument order. A folder's files are sorted by
-// name. It reports names that do not exist.
+// name. A path that does not exist is returned too: reading it reports the error.
 func (p *predictor) images(ctx context.Context, args []string, stdin io.Reader) (images []imageFile, err error) {
 	var paths []string
 	for _, arg := range args {

@@ -93,8 +93,8 @@ func writeFile(t *testing.T, path, content string) {
 	}
 }
 
-// Images get the same probabilities as through the loader and the prefetcher, which train uses for
-// evaluation.
+// predict computes the same probabilities as an evaluation, which reads images through the loader
+// and the prefetcher.
 func TestPredictEqualsEvaluation(t *testing.T) {
 	classes := []string{"cat", "dog", "hen", "emu"}
 	checkpoint, net := untrained(t, classes...)
@@ -148,7 +148,7 @@ func TestPredictEqualsEvaluation(t *testing.T) {
 	}
 }
 
-// The file has the rows that -json prints.
+// -csv writes the same rows that -json prints.
 func TestPredictWritesCSV(t *testing.T) {
 	checkpoint, _ := untrained(t, "cat", "a,\"b\"")
 	folder := unpacked(t, photos, 3)
@@ -176,7 +176,7 @@ func TestPredictWritesCSV(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) || len(got) != 1+3*2 {
 		t.Errorf("got %q, %v, want %q, nil", got, err, want)
 	}
-	if status, _, stderr := command(t, args...); status != 0 { // it replaces its own file
+	if status, _, stderr := command(t, args...); status != 0 { // its own output is replaced
 		t.Errorf("again: status %d, %s, want status 0", status, stderr)
 	}
 	if err := os.WriteFile(path, []byte("notes"), 0o666); err != nil {
@@ -338,8 +338,8 @@ func TestPredictCommandLine(t *testing.T) {
 	}
 }
 
-// A checkpoint of the demo is refused with the command that reads it. The file has the metadata of
-// examples/01-train.
+// predict refuses a checkpoint of examples/01-train, and names the command that reads it. The file
+// has the metadata that this example writes.
 func TestCheckpointOfTheDemoIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "demo.safetensors")
 	net := nn.NewLinear(2, 2, nn.LinearOptions{})

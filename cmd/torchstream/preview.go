@@ -28,7 +28,7 @@ import (
 // Sizes of a contact sheet, in pixels.
 const (
 	sheetGap     = 6  // around a picture
-	sheetLine    = 15 // a line of text; each picture has two below it
+	sheetLine    = 15 // height of a line of text; below each picture are two lines
 	sheetHeading = 24 // above a batch
 	maxSheet     = 1 << 26
 )

@@ -115,8 +115,8 @@ func TestPreviewErrors(t *testing.T) {
 	}
 }
 
-// preview draws the folder that train trains on, and the labels of mixed images and of images with
-// several labels.
+// preview draws the images in the folder that train would choose. It prints the labels of mixed
+// images and of images with several labels.
 func TestPreviewDrawsWhatTrainTrains(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "sheet.png")
 	for says, args := range map[string][]string{
@@ -124,7 +124,7 @@ func TestPreviewDrawsWhatTrainTrains(t *testing.T) {
 		": 2 samples in 1 batch, 2 classes":                                {"-list", "list.csv", "-multi-label"},
 		"1 image without a row in":                                         {"-list", "list.csv", "-multi-label", "-cutmix", "1"},
 	} {
-		// An archive for each case: the first one with a list leaves an index without labels.
+		// Each case needs a new archive: the first case with a list writes an index without labels.
 		archive := clitest.WriteTar(t, map[string]string{"train/cat/1.png": onePixel(t), "train/dog/2.png": onePixel(t),
 			"test/cat/3.png": onePixel(t), "list.csv": "id,cat,dog\n1,1,1\n2,0,0\n"})
 		status, stdout, stderr := command(t, append([]string{"preview", "-archive", archive, "-o", out, "-size", "32"}, args...)...)

@@ -23,15 +23,15 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
-// jobOptions are the options of a training by several processes.
+// jobOptions are the options of training by several processes, and the job of this process.
 type jobOptions struct {
 	gpus, ranks int
-	world       *distributed.Group // nil for a training by this process alone
-	release     func() bool        // ends the watch of the context that makes collectives fail
+	world       *distributed.Group // nil if this process trains alone
+	release     func() bool        // keeps ctx from ending the job at once; see join
 }
 
 // collectiveTimeout is how long a rank may let the others wait, for example while it makes an index
-// or evaluates. The end of a process is noticed at once.
+// or evaluates. The other ranks notice at once if a process ends.
 const collectiveTimeout = time.Hour
 
 // rank returns this process's rank.
@@ -113,8 +113,8 @@ func (o *trainOptions) checkJob() error {
 	return nil
 }
 
-// join makes this process a rank of the job that a launcher has started, if there is one. Until
-// startTraining, the end of ctx ends the job at once.
+// join makes this process a rank of the job that a launcher has started, if there is one. Until fit
+// calls release, the end of ctx ends the job at once.
 func (o *trainOptions) join(ctx context.Context, env distributed.Environment) error {
 	if env.Size < 2 {
 		return nil
@@ -127,8 +127,8 @@ func (o *trainOptions) join(ctx context.Context, env distributed.Environment) er
 	return err
 }
 
-// inTurn calls f on one rank of each host first, and then on the others, which find the index that
-// the first has made.
+// inTurn calls f first on one rank of each host and then on the host's other ranks. If f makes an
+// index, only the first rank of a host does so.
 func (j *jobOptions) inTurn(f func() error) error {
 	if j.world == nil {
 		return f()
@@ -145,8 +145,8 @@ func (j *jobOptions) inTurn(f func() error) error {
 	return f()
 }
 
-// close leaves the job. err is the training's error. A job that has failed is not closed cleanly,
-// which is no further error.
+// close leaves the job. err is the training's error. If err is not nil, an error from closing the
+// job is expected and dropped.
 func (j *jobOptions) close(err error) error {
 	if j.world == nil {
 		return err
@@ -159,8 +159,8 @@ func (j *jobOptions) close(err error) error {
 	return j.explain(err)
 }
 
-// explain returns a rank's error for its user. One rank reports in full why the job has ended, and
-// rank 0 alone reports an interruption.
+// explain returns the error that this rank prints. Only one rank prints in full why the job has
+// ended: the others refer to that rank. Only rank 0 prints the message of an interruption.
 func (j *jobOptions) explain(err error) error {
 	rank := j.rank()
 	if errors.As(err, &cli.InterruptedError{}) {
@@ -192,14 +192,15 @@ type ending struct {
 	err  error // of Cmd.Wait
 }
 
-// After a rank has failed, the others end by themselves. One that has not after leaveTime is asked
-// to end, and after another leaveTime killed.
+// After a rank has failed, the others end by themselves. A rank that has not ended after leaveTime
+// gets SIGTERM, and after another leaveTime SIGKILL.
 const leaveTime = 10 * time.Second
 
 // startRanks starts n processes of this command line as the ranks of a job on this host, and waits
-// for them. Rank 0 has the standard output. When ctx ends, all ranks end. When one fails, all end.
+// for them. Rank 0 writes to stdout. When ctx ends or a rank fails, startRanks ends all ranks.
 func startRanks(ctx context.Context, n int, stdout, stderr io.Writer) error {
-	// The kernel ends the ranks when the thread that has started them ends.
+	// Pdeathsig makes the kernel end the ranks when the thread that has started them ends, so this
+	// goroutine must keep its thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	program, err := os.Executable()
@@ -222,8 +223,9 @@ func startRanks(ctx context.Context, n int, stdout, stderr io.Writer) error {
 		c.Env = append(os.Environ(), "RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank), "WORLD_SIZE="+count,
 			"LOCAL_WORLD_SIZE="+count, "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port),
 			"TORCHSTREAM_JOB="+job)
-		// Ctrl-C in a terminal reaches this process alone, which passes it on: a second signal
-		// would end a rank that writes its checkpoint.
+		// The ranks have separate process groups, so a terminal's Ctrl-C only reaches this process,
+		// which passes the signal on. Otherwise a rank would get the signal twice, and the second
+		// one would end the rank while it writes its checkpoint.
 		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 		if err = c.Start(); err != nil {
 			break

@@ -21,7 +21,7 @@ import (
 	"github.com/torchstream/torchstream/internal/interrupt"
 )
 
-// smallJob returns the arguments of a training by two processes on the CPU.
+// smallJob returns the arguments that make train run two processes on the CPU.
 func smallJob(archive, out string, args ...string) []string {
 	return append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu",
 		"-o", out, "-ranks", "2"}, args...)
@@ -38,7 +38,8 @@ func process(t *testing.T, env []string, args ...string) (status int, stdout, st
 	return c.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
-// Two processes have the steps, files and output of one. A run of theirs is finished for one too.
+// Two processes make the same steps, files and output as one process. One process sees their run as
+// finished.
 func TestTrainWithRanks(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 6, "dog": 6}), filepath.Join(t.TempDir(), "out")
 	test := clitest.FewPhotos(t, map[string]int{"cat": 4, "dog": 3})
@@ -61,7 +62,8 @@ func TestTrainWithRanks(t *testing.T) {
 		t.Errorf("one process says\n%s\nwant that the run is finished", stdout)
 	}
 
-	// Ten images are five for each rank, whose last batch of one image BatchNorm cannot normalise.
+	// Each rank has five of ten images. BatchNorm cannot normalise its last batch, which has one
+	// image.
 	status, stdout, stderr = process(t, nil, smallJob(clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}),
 		filepath.Join(t.TempDir(), "out"))...)
 	if status != 0 || !strings.Contains(stdout, "4 steps, ") || strings.Count(stderr, "is one sample and is left out") != 1 {
@@ -69,8 +71,8 @@ func TestTrainWithRanks(t *testing.T) {
 	}
 }
 
-// A signal to the command reaches the ranks, which write the checkpoint. One process, or two that a
-// launcher starts, continue from it.
+// A signal to the command reaches the ranks, which write the checkpoint. A single process continues
+// from that checkpoint, and so do two processes of a launcher.
 func TestInterruptedRanksGoOn(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 20, "dog": 20}), filepath.Join(t.TempDir(), "out")
 	c, stderr := clitest.Process(t, smallJob(archive, out, "-epochs", "60")...)
@@ -124,7 +126,7 @@ func TestInterruptedRanksGoOn(t *testing.T) {
 	}
 }
 
-// The error of a rank ends the job, and is printed with its reason.
+// An error of one rank ends the job, and the command prints the error.
 func TestFailedRankEndsTheTraining(t *testing.T) {
 	good := clitest.FewPhotos(t, map[string]int{"cat": 1})
 	data, err := os.ReadFile(good)
@@ -186,7 +188,7 @@ func TestRankOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// A rank that is killed ends the job with an error that names it.
+// If a rank is killed, the job ends with an error that names the rank.
 func TestKilledRankIsNamed(t *testing.T) {
 	c := exec.Command("sh", "-c", "kill -KILL $$")
 	if err := c.Start(); err != nil {

@@ -23,7 +23,7 @@ import (
 // TestMain lets this test program act as the command, for tests that need a process.
 func TestMain(m *testing.M) { os.Exit(clitest.Main(m, main)) }
 
-// patience is the time limit of a hanging test.
+// patience is how long a test waits before it fails.
 const patience = 4 * time.Minute
 
 // With the image library alone, commands that do not need LibTorch work. The others name what is
@@ -124,7 +124,7 @@ func TestSignalsEndCommands(t *testing.T) {
 			for limit := time.After(patience); ; {
 				select {
 				case got := <-asked:
-					if got != path { // a late request of the previous command
+					if got != path { // a late request by the previous command
 						continue
 					}
 				case <-limit:

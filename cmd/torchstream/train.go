@@ -290,7 +290,7 @@ func parseAMP(name string) (torch.DType, error) {
 // window returns the part of the run that -profile records.
 func (o *trainOptions) window() trace.Window { return trace.Window{File: o.profile} }
 
-// settings returns the options that must be the same when a run resumes.
+// settings returns the options that may not change when a run resumes.
 func (o *trainOptions) settings() map[string]string {
 	settings := o.images.Settings()
 	if o.accumulate > 1 {
@@ -497,7 +497,7 @@ func (o *trainOptions) checkPretrained() error {
 	if err := file.Close(); err != nil {
 		return err
 	}
-	// Another program may use this key for something else.
+	// In a checkpoint of another program, the key "model" may have a different meaning.
 	if model == o.model || !slices.Contains(models.Classifiers(), model) {
 		return nil
 	}
@@ -535,8 +535,8 @@ func (o *trainOptions) checkFolder() error {
 		done, epochs, next, printable.Name(o.out))
 }
 
-// checkOutside refuses an -o folder inside a directory of images. The pictures that a training
-// writes would become images of that directory.
+// checkOutside refuses an -o folder inside a directory of images. The pictures that train writes
+// would become images of that directory.
 func (o *trainOptions) checkOutside() error {
 	out, err := realPath(o.out)
 	if err != nil {
@@ -574,8 +574,8 @@ func realPath(path string) (string, error) {
 }
 
 // earlier returns the completed and the total number of epochs of the run in the folder. ok is
-// false if the folder has no checkpoint of a run. If a file of another kind has the checkpoint's
-// name, train.Run refuses it.
+// false if the folder has no checkpoint of a run. If the checkpoint's name belongs to a file of
+// another kind, ok is also false, and train.Run refuses the file.
 func (o *trainOptions) earlier() (done, epochs int, ok bool) {
 	file, err := checkpoint.Open(filepath.Join(o.out, "last.pt"))
 	if err != nil {
@@ -621,13 +621,15 @@ func (o *trainOptions) compare(now map[string]string) error {
 		case key == "classes":
 			differences = append(differences, otherClasses(before[key], now[key]))
 		case key == "test-samples" && had != has:
-			// Checkpoints of earlier versions have neither key.
+			// A checkpoint of an earlier version has neither the key "samples" nor "test-samples",
+			// so it does not tell whether the run had -test.
 			if _, knows := before["samples"]; knows {
 				differences = append(differences, map[bool]string{true: "-test", false: "no -test"}[had])
 			}
 		case key == "samples" || key == "test-samples":
-			// An archive that was not read has no digest. If the labels come from elsewhere now,
-			// the key "labels" differs too.
+			// The values are digests, or empty if the archive was not read to compute one. Without
+			// two digests, changed images go unnoticed here. A changed source of labels is found by
+			// the key "labels".
 			if before[key] != "" && now[key] != "" {
 				option := map[string]string{"samples": "-archive", "test-samples": "-test"}[key]
 				differences = append(differences, "other images or labels in "+option)
@@ -731,7 +733,8 @@ func (o *trainOptions) start(ctx context.Context, stdout, stderr io.Writer) erro
 	return o.job.close(o.run(ctx, device, stdout, stderr))
 }
 
-// shareCores divides the host's cores among its ranks, unless the command line does.
+// shareCores divides the host's cores among its ranks. It leaves -workers and -threads unchanged if
+// the command line sets them.
 func (o *trainOptions) shareCores() {
 	share := max(1, runtime.GOMAXPROCS(0)/o.job.onHost())
 	if o.workers == 0 {
@@ -742,7 +745,7 @@ func (o *trainOptions) shareCores() {
 	}
 }
 
-// checkFiles refuses files and folders that a training could not use, before any work.
+// checkFiles refuses unusable files and folders before any work.
 func (o *trainOptions) checkFiles() error {
 	if err := checkWritable(o.out); err != nil {
 		return fmt.Errorf("-o %s: %w", printable.Name(o.out), err)
@@ -764,7 +767,7 @@ func (o *trainOptions) run(ctx context.Context, device cuda.Device, stdout, stde
 	if err := o.checkDevice(device, o.amp); err != nil {
 		return err
 	}
-	if o.rank == 0 { // which writes the files
+	if o.rank == 0 { // only rank 0 writes files
 		if err := o.checkFiles(); err != nil {
 			return err
 		}
@@ -826,14 +829,14 @@ func (o *trainOptions) run(ctx context.Context, device cuda.Device, stdout, stde
 	return train.WithPrecedence(device, func() error { return o.fit(ctx, &c, device, stdout, stderr) })
 }
 
-// inEpochs is printBad's note for training counts.
+// inEpochs is printBad's note in training, where every epoch counts the same bad samples again.
 const inEpochs = ", each counted in every epoch"
 
-// printBad prints how many bad samples of an archive the policy left out or replaced, then the
-// note. It also names the first bad sample.
+// printBad prints how many bad samples of an archive the policy left out or replaced, then the note
+// and the names of the first bad samples.
 func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSamplePolicy, note string) {
 	if s.Bad == 0 || p == imageloader.Fail {
-		return // an error already names the sample
+		return // with Fail, an error has already named the sample
 	}
 	names := make([]string, len(s.BadNamed))
 	for i, bad := range s.BadNamed {
@@ -863,7 +866,7 @@ func (o *trainOptions) fit(ctx context.Context, c *train.Config, device cuda.Dev
 		}
 	}
 	if o.job.world != nil {
-		o.job.release() // from now on all ranks stop after the same step, and write the checkpoint
+		o.job.release() // from here on, train.Run stops all ranks after the same step if ctx ends
 	}
 	begin := time.Now()
 	report, err := train.Run(ctx, *c)
@@ -1096,7 +1099,7 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, classes 
 // census is the number of images in an archive or directory.
 type census struct {
 	classes []imageloader.ClassReport // names and counts, by label
-	headers bool                      // the orientations are known, from an index; a directory has none
+	headers bool                      // whether an index has told the orientations
 	turned  int                       // images whose orientation is not upright
 	samples int
 	list    *imageloader.ListReport // nil: there is no list
@@ -1160,7 +1163,7 @@ func printClasses(ctx context.Context, path string, labels *cli.Images, stdout,
 	fmt.Fprintf(stdout, "%s: %s in %s\n", printable.ArchiveName(path),
 		printable.Counted(samples, "image", "images"), printable.Counted(len(classes), "class", "classes"))
 	printList(stdout, path, found.list)
-	var few suspicion // typos in directory names
+	var few suspicion // finds likely typos in directory names
 	if labels.ByDirectory() {
 		few = fewImages(classes, func(c imageloader.ClassReport) int { return c.Samples })
 	}
@@ -1192,8 +1195,8 @@ func printClasses(ctx context.Context, path string, labels *cli.Images, stdout,
 	return samples, err
 }
 
-// openTest opens -test, whose classes must be a subset of -archive's. It prints the classes without
-// an image in -test.
+// openTest opens -test. It refuses classes that -archive lacks, and prints the classes without an
+// image in -test.
 func (o *trainOptions) openTest(ctx context.Context, device cuda.Device, classes []string, stdout,
 	stderr io.Writer) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	labels := o.testLabels()

@@ -187,8 +187,8 @@ func requireOnlyHeadTrained(t *testing.T, from, to string) {
 	}
 }
 
-// A checkpoint of another network is refused: by its metadata before the archive is read, and with
-// -freeze by its tensors below the head.
+// train refuses a checkpoint of another network. If the metadata names the network, it does so
+// before it reads the archive. Otherwise, with -freeze, it compares the tensors below the head.
 func TestTrainRefusesAnotherNetwork(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2})
 	save := func(model string, metadata map[string]string) string {
@@ -246,7 +246,8 @@ func TestTrainRefusesAnotherNetwork(t *testing.T) {
 	}
 }
 
-// In every family the head is the layer that depends on the number of classes.
+// In every model family, the head that -freeze trains is the layer whose size depends on the number
+// of classes.
 func TestFreezeKnowsTheHead(t *testing.T) {
 	for _, model := range []string{"resnet18", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16"} {
 		t.Run(model, func(t *testing.T) {
@@ -318,7 +319,7 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	whole, out := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "out")
 	trainSmall(t, archive, whole)
 	ctx, cancel := context.WithCancel(context.Background())
-	stdout, stderr := &interrupter{text: "images/s", cancel: cancel}, &bytes.Buffer{} // the first epoch's line
+	stdout, stderr := &interrupter{text: "images/s", cancel: cancel}, &bytes.Buffer{} // in epoch 1's line
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
 		"cpu", "-o", out}
 	if status := program().Run(ctx, args, stdout, stderr); status != 130 ||
@@ -354,7 +355,7 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	}
 }
 
-// A run that -patience has ended is finished, and continues with a larger value.
+// A run that -patience has ended is finished. It continues with a larger -patience.
 func TestTrainEndedByPatience(t *testing.T) {
 	var out bytes.Buffer
 	o := trainOptions{out: "run1", epochs: 9}
@@ -498,7 +499,8 @@ func TestTrainMistakes(t *testing.T) {
 	}
 }
 
-// A batch allocates memory only for the images of its archive: 1 << 30 rows would be terabytes.
+// train allocates memory for at most as many rows as the archive has images: the 1 << 30 rows of
+// this -batch would be terabytes.
 func TestTrainBatchIsAtMostTheArchive(t *testing.T) {
 	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 2}), clitest.FewPhotos(t,
 		map[string]int{"cat": 1, "dog": 1})
@@ -562,7 +564,7 @@ func TestTrainBadImage(t *testing.T) {
 		"` writes an archive without the bad members, -bad-samples skip leaves them out)\n"
 	if status != 1 || !strings.Contains(stderr, `"b/bad.png": damaged: `) ||
 		!strings.HasSuffix(stderr, says) || strings.Contains(stderr, "Options.") ||
-		// a C function, and a repeated word
+		// no name of a C function, and no word twice
 		strings.Contains(stderr, "ts_image") || strings.Contains(stderr, "damaged image") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
@@ -579,7 +581,7 @@ func TestTrainBadImage(t *testing.T) {
 func TestPeakSpaceCountsTwoLastCheckpoints(t *testing.T) {
 	folder := t.TempDir()
 	for _, c := range []struct {
-		name string // a new file of 40 bytes; it stays for the following cases
+		name string // a new file of 40 bytes, which stays for the following cases
 		want int64
 	}{{"", 2*100 + 40}, {"last.pt", 2*100 + 40 - 40}, {"best.pt", 2*100 + 40 - 80}} {
 		if c.name != "" {
@@ -627,8 +629,8 @@ func TestFreeSpaceCheckKnowsCheckpointSizes(t *testing.T) {
 	}
 }
 
-// -bad-samples leaves bad images out of a training and its evaluations, or replaces them in the
-// training. The summary counts and names them.
+// With -bad-samples, train leaves bad images out of training and evaluation, or replaces them in
+// training. The summary counts and names the bad images.
 func TestTrainSkipsBadImages(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
@@ -663,8 +665,8 @@ func TestTrainSkipsBadImages(t *testing.T) {
 }
 
 // A last batch of one good image is left out, because BatchNorm cannot compute statistics for one
-// image of 32 pixels. This also holds if the batch has one image only because others were bad. If
-// no last batch is that short, nothing is left out.
+// image of 32 pixels. This also holds if the last batch is only that short because other images
+// were bad. If the good images fill all batches, nothing is left out.
 func TestTrainDropsLastBatchOfOneImage(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
@@ -755,7 +757,8 @@ func TestTrainOneClass(t *testing.T) {
 	}
 }
 
-// A folder to which another run is writing is refused before any work. The error names the process.
+// If another run is writing to the folder, train refuses it before any work. The error names that
+// run's process.
 func TestTrainRefusesAFolderInUse(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}), filepath.Join(t.TempDir(), "out")
 	trainSmall(t, archive, out, "-epochs", "1")
@@ -777,8 +780,8 @@ func TestTrainRefusesAFolderInUse(t *testing.T) {
 	trainSmall(t, archive, out, "-epochs", "1", "-resume")
 }
 
-// The classes of a directory are printed as for an archive. Classes without an image in -test are
-// printed too.
+// train prints the classes of a directory as it does for an archive, and those without an image in
+// -test.
 func TestTrainDirectory(t *testing.T) {
 	folders := map[string]string{"archive": t.TempDir(), "test": t.TempDir()}
 	var file bytes.Buffer
@@ -846,8 +849,8 @@ func TestTrainUnwritable(t *testing.T) {
 	}
 }
 
-// Every command refuses a -size that is too large as a wrong option, before any other work. The
-// maximum is the largest size that an evaluation transform supports.
+// Every command refuses a -size that is too large before any other work, with the exit status of a
+// wrong option. The maximum is the largest size that an evaluation transform supports.
 func TestSizesThatAreTooLarge(t *testing.T) {
 	for _, args := range [][]string{
 		{"train", "-archive", photos}, {"preview", "-archive", photos}, {"bench", "loader", "-archive", photos},
@@ -902,7 +905,7 @@ func tarFiles(t *testing.T, data []byte) fs.FS {
 	}
 }
 
-// Commands read every kind of archive that their -h names.
+// Commands read every kind of archive that their help names.
 func TestKindsOfArchives(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir()) // for the index of a URL
 	tarFile := clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 3})
@@ -990,8 +993,8 @@ func TestFewImages(t *testing.T) {
 		t.Errorf("printed\n%s", text)
 	}
 
-	// inspect prints the same remarks. It prints none about labels from a list, which are not
-	// directory names.
+	// inspect prints the same remarks. It prints none if labels are from a list, because they are
+	// then not directory names.
 	status, text, _ := command(t, "inspect", archive)
 	if status != 0 || !strings.Contains(text, "######  few images: is the name a typo?\n    2  dog ") ||
 		strings.Count(text, "typo") != 1 || !strings.Contains(text, "\n1 of the classes have less") {
@@ -1016,8 +1019,8 @@ func TestInspectOfOneClass(t *testing.T) {
 	}
 }
 
-// TestClassesFromSeveralDirectoriesAreNamed checks inspect and train, for an archive and a
-// directory. No other classes are named.
+// If the samples of a class are in several directories, inspect and train name the class. They do
+// so for an archive and for a directory, and name no other classes.
 func TestClassesFromSeveralDirectoriesAreNamed(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"train/cat": 3, "test/cat": 2, "dog": 4})
 	folder := t.TempDir()
@@ -1116,7 +1119,8 @@ func TestTrainAsksAboutAnotherNetwork(t *testing.T) {
 	}
 }
 
-// -pretrained-dict chooses among the weights and the averages of a file, and the messages name it.
+// -pretrained-dict chooses between a file's weights and their averages. The messages name the
+// chosen one.
 func TestPretrainedDictChoosesAverages(t *testing.T) {
 	net, err := models.ByName("resnet18", models.Options{NumClasses: 3})
 	if err != nil {

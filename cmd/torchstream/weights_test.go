@@ -98,8 +98,7 @@ func TestWeightsAreVerifiedAndConverted(t *testing.T) {
 	}
 }
 
-// A file that does not fit the network is kept. It is verified, and the user may have meant another
-// MODEL.
+// A verified file that does not fit the network is kept: the user may have meant another MODEL.
 func TestWeightsOfAnotherNetworkAreRefused(t *testing.T) {
 	p := publish(t)
 	out := filepath.Join(t.TempDir(), "w.safetensors")
