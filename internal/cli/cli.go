@@ -184,7 +184,7 @@ func first(args []string) (string, []string) {
 	return args[0], args[1:]
 }
 
-// Main runs the process's command line and exits. After the first signal a command has the duration
+// Main runs the process's command line and exits. After the first signal a command has the time
 // grace to end by itself.
 func (p *Program) Main(grace time.Duration) {
 	ctx, stop := interrupt.Context(grace)

@@ -12,7 +12,7 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
-// helpError ends a command that was asked for its help, which [Program.Run] prints.
+// helpError is returned by a command that was asked for its help. [Program.Run] prints the text.
 type helpError struct{ text string }
 
 func (helpError) Error() string { return flag.ErrHelp.Error() }
@@ -23,8 +23,8 @@ func (helpError) Unwrap() error { return flag.ErrHelp }
 // reported it.
 var ErrFound = errors.New("something bad was found")
 
-// InterruptedError is returned by an interrupted command. Its message says how to continue. It is
-// empty if another process has said that.
+// InterruptedError is returned by an interrupted command. Message says how to continue. It is empty
+// if another process has printed that.
 type InterruptedError struct{ Message string }
 
 func (e InterruptedError) Error() string { return e.Message }
@@ -47,16 +47,17 @@ func (e SkippableError) Error() string { return e.Err.Error() }
 func (e SkippableError) Unwrap() error { return e.Err }
 
 // Advised returns the text of a command's error, with advice for a command's user. For a bad
-// sample, the text names the command that removes the sample, and no options of package
-// imageloader. For a truncated archive, the text names the command that lists the readable part,
-// unless that command itself failed.
+// sample, the text names the command that removes the sample instead of options of package
+// imageloader. For a truncated archive, it names the command that lists the readable part, unless
+// command is that command.
 func Advised(err error, command string) string { return InFlags(advised(err, command)) }
 
 // goOption matches a Go option in a text, with the parentheses around it.
 var goOption = regexp.MustCompile(`( \()?\b(?:Load|Fix)?Options\.([A-Z]\w*(?:\.[A-Z]\w*)?)(\))?`)
 
-// InFlags replaces the names of Go options in a text by the flags of commands. It drops an option
-// in parentheses if no command has a flag for it, such as " (Options.MaxPixels)".
+// InFlags replaces the names of Go options in a text by the flags of commands. If no command has a
+// flag for an option in parentheses, such as " (Options.MaxPixels)", InFlags removes the option
+// with its parentheses.
 func InFlags(text string) string {
 	return goOption.ReplaceAllStringFunc(text, func(match string) string {
 		m := goOption.FindStringSubmatch(match)
@@ -71,7 +72,7 @@ func InFlags(text string) string {
 }
 
 // flagOf returns the flag for a field of imageloader.Options, imageloader.FixOptions or
-// nn.LoadOptions. It returns "" if no command has one.
+// nn.LoadOptions. It returns "" if no command has a flag for the field.
 func flagOf(option string) string {
 	switch option {
 	case "Balanced":

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A command's user reads the flag instead of a Go option. An option without a flag is not named.
+// A command's error names the flag instead of the Go option. It does not name an option that has no
+// flag.
 func TestErrorsNameFlags(t *testing.T) {
 	for text, want := range map[string]string{
 		"imageloader: Options.List: open a.csv: no such file":    "imageloader: -list: open a.csv: no such file",

@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
-// Flags returns the flag set of a command, for [Parse]. line is a command line
-// with the required arguments, such as "torchstream inspect FILE".
+// Flags returns the flag set of a command, for [Parse]. line is the command with its required
+// arguments, such as "torchstream inspect FILE".
 func Flags(line, about string, stderr io.Writer) *flag.FlagSet {
 	_, command, _ := strings.Cut(line, " ")
 	command, _, _ = strings.Cut(command, " -")
@@ -28,7 +28,7 @@ func Flags(line, about string, stderr io.Writer) *flag.FlagSet {
 	return set
 }
 
-// Alias makes old another name of an option, which the help does not show.
+// Alias makes old another name of an option. The help does not show it.
 func Alias(set *flag.FlagSet, old, name string) { set.Var(set.Lookup(name).Value, old, "") }
 
 // printOptions prints the options of a command as package flag does, with wrapped explanations.
@@ -37,7 +37,7 @@ func printOptions(set *flag.FlagSet, w io.Writer) {
 	shown := flag.NewFlagSet("", flag.ContinueOnError)
 	shown.SetOutput(&list)
 	set.VisitAll(func(f *flag.Flag) {
-		if f.Usage != "" { // otherwise an older name: see Alias
+		if f.Usage != "" { // "": an alias
 			shown.Var(f.Value, f.Name, f.Usage)
 			shown.Lookup(f.Name).DefValue = f.DefValue
 		}
@@ -83,7 +83,7 @@ func wrapped(text, indent string) string {
 const OneOrMore = -1
 
 // Parse parses a command's options and requires want remaining arguments. It refuses NaN and
-// infinities, which package flag accepts and which pass most comparisons.
+// infinities: package flag accepts them, and a range check can let them pass.
 func Parse(set *flag.FlagSet, args []string, want int) error {
 	if err := parseOptions(set, args); err != nil {
 		return err
@@ -105,7 +105,7 @@ func Parse(set *flag.FlagSet, args []string, want int) error {
 	return UsageError{Message: miscounted(set, want)}
 }
 
-// miscounted explains a number of arguments that differs from want.
+// miscounted returns the error text for a number of arguments other than want.
 func miscounted(set *flag.FlagSet, want int) string {
 	if say := misplaced(set, want); say != "" {
 		return say

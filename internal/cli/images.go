@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// Images holds the options that are common to the commands that read images.
+// Images holds the options that several commands share because they read images.
 type Images struct {
 	List          string                 // file of -list or -labels
 	ListFormat    imageloader.ListFormat // format of the list; Columns has the columns of images and labels
