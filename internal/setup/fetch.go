@@ -58,18 +58,18 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 	return archive, verify(archive, strings.TrimSpace(want))
 }
 
-// checksumOf returns the URL of an archive's checksum. It keeps the query, which may hold the
-// credentials for both files.
+// checksumOf returns the URL of an archive's checksum. It keeps the archive URL's query, which may
+// contain credentials that are valid for both files.
 func checksumOf(archive *url.URL) string {
 	u := *archive
 	u.Path += ".sha256"
-	if u.RawPath != "" { // the path as written in the URL, with its escapes
+	if u.RawPath != "" { // set if the URL's path has special escapes
 		u.RawPath += ".sha256"
 	}
 	return u.String()
 }
 
-// verify compares a file's SHA-256, or its first digits, with want.
+// verify compares a file's SHA-256 with want, which may be only the first digits.
 func verify(path, want string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -86,7 +86,8 @@ func verify(path, want string) error {
 	return nil
 }
 
-// invalid is the error for an invalid URL. The parser's own error would quote the text.
+// invalid is the error for an invalid URL. The error of package url would quote the whole text,
+// including a password.
 func invalid(address string) error { return fmt.Errorf("%s is no valid URL", printable.URL(address)) }
 
 // request sends a request and returns the response if its status is one of statuses.
@@ -145,19 +146,19 @@ func get(ctx context.Context, client *http.Client, address, accept string) ([]by
 	return text, silenced(ctx, address, err)
 }
 
-// attempts is the number of times that a download is continued after an error.
+// attempts is the maximum number of times that a download is started or continued.
 const attempts = 5
 
-// Progress gets the bytes of a file that are downloaded, and the file's size, or 0 if the server
-// does not say it.
+// Progress is called with the number of bytes of a file that are downloaded, and the file's size.
+// The size is 0 if the server does not report it.
 type Progress func(name string, have, size int64)
 
 var leadingSHA256 = regexp.MustCompile(`^[0-9a-f]{8,64}$`)
 
 // Download writes the contents of an http or https URL to a file whose SHA-256 begins with want, at
-// least 8 hexadecimal digits. It does nothing if path is such a file already. An interrupted
-// download leaves path.part, which the next call continues. A file with another checksum is
-// removed.
+// least 8 hexadecimal digits. It does nothing if path already is a file with that checksum. An
+// interrupted download leaves path.part, and the next call continues that file. Download removes a
+// downloaded file with another checksum.
 func Download(ctx context.Context, address, path, want string, report Progress) error {
 	if u, err := url.Parse(address); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
 		return fmt.Errorf("%s: want a URL that begins with https:// or http://", printable.URL(address))
@@ -202,8 +203,8 @@ func download(ctx context.Context, client *http.Client, address, path, want stri
 // silence is the maximum time without data from a server.
 const silence = time.Minute
 
-// watch returns a context that is cancelled after a minute without data, and the timer that cancels
-// it.
+// watch returns a context, and the timer that cancels the context after a minute. Each read of data
+// restarts the timer: see awake.
 func watch(ctx context.Context) (watched context.Context, end *time.Timer, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	end = time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server has sent nothing for %v", silence)) })
@@ -213,7 +214,8 @@ func watch(ctx context.Context) (watched context.Context, end *time.Timer, stop 
 	}
 }
 
-// silenced returns the reason why a watched context was cancelled, if err is due to that.
+// silenced replaces err by the reason for which a watched context was cancelled, if the
+// cancellation caused err.
 func silenced(ctx context.Context, address string, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return fmt.Errorf("%s: %w", printable.URL(address), context.Cause(ctx))
@@ -221,7 +223,7 @@ func silenced(ctx context.Context, address string, err error) error {
 	return err
 }
 
-// awake is a reader that postpones the cancellation of the request with every read.
+// awake is a reader of a response. Every read restarts the timer that cancels the request.
 type awake struct {
 	io.Reader
 	end *time.Timer

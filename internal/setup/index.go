@@ -64,7 +64,7 @@ func unverified(t *http.Transport) *http.Transport {
 	if t.TLSClientConfig == nil {
 		t.TLSClientConfig = &tls.Config{}
 	}
-	t.TLSClientConfig.InsecureSkipVerify = true // the user names the host, and each file's SHA-256 is verified
+	t.TLSClientConfig.InsecureSkipVerify = true // the user trusts the host, and files are verified by SHA-256
 	return t
 }
 
@@ -90,8 +90,8 @@ func certificates(path string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// indexTransport adds the passwords of a netrc file to requests. It verifies no certificates of
-// trusted hosts.
+// indexTransport adds the passwords of a netrc file to requests. It does not verify the
+// certificates of trusted hosts.
 type indexTransport struct {
 	verified, unverified *http.Transport
 	trusted              []string
@@ -128,12 +128,12 @@ func readNetrc(file string) (map[string]*url.Userinfo, error) {
 	return parseNetrc(string(text)), nil
 }
 
-// parseNetrc reads a netrc file as Python's module netrc does. Where a keyword is expected, a word
-// that starts with # starts a comment, which ends with the line. A macro ends at an empty line.
+// parseNetrc reads a netrc file as Python's module netrc does. If a word that starts with # stands
+// where a keyword is expected, the rest of the line is a comment. A macro ends at an empty line.
 func parseNetrc(text string) map[string]*url.Userinfo {
 	logins := map[string]*url.Userinfo{}
 	var host, name, password string
-	keyword, macro := "", false // keyword: its value comes next
+	keyword, macro := "", false // keyword: the next word is its value
 	for line := range strings.Lines(text) {
 		if macro {
 			macro = strings.TrimSpace(line) != ""
@@ -193,8 +193,8 @@ func netrcWord(line string) (word, rest string) {
 	return b.String(), ""
 }
 
-// environmentIndex returns the index that the environment or pip's configuration files name, or the
-// public index.
+// environmentIndex returns the index that the environment or pip's configuration files name, or
+// else the public index.
 func environmentIndex() index {
 	var files []string
 	if config, err := os.UserConfigDir(); err == nil {
@@ -206,12 +206,13 @@ func environmentIndex() index {
 	return readIndex(os.Getenv, append(files, "/etc/xdg/pip/pip.conf", "/etc/pip.conf"))
 }
 
-// readIndex reads pip's options as `pip download` does. Environment variables have precedence. Then
-// follow the files, in order; in each, the section of the command precedes the section [global].
+// readIndex reads pip's options as `pip download` does. An option's value is the first one found:
+// in the environment variables, then in the command's section of each file, in order, and then in
+// the section [global] of each file.
 func readIndex(getenv func(string) string, files []string) index {
 	switch file := getenv("PIP_CONFIG_FILE"); file {
 	case "":
-	case os.DevNull: // pip reads no file at all then
+	case os.DevNull: // pip then reads no file at all
 		files = nil
 	default:
 		files = append([]string{file}, files...)
@@ -259,8 +260,8 @@ func readIndex(getenv func(string) string, files []string) index {
 	return i
 }
 
-// configured returns the values of an option in a section of a pip configuration file. Lines that
-// start with a space continue the line above.
+// configured returns the values of an option in a section of a pip configuration file. A line that
+// starts with a space continues the line above.
 func configured(file, section, name string) []string {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -79,8 +79,8 @@ func TestWordsOfNetrc(t *testing.T) {
 	}
 }
 
-// The name and password of a page's URL are sent to files on the same host, but not from an https
-// page to an http link.
+// If a page's URL has a name and password, set-up also sends them with requests for files on the
+// same host. It does not send them to an http link of an https page.
 func TestPasswordsAreNotSentUnencrypted(t *testing.T) {
 	w := wheel{name: "torch", version: "1.0", sha256: strings.Repeat("0", 64)}
 	for _, c := range []struct{ page, link, want string }{
@@ -152,7 +152,7 @@ func TestSilentServerIsAnError(t *testing.T) {
 	})
 }
 
-// A download that takes long reports its progress, with the size if it is known.
+// A slow download reports its progress, and the file's size if the server has reported it.
 func TestProgressOfADownload(t *testing.T) {
 	for size, want := range map[int64]string{0: "setup: downloading x.whl: 7 MB\n",
 		9e6: "setup: downloading x.whl: 7 of 9 MB\n"} {

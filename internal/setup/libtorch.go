@@ -16,10 +16,10 @@ import (
 	"github.com/torchstream/torchstream/internal/library"
 )
 
-// LibTorch returns the folder that contains LibTorch's folder torch and the CUDA libraries. The
-// layout is that of a Python site-packages folder. If o.LibTorch is "", LibTorch installs the
-// wheels of o.Release into o.Cache, unless they are installed already. Otherwise it checks the
-// LibTorch at o.LibTorch. A download stops when ctx ends.
+// LibTorch returns the folder that contains LibTorch's folder torch and the CUDA libraries,
+// arranged as in a Python site-packages folder. If o.LibTorch is "", LibTorch installs the wheels
+// of o.Release into o.Cache, unless they are installed already. Otherwise it checks the LibTorch at
+// o.LibTorch. A download stops when ctx ends.
 func LibTorch(ctx context.Context, o Options) (site string, err error) {
 	if o.LibTorch != "" {
 		torch, err := given(o.LibTorch)
@@ -39,8 +39,8 @@ func LibTorch(ctx context.Context, o Options) (site string, err error) {
 	return filepath.Dir(torch), err
 }
 
-// Installed returns the folder in the cache for the LibTorch of a release ("": the default), and
-// whether it is installed.
+// Installed returns the folder in the cache for the LibTorch of a release ("": the default).
+// complete says whether that LibTorch is installed.
 func Installed(cache, release string) (folder string, complete bool, err error) {
 	lockText, err := lockOf(release)
 	if err != nil {
@@ -65,8 +65,9 @@ func Given(libtorch string) (torch string, cuda bool, err error) {
 const wanted = "give the site-packages that contains torch/, the torch package folder, or an unpacked libtorch zip " +
 	"(the folder with include/ and lib/), or unset LIBTORCH to have one installed"
 
-// given returns the LibTorch folder for a value of LIBTORCH. Its version may be unknown. A known
-// version must not be older than the oldest or newer than the newest release with a lock.
+// given returns the LibTorch folder for a value of LIBTORCH. If the version is known, it must be
+// between the oldest and the newest release with a lock. A lock is the list of a release's wheels
+// and their checksums.
 func given(libtorch string) (torch string, err error) {
 	path, err := library.Absolute(libtorch)
 	if err != nil {
@@ -113,8 +114,8 @@ func minor(version string) int {
 	return a*1000 + b
 }
 
-// usable returns an error if a path has characters that the flags of the compiler and the linker
-// cannot contain.
+// usable returns an error if a path has characters that cannot be passed in compiler and linker
+// flags.
 func usable(variable, path string) error {
 	if strings.ContainsAny(path, " \t\n\r\v\f:;'\"$\\#") {
 		return fmt.Errorf("%s=%s: compiler and linker flags cannot carry a path with spaces or any of : "+
@@ -124,7 +125,7 @@ func usable(variable, path string) error {
 	return nil
 }
 
-// lockOf returns the lock of a release; "" is the default.
+// lockOf returns the lock of a release; "" is the default release.
 func lockOf(release string) (string, error) {
 	text, err := cshim.Sources.ReadFile("libtorch-" + cmp.Or(release, DefaultRelease) + ".lock")
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestFoldersOfTheCache holds the folder names of earlier versions. They must not change, or users
-// would download LibTorch again. A new lock gets a new folder.
+// TestFoldersOfTheCache holds the folder names of earlier versions. They must not change: otherwise
+// users would download LibTorch again. A new lock gets a new folder.
 func TestFoldersOfTheCache(t *testing.T) {
 	for release, want := range map[string]string{"": "libtorch-2.11.0-730e56b0ba91",
 		"2.11": "libtorch-2.11.0-730e56b0ba91", "2.15": "libtorch-2.15.0-ba5539abc596"} {
@@ -57,7 +57,7 @@ func TestConcurrentSetupsInstallOnce(t *testing.T) {
 	if _, err := alone.install(t.Context(), lockText); err != nil {
 		t.Fatal(err)
 	}
-	once := s.requests.Load() - 2 // the server interrupts the first response for each of two files
+	once := s.requests.Load() - 2 // later requests for the two files are not interrupted
 	s.requests.Store(0)
 	together := installer{cache: t.TempDir(), from: alone.from, log: io.Discard}
 	var wait sync.WaitGroup
@@ -74,8 +74,8 @@ func TestConcurrentSetupsInstallOnce(t *testing.T) {
 	}
 }
 
-// Several users may share a cache that they cannot write to. A folder in the lock's place makes the
-// lock unusable for root too.
+// Several users may share a cache that they cannot write to. The test puts a folder where the lock
+// file would be, so that not even root can take the lock.
 func TestInstalledLibTorchNeedsNoWriteAccess(t *testing.T) {
 	_, lockText := libtorchWheels(t)
 	i := installer{cache: t.TempDir(), log: io.Discard}
@@ -118,7 +118,8 @@ func TestWheelsFromLinksInARelativeFolder(t *testing.T) {
 	}
 }
 
-// A wheel that a killed set-up of an earlier version has left under pip's name is used.
+// An earlier version stored wheels under the names that pip gives them. If a killed set-up of that
+// version has left such a wheel, it is used.
 func TestWheelOfAnEarlierSetupIsUsed(t *testing.T) {
 	files, lockText := libtorchWheels(t)
 	i := installer{cache: t.TempDir(), log: io.Discard} // no index
@@ -175,8 +176,8 @@ func settings(t *testing.T, file string, environment ...string) (text string, ok
 	return read(t, file), true
 }
 
-// LIBTORCH may be the site-packages, the torch folder or an unpacked zip. libtorch.sh, which
-// locates it for the build, and LibTorch find the same folder.
+// LIBTORCH may be the site-packages, the torch folder or an unpacked zip. The function LibTorch and
+// the build's script libtorch.sh find the same folder.
 func TestLIBTORCHHasThreeForms(t *testing.T) {
 	site, zip, cpu := t.TempDir(), filepath.Join(t.TempDir(), "libtorch"), t.TempDir()
 	fakeLibTorch(t, filepath.Join(site, "torch"), "2.11.0", true)
@@ -231,7 +232,7 @@ func TestUnusableLIBTORCHIsAnError(t *testing.T) {
 		"one installed (TORCHSTREAM_LIBTORCH=2.11 or 2.15 or 2.11-cpu)"
 	for _, c := range []struct {
 		libtorch, want string
-		build          bool // only a build reports it
+		build          bool // only the build reports the error
 	}{
 		{"/nope", "LIBTORCH=/nope: no such folder: " + wanted, false},
 		{"/etc/passwd", "LIBTORCH=/etc/passwd: no such folder: " + wanted, false},

@@ -1,5 +1,6 @@
-// Package setup installs the shim, the image library and LibTorch for a user's programs, where
-// package library finds them. It needs neither Python nor a clone of the module.
+// Package setup installs the shim (this module's C++ library over LibTorch), the image library and
+// LibTorch for a user's programs. Package library finds them there. It needs neither Python nor a
+// clone of the module.
 package setup
 
 import (
@@ -28,7 +29,7 @@ type Options struct {
 	SHA256   string // checksum of the archive; "" reads it from the file or URL at From's path plus .sha256
 	Image    bool   // only the image library, which needs no LibTorch
 	LibTorch string // an installed LibTorch: site-packages, its torch folder, or an unpacked archive; "" installs one
-	Release  string // the LibTorch to install for a build, such as "2.15" or "2.11-cpu"; "" is the default
+	Release  string // LibTorch release to install for a build, such as "2.15" or "2.11-cpu"; "" is the default
 	Cache    string // where to install: see library.Cache
 	Version  string // version of the C headers
 	Log      io.Writer
@@ -38,7 +39,7 @@ type Options struct {
 }
 
 const (
-	// DefaultRelease is the LibTorch for a build that names none.
+	// DefaultRelease is the LibTorch release for a build that names none.
 	DefaultRelease = "2.11"
 	// WithoutCUDA is the suffix of releases without CUDA.
 	WithoutCUDA = "-cpu"
@@ -65,7 +66,7 @@ func Run(ctx context.Context, o Options) (folder string, err error) {
 	if err := recoverOld(target); err != nil {
 		return "", err
 	}
-	stage := target + ".new" // left by a killed set-up, if it exists
+	stage := target + ".new" // a killed set-up may have left it
 	if err := os.RemoveAll(stage); err != nil {
 		return "", err
 	}
@@ -152,9 +153,10 @@ func syncFiles(folder string) error {
 	return nil
 }
 
-// release unpacks a release archive and links its shim to the LibTorch that it was built for.
+// release unpacks a release archive and links its shim to the LibTorch release for which the shim
+// was built.
 func (o Options) release(ctx context.Context, stage string) error {
-	downloaded := stage + ".tar.gz" // protected by stage's lock
+	downloaded := stage + ".tar.gz" // only the holder of stage's lock writes it
 	archive, err := o.fetch(ctx, downloaded)
 	if err != nil {
 		return err
@@ -196,8 +198,8 @@ func (o Options) release(ctx context.Context, stage string) error {
 	return link(site, filepath.Join(stage, "lib", "libtorch"))
 }
 
-// libtorch returns the LibTorch folder. It is the folder in the options, or else the folder of the
-// installed wheels of a lock.
+// libtorch returns the LibTorch folder. It is the folder in the options or, without one, the folder
+// of a lock's wheels, which libtorch installs if necessary.
 func (o Options) libtorch(ctx context.Context, lockText string) (string, error) {
 	if o.LibTorch == "" {
 		return installer{o.Cache, environmentIndex(), o.Log}.install(ctx, lockText)

@@ -174,8 +174,8 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// Set-up finds the lock's wheels in an index of either form, downloads them despite interruptions,
-// and unpacks them as pip does. A second set-up sends no request.
+// Set-up finds the lock's wheels in a simple index, as HTML or as JSON, downloads them despite
+// interruptions, and unpacks them as pip does. A second set-up sends no request.
 func TestWheelsAreInstalled(t *testing.T) {
 	for _, html := range []bool{false, true} {
 		t.Run(map[bool]string{false: "JSON", true: "HTML"}[html], func(t *testing.T) {
@@ -208,7 +208,7 @@ func TestWheelsAreInstalled(t *testing.T) {
 			if n := s.ranges.Load(); n < 2 {
 				t.Errorf("%d interrupted downloads were resumed, want at least 2", n)
 			}
-			if err := os.Mkdir(site+".wheels", 0o777); err != nil { // left by a set-up that was killed at its end
+			if err := os.Mkdir(site+".wheels", 0o777); err != nil { // left by a set-up killed just before its end
 				t.Fatal(err)
 			}
 			before := s.requests.Load()
@@ -403,8 +403,8 @@ func TestIndexUsesPipProxyAndCA(t *testing.T) {
 	}
 }
 
-// If an index has a different file with the name, or a page without the file, the search continues
-// with the next index. The lock's own index is tried last.
+// If an index has another file of the same name, or its page does not list the file, the search
+// continues with the next index. The lock's own index is tried last.
 func TestNextIndexIsAsked(t *testing.T) {
 	files, lockText := libtorchWheels(t)
 	good := serve(t, false, files)
@@ -536,7 +536,7 @@ func TestReleaseIsInstalled(t *testing.T) {
 		if left, _ := filepath.Glob(filepath.Join(o.Cache, "*")); len(left) != 2 {
 			t.Errorf("the cache has %v, want length 2", left)
 		}
-		// The next set-up replaces it.
+		// The next set-up replaces the installation.
 		o2 := options(t, tarred(t, entry{"t/lib/libtorchstream_image.so", "image", 0}))
 		o2.Cache, o2.Image = o.Cache, true
 		if lib, err = Run(t.Context(), o2); err != nil ||
@@ -549,8 +549,8 @@ func TestReleaseIsInstalled(t *testing.T) {
 	}
 }
 
-// After a complete download with the wrong checksum, download gives up. After a resumed download
-// with the wrong checksum, it tries once more.
+// If a file downloaded in one piece has the wrong checksum, download gives up. If the file came
+// from a resumed download, download tries once more.
 func TestAnotherFileIsNotDownloadedAgain(t *testing.T) {
 	s := serve(t, false, map[string][]byte{"/x": []byte("another file")})
 	path := filepath.Join(t.TempDir(), "x")
@@ -563,7 +563,7 @@ func TestAnotherFileIsNotDownloadedAgain(t *testing.T) {
 			lines(io.Discard)); err == nil {
 			t.Error("download of a file with another checksum: got no error, want one")
 		}
-		if n := s.requests.Load() - before; n > 3 { // one is interrupted, one is resumed, one is complete
+		if n := s.requests.Load() - before; n > 3 { // interrupted, resumed and complete downloads
 			t.Errorf("after the part %q: %d requests, want at most 3", part, n)
 		}
 	}
@@ -582,8 +582,8 @@ func TestLocalReleaseStays(t *testing.T) {
 	}
 }
 
-// An installation is kept if its replacement does not work. It survives a set-up that was killed
-// while replacing it.
+// An installation is kept if its replacement does not work. It also survives if set-up is killed
+// while it replaces the installation.
 func TestInstalledStays(t *testing.T) {
 	archive := tarred(t, entry{"t/lib/libtorchstream_image.so", "first", 0})
 	o := options(t, archive)

@@ -7,5 +7,5 @@ import (
 	"os"
 )
 
-// syncFileSystem fails: [Install] refuses this platform before.
+// syncFileSystem is never called: [Run] refuses this platform earlier.
 func syncFileSystem(*os.File) error { return errors.ErrUnsupported }

@@ -63,8 +63,8 @@ func unpack(archive, folder string) error {
 	}
 }
 
-// write writes a file and creates the folders above it. A file that is executable for its owner
-// becomes executable for everyone, as with pip.
+// write writes a file and creates the folders above it. A file that its owner may execute becomes
+// executable for everyone, as with pip.
 func write(root *os.Root, name string, from io.Reader, mode fs.FileMode) error {
 	if err := root.MkdirAll(filepath.Dir(name), 0o777); err != nil {
 		return err
@@ -81,9 +81,9 @@ func write(root *os.Root, name string, from io.Reader, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// unzip extracts a wheel into a folder, as pip does. It moves files in the purelib and platlib
-// parts of the wheel's .data folder to the top. It skips the other parts, because no program of the
-// wheel is run.
+// unzip extracts a wheel into a folder, as pip does. It moves the files of the wheel's
+// .data/purelib and .data/platlib folders to the top. It skips the other folders of .data, such as
+// scripts, because no program of a wheel is run.
 func unzip(wheel, folder string) error {
 	z, err := zip.OpenReader(wheel)
 	if err != nil {

@@ -23,7 +23,8 @@ import (
 	"github.com/torchstream/torchstream/internal/system"
 )
 
-// wheel is a line of a lock: a package, its version and the SHA-256 of one file.
+// wheel is a line of a lock, the list of the wheels of a LibTorch release: a package, its version
+// and the SHA-256 of its file.
 type wheel struct{ name, version, sha256 string }
 
 // lockLines are the lines of a lock without comments.
@@ -66,8 +67,9 @@ func (l lockLines) release() string {
 	return strings.Join(numbers[:min(2, len(numbers))], ".")
 }
 
-// folder returns the folder where the lock's wheels are installed. Its name depends on the lock's
-// contents. Earlier versions installed into folders of the same names, which are used again.
+// folder returns the folder where the lock's wheels are installed. The folder's name depends on the
+// lock's contents. It is the same as in earlier versions of this program, so their installations
+// are used again.
 func (l lockLines) folder(cache, version string) string {
 	digest := sha256.Sum256([]byte(strings.Join(l, "\n")))
 	return filepath.Join(cache, "libtorch-"+version+"-"+hex.EncodeToString(digest[:])[:12])
@@ -92,7 +94,7 @@ func described(lockText, name string) string {
 const (
 	stamp = ".torchstream-complete" // file that marks a folder as complete
 	// During installation, the disk holds both the wheels and the unpacked files. The lock names
-	// the size of the unpacked files. The wheels have at most 0.65 of that size.
+	// the size of the unpacked files. The wheels together have at most 0.65 times that size.
 	needFactor = 1.7
 )
 
@@ -115,7 +117,7 @@ func (i installer) install(ctx context.Context, lockText string) (string, error)
 	torch, files, site := filepath.Join(target, "torch"), target+".wheels", target+".tmp"
 	installed := func() bool { return exists(filepath.Join(target, stamp)) }
 	if installed() && !exists(files) {
-		return torch, nil // without the lock, because the cache may be read-only
+		return torch, nil // without taking the file lock, because the cache may be read-only
 	}
 	unlock, err := lock(target+".lock", i.log)
 	if err != nil {
@@ -123,9 +125,9 @@ func (i installer) install(ctx context.Context, lockText string) (string, error)
 	}
 	defer unlock()
 	if installed() {
-		return torch, os.RemoveAll(files) // left by a set-up that was killed at its end
+		return torch, os.RemoveAll(files) // left by a set-up killed just before its end
 	}
-	for _, folder := range []string{target, site} { // left by a killed set-up
+	for _, folder := range []string{target, site} { // a killed set-up may have left it
 		if err := os.RemoveAll(folder); err != nil {
 			return "", err
 		}
@@ -137,7 +139,7 @@ func (i installer) install(ctx context.Context, lockText string) (string, error)
 	if err := i.room(files, size); err != nil {
 		return "", err
 	}
-	i.from.files = append(slices.Clip(i.from.files), files) // earlier versions kept wheels there under pip's names
+	i.from.files = append(slices.Clip(i.from.files), files) // earlier versions kept wheels there, named as by pip
 	if extra := described(lockText, "index"); extra != "" {
 		i.from.urls = append(slices.Clip(i.from.urls), extra)
 	}
@@ -180,7 +182,7 @@ func exists(path string) bool {
 }
 
 // room returns an error if the disk is too small for a LibTorch of the size that the lock names.
-// Space used by downloaded wheels counts as free.
+// The wheels that are already downloaded count as free space.
 func (i installer) room(files, size string) error {
 	if size == "" {
 		return nil
@@ -302,8 +304,8 @@ func find(ctx context.Context, client *http.Client, address string, w wheel) (st
 		if err != nil {
 			return "", fmt.Errorf("%s: a link: %w", printable.URL(page.String()), invalid(link))
 		}
-		// The index requires the page's name and password for its files too. They must not be sent
-		// unencrypted because of a link.
+		// The index requires the page's name and password for its files too. A link from an https
+		// page to an http file must not get them: they would be sent unencrypted.
 		if u.User == nil && u.Host == page.Host && (u.Scheme == page.Scheme || u.Scheme == "https") {
 			u.User = page.User
 		}
