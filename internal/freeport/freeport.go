@@ -23,15 +23,29 @@ const (
 // ports, it returns any free one, which may be taken before it is used.
 func Find() (int, error) {
 	low, high := ephemeral()
-	below, above := max(low-first, 0), max(last-high, 0)
+	return find(func() int { return draw(low, high) })
+}
+
+// draw returns a random port that is not from low to high, or any port if these are all or none of
+// the ports from first to last.
+func draw(low, high int) int {
+	low, high = max(low, first), min(high, last)
+	given, all := high+1-low, last+1-first
+	if given <= 0 || given == all {
+		return first + rand.IntN(all)
+	}
+	port := first + rand.IntN(all-given)
+	if port >= low {
+		port += given
+	}
+	return port
+}
+
+// find returns the first free port among 100 that next returns.
+func find(next func() int) (int, error) {
 	var failed error
 	for range 100 {
-		port := first + rand.IntN(last+1-first)
-		if below+above > 0 {
-			if port = first + rand.IntN(below+above); port >= low {
-				port += high + 1 - low
-			}
-		}
+		port := next()
 		l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
 		if err != nil {
 			failed = err
@@ -49,11 +63,13 @@ func Find() (int, error) {
 // ephemeral returns the first and the last port that the kernel gives to a socket without one, or
 // Linux's defaults if the kernel does not say them.
 func ephemeral() (low, high int) {
-	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
-	if err != nil {
-		return 32768, 60999
-	}
-	if _, err := fmt.Sscan(string(text), &low, &high); err != nil {
+	text, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range") // no text: the defaults
+	return portRange(string(text))
+}
+
+// portRange reads the text of ip_local_port_range.
+func portRange(text string) (low, high int) {
+	if _, err := fmt.Sscan(text, &low, &high); err != nil {
 		return 32768, 60999
 	}
 	return low, high
