@@ -61,6 +61,16 @@ func TestMain(m *testing.M) {
 		}
 		stop()
 		os.Exit(7)
+	case "queued": // a second signal arrived before the first one was handled
+		signals := make(chan os.Signal, 1)
+		signals <- syscall.SIGTERM
+		exitAfter(time.Hour, signals, nil)
+	case "stopped": // no longer handles signals
+		ctx, stop := Context(time.Hour)
+		stop()
+		fmt.Println("ready")
+		<-ctx.Done()
+		io.Copy(io.Discard, os.Stdin)
 	case "good": // ends by itself
 		ctx, stop := Context(time.Hour)
 		fmt.Println("ready")
@@ -193,5 +203,37 @@ func TestProgramEndsByItself(t *testing.T) {
 	interrupt(t, command, syscall.SIGTERM)
 	if err := command.Wait(); command.ProcessState.ExitCode() != 7 {
 		t.Error(err)
+	}
+}
+
+// A second signal that arrives before signal.Stop is in the channel and kills nothing by itself.
+func TestSecondSignalBeforeStopEndsTheProgram(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	command := exec.CommandContext(ctx, os.Args[0])
+	command.Env = append(os.Environ(), modeVariable+"=queued")
+	if err := command.Run(); command.ProcessState.ExitCode() != Status {
+		t.Errorf("got %v, want status %d", err, Status)
+	}
+}
+
+// A SIGHUP that arrives before signal.Stop is no second signal either.
+func TestSecondHangupBeforeStopEndsNothing(t *testing.T) {
+	signals, stopped := make(chan os.Signal), make(chan struct{})
+	go func() {
+		signals <- syscall.SIGHUP
+		close(stopped)
+	}()
+	exitAfter(time.Hour, signals, stopped) // a fault exits with Status, which the go command reports
+}
+
+// After stop, the context is cancelled and a signal has its default behaviour again.
+func TestStopRestoresTheDefaultBehaviour(t *testing.T) {
+	command, _ := child(t, "stopped")
+	interrupt(t, command, syscall.SIGTERM)
+	err := command.Wait()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
+		t.Errorf("got %v, want the end by SIGTERM", err)
 	}
 }

@@ -27,7 +27,10 @@ type Search struct {
 // Here returns the Search of this process. version is the version of the C headers.
 func Here(version string) Search {
 	s := Search{Library: os.Getenv("TORCHSTREAM_LIBRARY"), LoaderPath: os.Getenv("LD_LIBRARY_PATH"),
-		Clone: clone(), Version: moduleVersion()}
+		Clone: clone(), Version: "latest"}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		s.Version = moduleVersion(info)
+	}
 	if program, err := os.Executable(); err == nil {
 		if program, err = filepath.EvalSymlinks(program); err == nil {
 			s.Program = filepath.Dir(program)
@@ -87,14 +90,13 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// moduleVersion returns this module's version in the program.
-func moduleVersion() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, m := range append(info.Deps, &info.Main) {
-			if m.Path == Module && m.Replace == nil && strings.HasPrefix(m.Version, "v") &&
-				!strings.Contains(m.Version, "+") {
-				return m.Version
-			}
+// moduleVersion returns this module's version in a program, or "latest" if no server has the source
+// that the program was built from.
+func moduleVersion(info *debug.BuildInfo) string {
+	for _, m := range append(info.Deps, &info.Main) {
+		if m.Path == Module && m.Replace == nil && strings.HasPrefix(m.Version, "v") &&
+			!strings.Contains(m.Version, "+") {
+			return m.Version
 		}
 	}
 	return "latest"

@@ -1,8 +1,10 @@
 package library
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 )
@@ -142,6 +144,14 @@ func TestUnusable(t *testing.T) {
 			"/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by /lib/libtorchstream.so)",
 			[]string{"GLIBC_2.38", "this system is older"}},
 		{"another symbol", path + ": undefined symbol: _ZN3c10", []string{"_ZN3c10", "`make -C /no/clone shim`"}},
+		{"the library itself cannot be opened", "libtorchstream.so: cannot open shared object file: Permission denied",
+			[]string{"libtorchstream.so: cannot open shared object file: Permission denied: run `make -C /no/clone shim`"}},
+		{"another library of torchstream is missing",
+			"libtorchstream_image.so: cannot open shared object file: No such file or directory",
+			[]string{path + " needs libtorchstream_image.so, which is neither"}},
+		{"a library of somebody else is missing",
+			"libz.so.1: cannot open shared object file: No such file or directory",
+			[]string{path + " needs libz.so.1, which is neither"}},
 		{"not a library", path + ": file too short", []string{path, "file too short", "`make -C /no/clone shim`"}},
 	} {
 		got := s.Unusable(path, c.why)
@@ -191,6 +201,91 @@ func TestCannotCallNamesThePlatformAndTheRemedy(t *testing.T) {
 		}
 		if apt := strings.Contains(got, "apt-get"); apt != (goos == "linux") {
 			t.Errorf("%s: got %q, with a Debian command: %t, want %t", platform, got, apt, goos == "linux")
+		}
+	}
+}
+
+// A symbol that is missing because LD_LIBRARY_PATH has another LibTorch names that LibTorch.
+func TestUndefinedSymbolNamesTheLibTorchThatIsFound(t *testing.T) {
+	root := touch(t, "other/lib/libtorch_cpu.so")
+	write(t, filepath.Join(root, "other/build-version"), "2.10.0+cpu\n")
+	const why = "/lib/libtorchstream.so: undefined symbol: _ZN3c10"
+	folder := filepath.Join(root, "other/lib")
+	got := Search{Version: "v0.1.0", LoaderPath: "/nowhere:" + folder}.Unusable("/lib/libtorchstream.so", why)
+	want := "/lib/libtorchstream.so was built for LibTorch of another version, and " + folder +
+		"/libtorch_cpu.so is LibTorch 2.10.0: run `go run " + Module + "/cmd/torchstream@v0.1.0 setup`, " +
+		"with LIBTORCH= and LD_LIBRARY_PATH= unset or of that version (" + why + ")"
+	if got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A library of another version than the program says which of the two is older.
+func TestOtherVersionSaysWhichIsOlder(t *testing.T) {
+	s := Search{Version: "v0.1.0"}
+	for have, age := range map[int]string{3: "an older", 5: "a newer"} {
+		got := s.OtherVersion("/lib/libtorchstream.so", have, 4)
+		want := fmt.Sprintf("/lib/libtorchstream.so is of %s version of torchstream than the program: its ABI version "+
+			"is %d, and the program needs 4: run `go run %s/cmd/torchstream@v0.1.0 setup`", age, have, Module)
+		if got != want {
+			t.Errorf("version %d: got %q, want %q", have, got, want)
+		}
+	}
+	got, want := s.Lacks("/lib/libtorchstream.so", "ts_new"), "/lib/libtorchstream.so has no function ts_new"
+	if !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "setup`") {
+		t.Errorf("got %q, want %q and the command for setup", got, want)
+	}
+}
+
+// The advised command names the version of the program's torchstream only if it can be downloaded.
+func TestModuleVersionIsOneToDownload(t *testing.T) {
+	module := func(path, version string) *debug.Module { return &debug.Module{Path: path, Version: version} }
+	replaced := module(Module, "v0.2.0")
+	replaced.Replace = module("../torchstream", "")
+	for name, c := range map[string]struct {
+		main *debug.Module
+		deps []*debug.Module
+		want string
+	}{
+		"a dependency": {module("example.com/p", "(devel)"),
+			[]*debug.Module{module("golang.org/x/sync", "v0.1.0"), module(Module, "v0.2.0")}, "v0.2.0"},
+		"an installed command":   {module(Module, "v0.3.0-20261101000000-abcdefabcdef"), nil, "v0.3.0-20261101000000-abcdefabcdef"},
+		"a clone":                {module(Module, "(devel)"), nil, "latest"},
+		"a clone with changes":   {module(Module, "v0.3.1-0.20261101000000-abcdefabcdef+dirty"), nil, "latest"},
+		"a replaced dependency":  {module("example.com/p", "v1.0.0"), []*debug.Module{replaced}, "latest"},
+		"a program without it":   {module("example.com/p", "v1.0.0"), nil, "latest"},
+		"a module with its name": {module(Module+"/lab", "v1.0.0"), nil, "latest"},
+	} {
+		if got := moduleVersion(&debug.BuildInfo{Main: *c.main, Deps: c.deps}); got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// The cache's folder is TORCHSTREAM_CACHE, where ~ is the user's home as in a shell, or is below
+// the home. Without either there is no cache, and the other folders are searched.
+func TestCacheIsBelowTheHome(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	here, err := filepath.Abs("cache")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for variable, want := range map[string]string{"": filepath.Join(home, ".cache/torchstream"),
+		"~/big/cache": filepath.Join(home, "big/cache"), "/big/cache": "/big/cache", "cache": here} {
+		t.Setenv("TORCHSTREAM_CACHE", variable)
+		if got, err := Cache(); err != nil || got != want {
+			t.Errorf("TORCHSTREAM_CACHE=%s: got %q, error %v, want %q", variable, got, err, want)
+		}
+	}
+	t.Setenv("HOME", "")
+	for _, variable := range []string{"", "~/cache"} {
+		t.Setenv("TORCHSTREAM_CACHE", variable)
+		if got, err := Cache(); err == nil {
+			t.Errorf("without a home, TORCHSTREAM_CACHE=%s: got %q, want an error", variable, got)
+		}
+		if got := Here("0.1.0").Installed; got != "" {
+			t.Errorf("without a home, TORCHSTREAM_CACHE=%s: the cache is searched in %q, want it not to be", variable, got)
 		}
 	}
 }

@@ -193,3 +193,31 @@ func TestClaimOfARemovedFileIsMadeAnew(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A holder that has not written its name yet is busy too, and the error says whose file it is.
+func TestClaimOfAHolderWithoutANameIsBusy(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "claim")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := exclusively(f); err != nil {
+		t.Fatal(err)
+	}
+	_, err = NewClaim(path)
+	for name, err := range map[string]error{"NewClaim": err, "Claimed": Claimed(path)} {
+		var busy *BusyError
+		if !errors.As(err, &busy) || busy.Path != path || busy.Holder != "another process" ||
+			err.Error() != path+" is held by another process" {
+			t.Errorf("%s: got error %v, want a *BusyError of %s by another process", name, err, path)
+		}
+	}
+}
+
+func TestClaimInAMissingFolderIsAnError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "none", "claim")
+	if c, err := NewClaim(path); c != nil || !errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrNoLocks) {
+		t.Errorf("got claim %v, error %v, want ErrNotExist alone", c, err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -296,5 +297,61 @@ func TestReplaceIsAtomic(t *testing.T) {
 	}
 	if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 1 {
 		t.Errorf("%v is left, %v, want length 1, nil", list, err)
+	}
+}
+
+// Replace that fails in any step returns the reason, keeps the file, and leaves no temporary file.
+func TestReplaceThatFailsKeepsTheFile(t *testing.T) {
+	kind := Prefix("a greeting", "hello")
+	for name, c := range map[string]struct {
+		write func(*os.File) error
+		want  error
+	}{
+		"the file is closed by write": {func(f *os.File) error { return f.Close() }, os.ErrClosed},
+		"the temporary file vanishes": {func(f *os.File) error { return os.Remove(f.Name()) }, os.ErrNotExist},
+		"write's error":               {func(*os.File) error { return syscall.ENOSPC }, syscall.ENOSPC},
+	} {
+		path := write(t, "file", "hello, old")
+		f, err := Replace(path, kind, 0o640, c.write)
+		if f != nil || !errors.Is(err, c.want) {
+			t.Errorf("%s: got %v, error %v, want no file and %v", name, f, err, c.want)
+		}
+		if now, err := os.ReadFile(path); err != nil || string(now) != "hello, old" {
+			t.Errorf("%s: the file has %q, %v, want \"hello, old\"", name, now, err)
+		}
+		if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 1 {
+			t.Errorf("%s: the folder has %v, %v, want only the file", name, list, err)
+		}
+	}
+	missing := filepath.Join(t.TempDir(), "none", "file")
+	if _, err := Replace(missing, kind, 0o640, func(*os.File) error {
+		t.Error("write is called although the folder is missing")
+		return nil
+	}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("in a missing folder: got error %v, want ErrNotExist", err)
+	}
+}
+
+// The error for an irregular file says what it is.
+func TestErrorsSayTheKindOfAFile(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "socket")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for path, want := range map[string]string{socket: "a socket", fifo(t): "a pipe", t.TempDir(): "a directory",
+		"/dev/null": "a device"} {
+		if _, err := ReadFile(path); !errors.Is(err, ErrNotRegular) || !strings.HasSuffix(err.Error(), "but "+want) {
+			t.Errorf("ReadFile(%s): got error %v, want ErrNotRegular and %q", path, err, want)
+		}
+		if err := Check(path, PNG); err == nil || !strings.Contains(err.Error(), " is "+want+", and only a PNG") {
+			t.Errorf("Check(%s): got error %v, want one that says %q", path, err, want)
+		}
+	}
+	// A path that cannot be looked up is no path without a file.
+	below := filepath.Join(write(t, "file", "text"), "below")
+	if err := Check(below, PNG); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("Check(%s): got error %v, want ENOTDIR", below, err)
 	}
 }

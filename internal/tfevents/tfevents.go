@@ -44,6 +44,11 @@ func Create(dir string, first int64) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
+	return start(f, first)
+}
+
+// start writes the first records. If it fails, it closes the file.
+func start(f *os.File, first int64) (*Writer, error) {
 	w := &Writer{f, time.Now}
 	if err := w.begin(first); err != nil {
 		f.Close()

@@ -2,10 +2,12 @@ package tfevents
 
 import (
 	"bytes"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -67,5 +69,46 @@ func TestCreate(t *testing.T) {
 	}
 	if _, err := Create(filepath.Join(dir, "none"), 1); err == nil {
 		t.Error("Create in a missing folder: got no error, want one")
+	}
+}
+
+// A full disk is an error of the call that could not write, and of Create.
+func TestFullDiskIsAnError(t *testing.T) {
+	full := func() *Writer {
+		f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Skip("no /dev/full: ", err)
+		}
+		t.Cleanup(func() { f.Close() }) // may be closed already
+		return &Writer{f, time.Now}
+	}
+	w := full()
+	for name, err := range map[string]error{"Write": w.Write(1, Scalar{"a", 1}), "begin": w.begin(1)} {
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("%s: got error %v, want ENOSPC", name, err)
+		}
+	}
+	w = full()
+	if got, err := start(w.file, 1); got != nil || !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("start: got %v, error %v, want no writer and ENOSPC", got, err)
+	}
+	if err := w.file.Close(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after start has failed, Close of its file: got error %v, want os.ErrClosed", err)
+	}
+}
+
+// If the file cannot be synced, Close says so and still closes it. A pipe cannot be synced.
+func TestCloseReportsAFailedSync(t *testing.T) {
+	r, f, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	w := &Writer{f, time.Now}
+	if err := w.Close(); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("Close: got error %v, want EINVAL", err)
+	}
+	if err := f.Close(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("the file after Close: got error %v from its Close, want os.ErrClosed", err)
 	}
 }
