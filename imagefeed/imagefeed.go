@@ -5,6 +5,8 @@ package imagefeed
 import (
 	"context"
 	"errors"
+	"fmt"
+	"iter"
 
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -17,11 +19,18 @@ type Options struct {
 	Prefetcher prefetcher.Options
 }
 
-// Feed delivers the batches of an archive: see prefetcher.Prefetcher.Epoch. The info of a batch is
-// an imageloader.Info. A Feed must be closed.
+// Feed delivers the batches of an archive. A Feed must be closed.
 type Feed struct {
 	*prefetcher.Prefetcher
 	Loader *imageloader.Loader // for the classes, Restore and statistics; Close closes it
+}
+
+// Batch is a batch of a Feed. Functions that expect a prefetcher.Batch get its field Batch.
+type Batch struct {
+	*prefetcher.Batch
+	// Info has the samples of the rows, and the position after the batch. It hides the field of the
+	// same name of prefetcher.Batch, which has no type. The program may keep it.
+	Info imageloader.Info
 }
 
 // Open opens an archive, a directory, or shards: see imageloader.Open. ctx is only for opening.
@@ -43,6 +52,26 @@ func Open(ctx context.Context, path string, o Options) (*Feed, error) {
 		return nil, errors.Join(err, loader.Close())
 	}
 	return &Feed{Prefetcher: feed, Loader: loader}, nil
+}
+
+// Epoch returns the batches of an epoch in order: see prefetcher.Prefetcher.Epoch.
+func (f *Feed) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] {
+	return func(yield func(*Batch, error) bool) {
+		for b, err := range f.Prefetcher.Epoch(ctx, epoch) {
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			info, ok := b.Info.(imageloader.Info)
+			if !ok {
+				yield(nil, fmt.Errorf("imagefeed: %v: the info is a %T, want an imageloader.Info", b, b.Info))
+				return
+			}
+			if !yield(&Batch{b, info}, nil) {
+				return
+			}
+		}
+	}
 }
 
 // Close closes the prefetcher and then the loader. While an epoch is running, it does nothing and

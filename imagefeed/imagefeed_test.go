@@ -1,6 +1,7 @@
 package imagefeed
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"testing"
@@ -21,11 +22,17 @@ func TestFeedHasTheBatchesOfTheArchive(t *testing.T) {
 	}
 	defer loader.Close()
 	var want []int64
+	var names []string
+	var places []int
 	for b, err := range loader.Epoch(t.Context(), 0) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		want = append(want, b.Labels...)
+		for _, s := range b.Samples {
+			names = append(names, s.Name)
+		}
+		places = append(places, b.State.Batches())
 	}
 	feed, err := Open(t.Context(), photos, Options{Loader: o, Prefetcher: prefetcher.Options{Device: cuda.CPU}})
 	if err != nil {
@@ -43,9 +50,13 @@ func TestFeedHasTheBatchesOfTheArchive(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if len(b.Info.Samples) != b.N || b.Info.State.Batches() != places[b.Index] {
+			t.Fatalf("%v: got %d samples and the place %d, want %d, %d", b, len(b.Info.Samples), b.Info.State.Batches(),
+				b.N, places[b.Index])
+		}
 		for i, l := range labels {
-			if l != want[rows+i] {
-				t.Fatalf("label %d is %d, want %d", rows+i, l, want[rows+i])
+			if s := b.Info.Samples[i]; l != want[rows+i] || s.Name != names[rows+i] {
+				t.Fatalf("row %d is %s with the label %d, want %s, %d", rows+i, s.Name, l, names[rows+i], want[rows+i])
 			}
 		}
 		rows += b.N
@@ -58,6 +69,41 @@ func TestFeedHasTheBatchesOfTheArchive(t *testing.T) {
 	}
 	if err := feed.Loader.Restore(t.Context()); !errors.Is(err, imageloader.ErrClosed) {
 		t.Errorf("the loader after Close: got %v, want ErrClosed", err)
+	}
+}
+
+// An error of the source, such as an ended context, is the last pair of the epoch.
+func TestEpochEndsWithTheErrorOfTheSource(t *testing.T) {
+	feed, err := Open(t.Context(), photos, Options{
+		Loader:     imageloader.Options{BatchSize: 8, Transform: imageloader.Eval(40, 32), NoIndex: true},
+		Prefetcher: prefetcher.Options{Device: cuda.CPU}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer feed.Close()
+	ended, end := context.WithCancelCause(t.Context())
+	defer end(nil)
+	reason := errors.New("enough")
+	var last error
+	batches := 0
+	for b, err := range feed.Epoch(ended, 0) {
+		if last = err; err != nil {
+			if b != nil {
+				t.Errorf("got %v with the error, want no batch", b)
+			}
+			continue
+		}
+		batches++
+		end(reason)
+	}
+	if batches == 0 || !errors.Is(last, reason) {
+		t.Errorf("got %d batches, then %v, want one or more, then %v", batches, last, reason)
+	}
+	for b := range feed.Epoch(t.Context(), 0) { // leaving the loop ends the epoch
+		if b == nil {
+			t.Error("got no batch after an ended epoch, want one")
+		}
+		break
 	}
 }
 

@@ -28,8 +28,8 @@ type Batch struct {
 	State   State    // position after this batch, for Loader.Restore; the program may keep it
 }
 
-// Info describes a batch that Fill has produced. A prefetcher passes it to its consumer as
-// Batch.Info.
+// Info describes a batch that Fill has produced: see imagefeed.Batch. A prefetcher passes it to its
+// consumer as Batch.Info.
 type Info struct {
 	Samples []Sample // one for each row
 	State   State    // position after this batch, for Loader.Restore

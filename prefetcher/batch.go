@@ -25,7 +25,7 @@ type Batch struct {
 	Epoch int
 	Index int // position in the epoch, from 0
 	Slot  int // index of the batch's device slot; a slot's addresses never change
-	Info  any // the info that the source passed to deliver
+	Info  any // the info that the source passed to deliver; imagefeed.Batch has a loader's with its type
 
 	tenure  tenure
 	tensors []*torch.Tensor

@@ -8,11 +8,11 @@ import (
 	"log"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imagefeed"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
-	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/train"
 )
 
@@ -20,18 +20,13 @@ import (
 // the program is started again.
 func ExampleCheckpoint() {
 	run := func(ctx context.Context) error {
-		loader, err := imageloader.Open("train.tgz",
-			imageloader.Options{BatchSize: 64, Transform: imageloader.Train(224), Shuffle: true, Seed: 1})
-		if err != nil {
-			return err
-		}
-		defer loader.Close()
-		feed, err := prefetcher.New(loader, prefetcher.Options{})
+		feed, err := imagefeed.Open(ctx, "train.tgz", imagefeed.Options{Loader: imageloader.Options{
+			BatchSize: 64, Transform: imageloader.Train(224), Shuffle: true, Seed: 1}})
 		if err != nil {
 			return err
 		}
 		defer feed.Close()
-		net, err := models.ByName("resnet18", models.Options{NumClasses: len(loader.Classes())})
+		net, err := models.ByName("resnet18", models.Options{NumClasses: len(feed.Loader.Classes())})
 		if err != nil {
 			return err
 		}
@@ -51,7 +46,7 @@ func ExampleCheckpoint() {
 		}
 		first := 0
 		if c.Loader != nil { // nil in the first run, which finds no file
-			if err := loader.Restore(ctx, *c.Loader); err != nil {
+			if err := feed.Loader.Restore(ctx, *c.Loader); err != nil {
 				return err
 			}
 			first = c.Loader.Epoch()
@@ -67,8 +62,7 @@ func ExampleCheckpoint() {
 				if err := opt.Step(); err != nil {
 					return err
 				}
-				place := batch.Info.(imageloader.Info).State
-				c.Loader = &place
+				c.Loader = &batch.Info.State
 				if err := c.Save("last.pt"); err != nil {
 					return err
 				}
@@ -89,13 +83,8 @@ func Example_predict() {
 			return err
 		}
 		defer c.Close()
-		loader, err := imageloader.OpenContext(ctx, archive,
-			imageloader.Options{BatchSize: 64, Transform: c.Transform()})
-		if err != nil {
-			return err
-		}
-		defer loader.Close()
-		feed, err := prefetcher.New(loader, prefetcher.Options{})
+		feed, err := imagefeed.Open(ctx, archive, imagefeed.Options{Loader: imageloader.Options{
+			BatchSize: 64, Transform: c.Transform()}})
 		if err != nil {
 			return err
 		}
@@ -108,7 +97,7 @@ func Example_predict() {
 			if err != nil {
 				return err
 			}
-			for i, sample := range batch.Info.(imageloader.Info).Samples {
+			for i, sample := range batch.Info.Samples {
 				fmt.Println(sample.Name, c.Classes[best[i]])
 			}
 		}

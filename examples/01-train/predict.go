@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imagefeed"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/decode"
 	"github.com/torchstream/torchstream/internal/printable"
@@ -104,21 +105,23 @@ func newPredictor(checkpoint, deviceName string) (p predictor, err error) {
 // correct among images whose directory is a class of the network. It returns the number of bad
 // images, which the loader skips and logs.
 func (p predictor) archive(ctx context.Context, path string, limit int) (bad int, err error) {
-	loader, err := imageloader.OpenContext(ctx, path,
-		imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size),
+	feed, err := imagefeed.Open(ctx, path, imagefeed.Options{
+		Loader: imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size),
 			BadSamples: imageloader.Skip,
-			Logger:     slog.New(slog.NewTextHandler(p.errs, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+			Logger:     slog.New(slog.NewTextHandler(p.errs, &slog.HandlerOptions{Level: slog.LevelWarn}))},
+		Prefetcher: prefetcher.Options{Device: p.device}})
 	if err != nil {
 		return 0, err
 	}
-	defer loader.Close()
+	defer feed.Close()
+	loader := feed.Loader
 	labels := make([]int, len(loader.Classes())) // from the archive's class to the network's
 	for i, class := range loader.Classes() {
 		labels[i] = slices.Index(p.settings.Classes, class)
 	}
 	shown, known, right := 0, 0, 0
 	table := printable.NewTable(p.out, 0)
-	err = p.each(ctx, loader, func(sample imageloader.Sample, best []guess) {
+	err = p.each(ctx, feed, func(sample imageloader.Sample, best []guess) {
 		mark := ""
 		if label := labels[sample.Label]; label >= 0 {
 			known++
@@ -220,13 +223,7 @@ type guess struct {
 }
 
 // each calls report with the most probable classes of every image.
-func (p predictor) each(ctx context.Context, loader *imageloader.Loader,
-	report func(imageloader.Sample, []guess)) error {
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: p.device})
-	if err != nil {
-		return err
-	}
-	defer feed.Close()
+func (p predictor) each(ctx context.Context, feed *imagefeed.Feed, report func(imageloader.Sample, []guess)) error {
 	for batch, err := range feed.Epoch(ctx, 0) {
 		if err != nil {
 			return err
@@ -235,7 +232,7 @@ func (p predictor) each(ctx context.Context, loader *imageloader.Loader,
 		if err != nil {
 			return err
 		}
-		for i, sample := range batch.Info.(imageloader.Info).Samples {
+		for i, sample := range batch.Info.Samples {
 			report(sample, best[i])
 		}
 	}

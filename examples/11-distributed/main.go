@@ -39,6 +39,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/examples/internal/lesson"
+	"github.com/torchstream/torchstream/imagefeed"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/models"
@@ -188,19 +189,15 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	}
 
 	// Every rank reads the same archive, and gets different samples of the same order.
-	loader, err := imageloader.OpenContext(ctx, o.archive,
-		imageloader.Options{BatchSize: o.batch / world.Size(), Transform: imageloader.Train(o.size),
-			Shuffle: true, Seed: o.seed, Rank: world.Rank(), World: world.Size()})
+	feed, err := imagefeed.Open(ctx, o.archive, imagefeed.Options{
+		Loader: imageloader.Options{BatchSize: o.batch / world.Size(), Transform: imageloader.Train(o.size),
+			Shuffle: true, Seed: o.seed, Rank: world.Rank(), World: world.Size()},
+		Prefetcher: prefetcher.Options{Device: world.Device()}})
 	if err != nil {
 		return nil, lesson.ExplainMissing(err, "11-distributed", "-archive", o.archive)
 	}
-	defer loader.Close()
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: world.Device()})
-	if err != nil {
-		return nil, err
-	}
 	defer feed.Close()
-	if err := train.CheckRanks(world, loader); err != nil {
+	if err := train.CheckRanks(world, feed.Loader); err != nil {
 		return nil, err
 	}
 
@@ -208,7 +205,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	if err := torch.ManualSeed(o.seed + uint64(world.Rank())); err != nil {
 		return nil, err
 	}
-	net, err := network(o.arch, len(loader.Classes()))
+	net, err := network(o.arch, len(feed.Loader.Classes()))
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +227,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	}
 	defer t.opt.Close()
 
-	if err := t.begin(ctx, loader, out); err != nil {
+	if err := t.begin(ctx, out); err != nil {
 		return nil, err
 	}
 	t.stop = distributed.NewFlag(world)
@@ -277,7 +274,7 @@ func network(arch string, classes int) (nn.Module, error) {
 type trainer struct {
 	options
 	world    *distributed.Group
-	feed     *prefetcher.Prefetcher
+	feed     *imagefeed.Feed
 	net      nn.Module
 	parallel *distributed.DataParallel
 	opt      optim.Optimizer
@@ -290,7 +287,7 @@ type trainer struct {
 }
 
 // begin resumes from the checkpoint, if there is one.
-func (t *trainer) begin(ctx context.Context, loader *imageloader.Loader, out io.Writer) error {
+func (t *trainer) begin(ctx context.Context, out io.Writer) error {
 	t.state = train.Checkpoint{Model: t.net, Optimizer: t.opt, Device: t.world.Device(), World: t.world}
 	if t.checkpoint == "" {
 		return nil
@@ -301,7 +298,7 @@ func (t *trainer) begin(ctx context.Context, loader *imageloader.Loader, out io.
 		}
 		return err
 	}
-	if err := t.state.RestoreLoader(ctx, loader); err != nil {
+	if err := t.state.RestoreLoader(ctx, t.feed.Loader); err != nil {
 		return err
 	}
 	if place := t.state.Loader; place != nil {
@@ -384,7 +381,7 @@ func (t *trainer) epoch(ctx context.Context, epoch int) (loss float64, images in
 }
 
 // step trains on a batch.
-func (t *trainer) step(epoch int, batch *prefetcher.Batch, sums *torch.Tensor) error {
+func (t *trainer) step(epoch int, batch *imagefeed.Batch, sums *torch.Tensor) error {
 	x := batch.Images
 	if t.bfloat16 {
 		x = x.Autocast(torch.BFloat16)
@@ -396,8 +393,7 @@ func (t *trainer) step(epoch int, batch *prefetcher.Batch, sums *torch.Tensor) e
 	if err := t.opt.Step(); err != nil {
 		return err
 	}
-	info := batch.Info.(imageloader.Info)
-	t.state.Loader = &info.State
+	t.state.Loader = &batch.Info.State
 	// The sums stay on the device, so the host does not wait for each batch.
 	losses, counts := sums.Narrow(0, 0, 1), sums.Narrow(0, 1, 1)
 	err := errors.Join(losses.Add_(loss.Detach().MulScalar(float64(batch.N))).Err(),
@@ -406,7 +402,7 @@ func (t *trainer) step(epoch int, batch *prefetcher.Batch, sums *torch.Tensor) e
 	if err != nil || t.onStep == nil {
 		return err
 	}
-	return t.onStep(step{t.world.Rank(), epoch, info.State.Batches(), t.net, batch.Images, info, loss})
+	return t.onStep(step{t.world.Rank(), epoch, batch.Info.State.Batches(), t.net, batch.Images, batch.Info, loss})
 }
 
 // afterwards writes a checkpoint when one is due. If a rank was told to leave, it ends the job
