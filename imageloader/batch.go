@@ -13,8 +13,8 @@ import (
 //	Label int    // number of the class; 0 with Options.Masks
 type Sample = sample.Sample
 
-// Batch is one batch of Epoch, with pixels in ordinary memory. It is valid until the next
-// iteration, or until the loop has run to its end. Then another batch may reuse its memory. If
+// Batch is one batch of Epoch, with pixels in ordinary memory. A batch is valid until the next
+// iteration, or until the loop has run to its end: another batch may then reuse its memory. If
 // break, return or a panic leaves the loop early, the batch of that iteration stays valid.
 type Batch struct {
 	N      int     // number of samples: BatchSize, or fewer in the last batch
@@ -35,5 +35,5 @@ type Info struct {
 	State   State    // position after this batch, for Loader.Restore
 
 	known *index.Index
-	redos []devplan.Redo // one for each row, for DecodeRow
+	redos []devplan.Redo // one for each row: how DecodeRow decodes the row again
 }

@@ -31,7 +31,7 @@ func (l *Loader) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] 
 type spareSlots struct {
 	mu     sync.Mutex
 	slots  [][][]byte
-	closed bool // no epoch follows
+	closed bool // the loader is closed, so give frees slots
 }
 
 // close releases the slots.
@@ -54,7 +54,7 @@ func (s *spareSlots) take() [][]byte {
 	return slot
 }
 
-// give keeps up to hostSlots slots.
+// give puts slots back. At most hostSlots slots are kept.
 func (s *spareSlots) give(slots [][][]byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +94,7 @@ func (l *Loader) epoch(ctx context.Context, number, slots int) iter.Seq2[*Batch,
 			l.spare.give(unused)
 		}()
 		go func() {
-			lent := make(chan [][]byte, slots) // in order
+			lent := make(chan [][]byte, slots) // lent to Fill, oldest first
 			err := l.Fill(ctx, number, func(ctx context.Context) ([][]byte, error) {
 				select {
 				case fields := <-free:

@@ -55,15 +55,16 @@ const (
 	// LOAD_TRUNCATED_IMAGES. The missing part is grey in a baseline JPEG. In a PNG it is black or
 	// the palette's first colour.
 	Partial = codec.Partial
-	// Refuse makes every damaged image a bad sample. Under every policy, damage below the crop of a
-	// JPEG or PNG is found only if it is in the structure of the file.
+	// Refuse makes every damaged image a bad sample. But under every policy, only the rows of a
+	// JPEG or PNG down to the end of the crop are decoded. In the rows below, only damage to the
+	// structure of the file is found.
 	Refuse = codec.Refuse
 )
 
 // Reason is the reason why a sample is bad.
 type Reason = sample.Reason
 
-// The reasons. Stats counts by them.
+// The reasons. Stats.BadBy has a count for each.
 const (
 	Damaged     = sample.Damaged     // the image's bytes are cut off or corrupt
 	Unsupported = sample.Unsupported // an image of a kind that is not supported

@@ -20,19 +20,20 @@ import (
 //
 // Fill calls lend from one goroutine at a time. lend returns the memory for the next batch's
 // fields: BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for
-// labels (int64). The second field has BatchSize * classes * 4 bytes (float32) with Transform.Mix,
-// and another size with Options.Masks or Target: see Loader.Fields. lend may block until memory is
-// free or its context ends. At the end of an epoch, Fill may have lent one slot more than it
-// needed.
+// labels (int64). The second field has BatchSize * classes * 4 bytes (float32) with Transform.Mix
+// or Options.MultiLabel, and another size with Options.Masks or Target: see Loader.Fields. lend may
+// block until memory is free or its context ends. At the end of an epoch, Fill may have called lend
+// once more than there are batches.
 //
-// Fill calls deliver from the goroutine that called Fill, with the number of samples n in the
-// oldest lent slot and an [Info]. n is BatchSize, or less in the last batch, whose other rows are
-// undefined. Once Fill has called deliver, it does not use the slot's memory.
+// Fill calls deliver from the goroutine that called Fill, once for each batch. The batch is in the
+// slot that was lent first among those not yet delivered. n is its number of samples: BatchSize, or
+// fewer in the last batch, whose other rows are undefined. info is an [Info]. Once Fill has called
+// deliver, it does not use the slot's memory.
 //
 // If the archive is damaged, the epoch ends with an error after all samples before the damage have
-// been delivered. The damage may make the last batch short, and the samples of a shuffle buffer may
-// be out of order. A batch that is delivered early because of the damage has the State of the batch
-// before it. After the archive is repaired, the epoch can therefore continue from that State.
+// been delivered. The damage may make the last batch short. A shuffle buffer is then emptied early,
+// so its samples are in other batches than in a whole archive. All these batches have the State of
+// the last regular batch, and the epoch can continue from that State after the archive is repaired.
 //
 // When ctx ends, the loader is closed, or lend or deliver fails, Fill stops its goroutines, waits
 // for them, and returns the cause. This takes no longer than decoding one image.
@@ -204,8 +205,8 @@ func (l *Loader) labels(x *index.Index) epoch.Labels {
 	return epoch.Labels{Kind: epoch.Index, Width: 1, DType: tensor.Int64}
 }
 
-// report starts a goroutine that logs the Stats since its previous log line, every
-// Options.StatsEvery until ctx ends. The caller calls wait after ctx has ended.
+// report starts a goroutine that logs Stats at intervals of Options.StatsEvery until ctx ends. Each
+// log line covers the time since the line before it. The caller calls wait after ctx has ended.
 func (l *Loader) report(ctx context.Context, number int) (wait func()) {
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -288,10 +289,11 @@ func (p *devicePlanner) StepsOnDevice() bool { return p.compiled.StepsOnDevice()
 // planFiller is the consumer of FillPlans.
 type planFiller struct{ decodeplan.Consumer }
 
-// FillPlans is Fill for a consumer that decodes images itself. lend also returns the memory for the
-// plans of a slot, or nil. The pixels of a row with a plan are undefined in the slot. All other
-// rows, and the second field, are the same as with Fill. The plans describe exactly the pixels that
-// Fill would write. Which samples are bad does not depend on where images are decoded.
+// FillPlans is Fill for a consumer that decodes images itself. to.Lend also lends memory for the
+// plans of a slot (Slot.Plans, which may be nil). The pixels of a row with a plan are undefined in
+// the slot. All other rows, and the second field, are the same as with Fill. The plans describe
+// exactly the pixels that Fill would write. Which samples are bad does not depend on where images
+// are decoded.
 //
 // Only JPEGs of an archive with random access get a plan. The plan of a baseline JPEG uses entry
 // points that were compared with the image, or that Options.TrustIndex trusts. Without such entry
@@ -301,7 +303,8 @@ type planFiller struct{ decodeplan.Consumer }
 // copy with the same pixels, as long as Options.MaxTranscodedBytes has room for the copy. The
 // loader also decodes the rows that Plans.HostRows assigns to the host.
 //
-// The info that FillPlans passes to deliver is the argument info of DecodeRow and KeepEntryPoints.
+// FillPlans passes an info to to.Deliver. The consumer passes the same info to DecodeRow and
+// KeepEntryPoints.
 func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.Consumer) error {
 	if _, err := p.PlanBytes(); err != nil {
 		return err
@@ -404,11 +407,11 @@ func (r *rereader) close() {
 }
 
 // KeepEntryPoints stores the entry points that a consumer of FillPlans has found in the images of
-// some rows of a batch. info is the value with which the batch was delivered. The consumer must not
-// have flagged the rows. found has Found bytes (decodeplan.Row) for each row. Later plans of the
-// images use these entry points, which equal those that Fill would have made. They are written to
-// the index, unless the index already has entry points of these images. KeepEntryPoints is safe for
-// concurrent use. A closed loader ignores it.
+// some rows of a batch. info is the value with which the batch was delivered. The consumer must
+// have decoded the rows without an error. Each element of found has the number of bytes in
+// decodeplan.Row.Found. Later plans of the images use these entry points, which equal those that
+// Fill would have made. They are written to the index, unless the index already has entry points of
+// these images. KeepEntryPoints is safe for concurrent use. A closed loader ignores it.
 func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	l := (*Loader)(p)
 	batch, ok := info.(Info)

@@ -130,8 +130,8 @@ var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoI
 // laterOptions lists fields that were added after the first version of states, with their defaults.
 // A state omits a field that has its default, so that earlier versions can read the state. A state
 // without the field is restored as if it had the default. For example, versions without
-// Options.Damaged refused the images that Damaged: Warned decodes. The rest of an epoch of such a
-// version runs with Damaged: Warned.
+// Options.Damaged refused the images that Damaged: Warned decodes. If such a version started an
+// epoch, this version runs the rest with Damaged: Warned.
 var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil",
 	"TargetWidth": "0", "MultiLabel": "false", "Part": "{}",
 	"Columns": "{}"}

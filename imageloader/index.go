@@ -51,9 +51,9 @@ func (l *Loader) indexConfig() index.Config {
 // archive also makes the index.
 //
 // MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, List, ListFormat, MultiLabel,
-// OpenSource and Logger. WebDataset, and whether there are Masks or a List, must equal the loaders'
-// options. Otherwise the loaders do not use the index. If progress is not nil, MakeIndex calls it
-// now and then from the caller's goroutine. A directory or a zip needs no index and is an error.
+// OpenSource and Logger. A loader can use the index only if its WebDataset is the same, and if
+// Masks and List are each set in both calls or in neither. If progress is not nil, MakeIndex calls
+// it now and then from the caller's goroutine. A directory or a zip needs no index and is an error.
 // MakeIndex does not wait for other processes. OpenContext, in any process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex, o.Part, o.ListFormat.GroupColumn = false, Part{}, "" // the index has all samples

@@ -338,7 +338,7 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 // or List is an error. A directory or a zip has no index and is an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes, o.Masks = false, 1, Masks{} // no contents are held in memory
-	o.MultiLabel = o.MultiLabel && o.List != ""            // an index of WebDataset's lists is for loaders
+	o.MultiLabel = o.MultiLabel && o.List != ""            // without a List, a report has one label a sample
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
@@ -433,8 +433,7 @@ const (
 	maxFirst = 5
 	// maxRows is the maximum number of findings of one verdict that are listed as separate rows.
 	maxRows = 100
-	// rareShare defines the rare kinds: at most 1 in rareShare of the good images is of a rare
-	// kind.
+	// rareShare defines what is rare: a kind that at most 1 in rareShare of the good images has.
 	rareShare = 20
 )
 
@@ -563,7 +562,7 @@ func (c *census) note(r row, index int, name string) {
 	f.add(index, name)
 }
 
-// report makes the Report. The labels are the final ones.
+// report makes the Report. labels are the labels after the whole archive has been read.
 func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 	r := &Report{
 		File:      a.Path(),

@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/internal/order"
 )
 
-// queueBytes is the maximum number of compressed bytes between reading and decoding. The shuffle
-// buffer does not count. A single sample may be larger.
+// queueBytes is the maximum number of compressed bytes that have been read but not yet decoded, not
+// counting the shuffle buffer. A single sample may be larger.
 const queueBytes = 64 << 20
 
 // Loader is an open archive. It is safe for concurrent use; several epochs may run at the same
@@ -113,14 +113,14 @@ func (s *loaderState) end() {
 	s.running.Wait()
 }
 
-// Open is OpenContext without a context.
+// Open calls OpenContext with context.Background().
 func Open(path string, o Options) (*Loader, error) { return OpenContext(context.Background(), path, o) }
 
 // OpenContext opens an archive of image files. The first bytes, not the name, determine its format
-// (.tar, .tar.gz, .tar.zst, .zip, Parquet). Unless the archive is compressed and o.Classes is
-// given, OpenContext reads it once: the headers of a .tar, the central directory of a .zip, the
-// labels and the sizes of images of a Parquet file, or a whole .tar.gz. If it finds damage, it
-// returns an *ArchiveError.
+// (.tar, .tar.gz, .tar.zst, .zip, Parquet). If there is no index yet, OpenContext reads the list of
+// samples from the archive: the headers of a .tar, the central directory of a .zip, the labels and
+// image sizes of a Parquet file, or a whole .tar.gz. With o.Classes it usually leaves reading a
+// .tar.gz to the first epoch. If it finds damage, it returns an *ArchiveError.
 //
 // If another process is already making the index, OpenContext waits for it and logs this to
 // o.Logger. The wait ends when ctx ends, or when that process ends or is stopped.

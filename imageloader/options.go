@@ -64,8 +64,8 @@ type Options struct {
 	// WorkerNice lowers the priority of the workers' threads by this many steps of nice(2), 0 to
 	// 19. WorkerCPUs, if not empty, lists the only CPUs on which the workers run. Workers is then
 	// at most len(WorkerCPUs) by default. Both options keep decoding away from the thread that
-	// launches kernels. Each worker then runs on a dedicated OS thread. When the epoch ends, the
-	// threads get their old priority and CPUs back.
+	// launches kernels. With either option, each worker runs on a dedicated OS thread during an
+	// epoch. When the epoch ends, the threads get their old priority and CPUs back.
 	WorkerNice int
 	WorkerCPUs []int
 	// DropLast leaves out the last batch if it is short. PadLast fills it with the first samples of
@@ -135,11 +135,11 @@ type Options struct {
 	// every time. An error or a panic makes the sample bad, with the reason Rejected.
 	Target      func(s Sample, target []float32) error
 	TargetWidth int
-	// Masks, if not zero, makes samples of images and their masks, which have no labels: the field
-	// "masks" replaces "labels". Crop, resize, flip, and the steps of Transform.Ops that move
-	// pixels apply equally to both. Every pixel of a transformed mask is a copy of the nearest
-	// pixel of the original mask. Masks need random access, so Open reads a whole .tar.gz if it has
-	// no index.
+	// Masks, if not zero, pairs each image with a mask, for segmentation. Such a sample has no
+	// label: the field "masks" replaces "labels". Crop, resize, flip, and the steps of
+	// Transform.Ops that move pixels apply equally to both. Every pixel of a transformed mask is a
+	// copy of the nearest pixel of the original mask. Masks need random access, so Open reads a
+	// whole .tar.gz if it has no index.
 	Masks      Masks
 	BadSamples BadSamplePolicy
 	// Damaged decides which damaged images are bad samples; 0: Warned, which refuses the images
@@ -162,13 +162,14 @@ type Options struct {
 	// NoIndex the index is neither read nor written.
 	IndexFile string
 	NoIndex   bool
-	// The index also stores entry points into JPEG files, about 1 % of their size. With entry
-	// points, only the part of an image that the crop needs is decoded. The pixels are the same.
-	// The loader makes the entry points when it first decodes an image, which costs about a tenth
-	// more time. A GPU that decodes finds them itself (prefetcher.Options.Decode). Entry points of
-	// an earlier process are compared with the image when they are first used, so that no entry
-	// point changes a pixel. TrustIndex skips this comparison. With NoEntryPoints they are neither
-	// made nor used.
+	// The index also stores the entry points of JPEG files: positions in the compressed data at
+	// which decoding can start, about 1 % of a file's size. With entry points, only the part of an
+	// image that the crop needs is decoded. The pixels are the same. The loader makes the entry
+	// points when it first decodes an image. This decoding takes about a tenth longer. A GPU that
+	// decodes finds entry points itself (prefetcher.Options.Decode). Entry points of an earlier
+	// process are compared with the image when they are first used, so that no entry point changes
+	// a pixel. TrustIndex skips this comparison. With NoEntryPoints, entry points are neither made
+	// nor used.
 	//
 	// With and without TrustIndex, the index's checksums detect damage, and an index of another
 	// archive. They do not detect forgery. The loader checks that each sample follows a tar header
@@ -328,7 +329,7 @@ type Masks struct {
 	// the same text in both names: "images/*.jpg" and "masks/*.png", or in WebDataset's groups
 	// "*.jpg" and "*.seg.png". A name that matches both patterns is a mask. Images without a mask
 	// and masks without an image are ignored and logged. A second mask of an image is a *PairError.
-	// Shards may have the same names.
+	// Two shards may have members of the same names.
 	Image, Mask string
 	// DType is the dtype of the field "masks": tensor.Uint8 (also the zero value), or tensor.Int64,
 	// which masks of 16 bits need.
@@ -478,7 +479,8 @@ func (o *Options) checkList() error {
 	return nil
 }
 
-// batchSize names the only field that may differ from a state's if World differs.
+// batchSize is the one Options field that changes a batch and yet may differ between a state and
+// the loader that restores it. It may differ only if World differs too.
 const (
 	batchSize    = "BatchSize"
 	maxBatchSize = 1 << 24

@@ -157,7 +157,7 @@ func (unpacked) Close() error { return nil }
 func checkFixed(a *archive.Archive, out string) error {
 	existing, err := os.Stat(out)
 	if err != nil {
-		existing = nil // Check returns the reason
+		existing = nil // no file to compare with; safefile's Check reports other errors
 	}
 	folder, err := os.Stat(filepath.Dir(out))
 	if err != nil {
@@ -281,7 +281,7 @@ func (x *fixing) write(ctx context.Context, file io.Writer, compress compression
 	}
 	w := tar.NewWriter(packed)
 	if err := x.copy(ctx, w); err != nil {
-		_ = packed.Close() // err says more
+		_ = packed.Close() // err is the first error
 		return err
 	}
 	for _, finish := range []func() error{w.Close, packed.Close, buffered.Flush} {

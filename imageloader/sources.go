@@ -23,10 +23,10 @@ import (
 // version, ReadRange returns [ErrSourceChanged]. It must be safe for concurrent use. When ctx ends,
 // reading must fail, even if ReadRange has already returned. The loader always closes the reader.
 //
-// A reader may send a shorter range and return io.EOF after at least one byte. The loader requests
-// the rest at once. If the connection breaks, the reader returns another error, such as
-// io.ErrUnexpectedEOF. After an error the loader requests the range again, at least 6 times and for
-// at least 2 minutes, with growing pauses. It does not retry an error that is (errors.Is)
+// A reader may return io.EOF before the end of the range, but not before the first byte. The loader
+// then requests the rest at once. If the connection breaks, the reader returns another error, such
+// as io.ErrUnexpectedEOF. After an error the loader requests the range again, at least 6 times and
+// for at least 2 minutes, with growing pauses. It does not retry an error that is (errors.Is)
 // ErrSourceChanged, fs.ErrNotExist, fs.ErrPermission or errors.ErrUnsupported.
 type Source = archive.Source
 

@@ -19,8 +19,8 @@ import (
 // may be copied and kept without limit.
 type State struct {
 	run     *run
-	batches int // batches of run's deal that were delivered up to this position
-	turns   int // turns of run's deal that its rank has taken
+	batches int // batches that were delivered since the epoch started or was dealt again
+	turns   int // turns that the rank has taken since then (see order.Deal)
 }
 
 // run is the data that the states of one epoch share. It is immutable.
@@ -29,8 +29,8 @@ type run struct {
 	order  order.Kind
 	rank   int
 	world  int
-	done   order.Positions // positions taken before the deal
-	before int             // batches of the epoch that were delivered before the deal
+	done   order.Positions // positions taken before the epoch was dealt again
+	before int             // batches of the epoch that were delivered before it was dealt again
 
 	archive archiveIdentity
 	classes string
@@ -75,8 +75,8 @@ type wireState struct {
 	Order   order.Kind        `json:"order"`
 	Rank    int               `json:"rank"`
 	World   int               `json:"world"`
-	Next    int               `json:"next"`  // positions before this one were taken before the deal,
-	Ahead   []int             `json:"ahead"` // and so were these
+	Next    int               `json:"next"`  // all positions below Next were taken before the epoch was dealt again
+	Ahead   []int             `json:"ahead"` // further positions taken before the epoch was dealt again
 	Before  int               `json:"before"`
 	Batches int               `json:"batches"`
 	Turns   int               `json:"turns"`

@@ -46,7 +46,7 @@ type Stats struct {
 	// Options.MaxTranscodedBytes.
 	TranscodedBytes int64
 
-	Elapsed time.Duration // time in epochs; concurrent epochs count separately
+	Elapsed time.Duration // time that epochs ran; concurrent epochs count separately
 	Read    time.Duration // waiting for the disk or the network
 	Inflate time.Duration // inflating, including the checksums and headers of a compressed archive
 	// Decode is the time for header, decode, crop, resize, and the operations of the transform. For

@@ -54,7 +54,7 @@ func Open(ctx context.Context, name string) (imageloader.Source, error) {
 	}
 	s, err := open(ctx, bucket, key)
 	if err != nil {
-		_ = bucket.Close() // err says more
+		_ = bucket.Close() // err is the more useful error
 		return nil, err
 	}
 	s.owned = true
@@ -62,8 +62,8 @@ func Open(ctx context.Context, name string) (imageloader.Source, error) {
 }
 
 // In returns an [imageloader.Options.OpenSource] for the objects of a bucket that the program has
-// opened itself, with its own credentials or client. It uses only the key of a URL, which is the
-// path after the host. The caller keeps ownership of the bucket.
+// opened itself, with its own credentials or client. Of a URL it uses only the path after the host,
+// as the object's key. The caller keeps ownership of the bucket.
 func In(bucket *blob.Bucket) func(ctx context.Context, name string) (imageloader.Source, error) {
 	return func(ctx context.Context, name string) (imageloader.Source, error) {
 		u, err := parse(name)

@@ -58,7 +58,7 @@ type Options struct {
 	// MaxMemory is the maximum memory in bytes that all calls together use for decoding at a time,
 	// as estimated from the images' headers; 0: 1 GiB. An image that alone needs more fails with
 	// [ErrTooLarge]. Any other image waits until enough memory is free. The limit does not include
-	// the compressed bytes, the caller's pixels, and up to 16 MiB that each worker keeps for its
+	// the compressed bytes, the caller's pixels, or up to 16 MiB that each worker keeps for its
 	// next image.
 	MaxMemory int64
 	// Workers is the maximum number of images that are decoded at a time, over all calls; 0:
@@ -83,7 +83,8 @@ type Decoder struct {
 	cleanup runtime.Cleanup
 }
 
-// pool is the part of a Decoder that running calls keep reachable.
+// pool holds the resources of a Decoder. It does not refer to the Decoder, so that the cleanup of a
+// Decoder that was not closed can close its pool.
 type pool struct {
 	made     origin.Origin
 	o        Options
@@ -204,11 +205,11 @@ func (d *Decoder) Transform() transform.Transform { return d.compiled.Transform(
 // images are zero, and the other images are decoded. After any other error, and when ctx ends, dst
 // is undefined.
 //
-// Decode waits for Workers and MaxMemory, which it shares with other calls, and for the images that
-// it has started to decode. When ctx ends, only the first of these waits stops. Decoding one image
-// allocates nothing in the steady state.
+// Before each image, Decode waits until the limits Workers and MaxMemory, which all calls share,
+// allow another image. When ctx ends, Decode stops waiting, finishes the images that it has started
+// to decode, and returns. Decoding one image allocates nothing in the steady state.
 func (d *Decoder) Decode(ctx context.Context, dst []byte, images ...[]byte) error {
-	defer runtime.KeepAlive(d) // its cleanup would close the pool between two images
+	defer runtime.KeepAlive(d) // or d's cleanup could close the pool between two images
 	if err := d.room(dst, len(images)); err != nil {
 		return err
 	}
@@ -216,7 +217,7 @@ func (d *Decoder) Decode(ctx context.Context, dst []byte, images ...[]byte) erro
 	if len(images) == 1 {
 		return together([]error{p.decode(ctx, 0, images[0], dst)})
 	}
-	all := slices.Clone(images) // the caller's slice stays on its stack
+	all := slices.Clone(images) // so that the caller's slice need not escape to the heap
 	return p.each(ctx, len(all),
 		func(ctx context.Context, i int) error { return p.decode(ctx, i, all[i], dst[i*p.row:][:p.row]) })
 }
@@ -367,8 +368,8 @@ func grown(b []byte, n int) []byte {
 }
 
 // with checks an image against the limits and calls fn with a worker that has read the image's
-// header. The caller has room bytes for pixels. If the whole image needs more, its pixels count as
-// memory.
+// header. The caller has a buffer of room bytes for pixels. If the pixels need more, they count for
+// MaxMemory.
 func (p *pool) with(ctx context.Context, data []byte, room int, fn func(*worker) error) error {
 	return p.open(ctx, data, func(w *worker) (int64, error) {
 		need, err := p.need(&w.info, room)
@@ -468,8 +469,8 @@ func (p *pool) take() (*worker, error) {
 	return w, nil
 }
 
-// keptMemory is the maximum memory in bytes of a worker that the pool keeps. A worker keeps its
-// memory for the next image, so the memory is estimated from its last image.
+// keptMemory limits the memory in bytes of an idle worker. A worker keeps the memory of its last
+// image for the next one. The pool frees a worker whose last image needed more.
 const keptMemory = 16 << 20
 
 // put returns a worker to the pool. need is the memory that its last image needed.
@@ -490,8 +491,9 @@ func (w *worker) close() {
 	}
 }
 
-// memoryOf estimates from the header the maximum memory in bytes of decoding an image. The figures
-// are in docs/imageloader.md, and TestDecodingMemory of package imageloader measures them.
+// memoryOf estimates, from an image's header, the maximum memory in bytes that decoding the image
+// needs. The figures are in docs/imageloader.md, and TestDecodingMemory of package imageloader
+// measures them.
 func memoryOf(i *imagecapi.Info) int64 {
 	pixels, rows := int64(i.Width)*int64(i.Height), 256*int64(i.Width)
 	perPixel := int64(0)

@@ -23,8 +23,8 @@ import (
 // damage in the rest of the file. [Decoder.DecodeRows] decodes the images without a plan, including
 // the images at fault, and the images that the consumer cannot decode.
 //
-// Plan waits for Workers, but not for MaxMemory. Each of Workers keeps up to 4 MiB for plans.
-// Errors are faults of the machine or the program, or the end of ctx.
+// Plan waits for Workers, but not for MaxMemory. Each worker keeps up to 4 MiB for plans. Errors
+// are faults of the machine or the program, or the end of ctx.
 func (d *Decoder) Plan(ctx context.Context, plans *decodeplan.Plans, images ...[]byte) error {
 	defer runtime.KeepAlive(d)
 	if plans == nil {

@@ -35,8 +35,8 @@ type input struct {
 	groups  groups
 }
 
-// openInput opens the archive and its index. It copies members that cannot be read in any order to
-// the file that spool creates.
+// openInput opens the archive and its index. It copies the members that do not have random access
+// to the file that spool creates.
 func openInput(ctx context.Context, path string, o *imageloader.Options, progress func(imageloader.Progress),
 	spool func() (*os.File, error)) (_ *input, err error) {
 	log := o.Logger
@@ -113,7 +113,7 @@ func (in *input) close() {
 	}
 }
 
-// member is one of the further members of a WebDataset sample.
+// member is a further member of a WebDataset sample: one that is not the image.
 type member struct {
 	name   string
 	shard  int
@@ -123,7 +123,7 @@ type member struct {
 	at     int64 // offset in the spool, or -1
 }
 
-// groups describes samples of several members, and samples that cannot be read in any order.
+// groups describes samples with several members, and samples without random access.
 type groups struct {
 	first   []int32 // by sample: number of its first further member; at the end: the number of members
 	members []member
@@ -146,8 +146,9 @@ func (g *groups) close() {
 	}
 }
 
-// walk finds the members of the samples' groups. It copies to the spool what cannot be read in any
-// order: further members in compressed shards, and all samples of an archive without random access.
+// walk finds the members of the samples' groups. It copies to the spool all content without random
+// access: further members in compressed shards, and all samples if the archive has no random
+// access.
 func (g *groups) walk(a *archive.Archive, x *index.Index, web bool, limit int64,
 	progress func(imageloader.Progress), create func() (*os.File, error)) error {
 	w := groupWalk{groups: g, a: a, x: x, web: web, limit: limit, create: create, sample: -1}
@@ -231,8 +232,8 @@ func (w *groupWalk) addSample(m *archive.Member) (err error) {
 	return err
 }
 
-// keep copies the current member to the spool if copied is set. It returns the member's offset
-// there, or -1 if it was not copied.
+// keep copies the current member to the spool if copied is set. It returns the member's offset in
+// the spool, or -1 if the member was not copied.
 func (w *groupWalk) keep(m *archive.Member, copied bool) (at int64, err error) {
 	if !copied || m.Kind != archive.Regular || m.Size > w.limit {
 		return -1, nil

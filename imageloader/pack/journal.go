@@ -175,7 +175,8 @@ func (j *journal) dropFrom(name string) {
 	}
 }
 
-// difference describes how a pack differs from the wanted one. It returns "" if they are the same.
+// difference describes how h, the header in the folder, differs from the header of the present
+// call. It returns "" if they are the same.
 func (h *header) difference(want header) string {
 	if h.Version != want.Version {
 		return fmt.Sprintf("of version %d, not %d", h.Version, want.Version)
@@ -274,6 +275,6 @@ func (j *journal) close() {
 		_ = j.file.Close() // each line was synced
 	}
 	if j.claim != nil {
-		_ = j.claim.Release() // a lock without a holder hinders nobody
+		_ = j.claim.Release() // the lock ends with the process in any case
 	}
 }

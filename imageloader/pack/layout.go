@@ -19,8 +19,8 @@ type layout struct {
 	web     bool // the class is in a .cls member; otherwise it is the directory
 	fromWeb bool // the input has WebDataset groups, which already have labels
 	listed  bool // the input's labels come from a list or a Parquet file, not from directories
-	// numbered means that .cls members have the number of the class, and .json members its name: a
-	// loader would order the names differently.
+	// numbered means that .cls members have the number of the class, and .json members its name,
+	// because a loader would sort the names into another order.
 	numbered bool
 	stems    bool // the extension may change, so the names must differ without it
 }
@@ -72,7 +72,8 @@ func (l layout) checkClasses(classes []string, samples []int) error {
 	return nil
 }
 
-// unsorted returns the position of the first class that is after the next one in the order of text.
+// unsorted returns the position of the first class whose name sorts after the name of the next
+// class.
 func unsorted(classes []string) int {
 	i := 0
 	for classes[i] <= classes[i+1] {
@@ -160,7 +161,7 @@ func extensionOf(format string) string {
 	return "." + strings.ToLower(format)
 }
 
-// namer gives each sample a different name. It stores a hash of 64 bits for each name.
+// namer gives each sample a unique name. It stores a hash of 64 bits for each name.
 type namer struct {
 	layout
 	seen map[uint64]struct{} // nil after the last sample

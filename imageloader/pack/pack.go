@@ -53,8 +53,8 @@ type Options struct {
 	// Parts are the sets of shards; nil: one part "train" that has all samples. A sample is in at
 	// most one part. A sample in no part is not written, and Report.Outside counts it.
 	Parts []Part
-	// Divide, if not nil, is called with the directories of the samples, if these are the classes.
-	// Its result replaces Parts; nil keeps Parts.
+	// If Divide is not nil and the classes are directories, Write calls it with the directories of
+	// the samples. Its result, if not nil, replaces Parts.
 	Divide func(directories []string) ([]Part, error)
 
 	// Side, if not 0, resizes each image whose shorter side has more pixels to this shorter side,
@@ -69,7 +69,7 @@ type Options struct {
 	// Check decodes all images, so that damaged ones are bad samples. Without it, Write examines
 	// only the header of an image that it copies.
 	Check bool
-	// DropClasses allows that a class loses all samples because they are bad. This changes the
+	// DropClasses allows a class to disappear because all its samples are bad. This changes the
 	// labels of later classes.
 	DropClasses bool
 	// Progress, if not nil, is called often while the input is indexed, and then while samples are
@@ -90,7 +90,7 @@ type Report struct {
 	Samples int // in the input
 	Classes []string
 	// Numbered means that a loader of the shards reads the numbers of the classes instead of their
-	// names, which are in .json members: it would order the names differently.
+	// names, because it would sort the names into another order. The names are in .json members.
 	Numbered bool
 	Others   int // members of the input that belong to no sample
 	Orphans  int // images among Others that have no class
@@ -105,7 +105,7 @@ type Report struct {
 // PartReport describes a part.
 type PartReport struct {
 	Name    string
-	Shards  string // path of all shards, as a loader takes it: "photos/train-{000000..000015}.tar"
+	Shards  string // pattern of the shards' paths, for a loader: "photos/train-{000000..000015}.tar"
 	Files   int    // number of shards
 	Bytes   int64  // of all shards
 	Input   int    // number of the part's samples in the input
@@ -427,13 +427,13 @@ func (p *packing) header(in *imageloader.Options) header {
 	return header{journalVersion, p.in.digest(), o}
 }
 
-// report describes what the journal says.
+// report makes the Report from the journal.
 func (p *packing) report(outside int) *Report {
 	x := p.in.x
 	r := &Report{Input: p.in.rules.File, Format: p.o.Format, Samples: x.Len(), Classes: x.Classes(),
 		Others: x.Ignored(), Orphans: x.Orphans(), Outside: outside}
 	for _, m := range p.in.groups.members {
-		if !index.IsWebLabel(m.name) { // labels are not ignored
+		if !index.IsWebLabel(m.name) { // labels do not count as ignored
 			r.Others--
 		}
 	}

@@ -262,7 +262,8 @@ func scaled(width, height, side int32) (int32, int32) {
 	return long, side
 }
 
-// newGzip returns a fast compressor. A slower one would not help, because JPEGs do not compress.
+// newGzip returns a fast compressor. A slower one would save no space, because JPEGs are already
+// compressed.
 func newGzip() *gzip.Writer {
 	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // this level is valid
 	return w

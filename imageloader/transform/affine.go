@@ -11,8 +11,8 @@ import (
 // RandomRotation rotates the image counter-clockwise around its centre, or around Center (in pixels
 // from the left and from the top). The angle in degrees is uniform in Degrees. Pixels from outside
 // get the colour Fill. With Expand, the image grows until it contains the whole rotated image, so a
-// CenterCrop has to follow. A GPU that decodes runs it too. With Expand it keeps its samples on the
-// host.
+// CenterCrop has to follow. The step also runs on a GPU that decodes. With Expand, the samples are
+// decoded on the host.
 type RandomRotation struct {
 	Degrees       [2]float64
 	Interpolation Interpolation
@@ -40,8 +40,8 @@ func (o RandomRotation) draw(rng *rand.Rand, p *program) {
 // RandomAffine rotates, moves, scales and shears the image. The angle of the rotation is uniform in
 // Degrees. The image moves by up to Translate in either direction, in fractions of the width and of
 // the height. The scale is uniform in Scale (zero value: 1). The angles of the shear are uniform in
-// Shear[0] to Shear[1] along x, and in Shear[2] to Shear[3] along y. All angles are in degrees. A
-// GPU that decodes runs it too.
+// Shear[0] to Shear[1] along x, and in Shear[2] to Shear[3] along y. All angles are in degrees. The
+// step also runs on a GPU that decodes.
 type RandomAffine struct {
 	Degrees       [2]float64
 	Translate     [2]float64
@@ -97,8 +97,9 @@ func checkCenter(c *[2]float64) error {
 	return nil
 }
 
-// fill returns the integers of a grid transform. With a nil colour, pixels from outside are black.
-// With a colour, torchvision's arithmetic differs, even if the colour is black.
+// fill returns the integer parameters of an operation that resamples the image: the interpolation
+// and the colour of pixels from outside. A nil colour means black. An explicit colour, even black,
+// selects torchvision's other arithmetic.
 func fill(interpolation int32, c *Color) [9]int32 {
 	if c == nil {
 		return [9]int32{interpolation}

@@ -13,8 +13,8 @@ import (
 // Uncertainty". A chain has ChainDepth operations (0: 1, 2 or 3, with equal probability). The
 // strength of each operation is drawn from the Severity (0: 3) weakest of ten strengths. The
 // weights are drawn from Dirichlet distributions whose parameters are all Alpha (0: 1). PartialOps
-// excludes brightness, color, contrast and sharpness, like torchvision's all_ops=False. A GPU that
-// decodes runs it too.
+// excludes brightness, color, contrast and sharpness, like torchvision's all_ops=False. The step
+// also runs on a GPU that decodes.
 type AugMix struct {
 	Severity     int
 	MixtureWidth int

@@ -6,7 +6,7 @@ import (
 )
 
 // AutoAugment applies one of the 25 rules of a Policy, chosen at random. A rule has up to two
-// operations. A GPU that decodes runs it too.
+// operations. The step also runs on a GPU that decodes.
 type AutoAugment struct {
 	Policy        AutoAugmentPolicy
 	Interpolation Interpolation

@@ -8,8 +8,8 @@ import (
 )
 
 // GaussianBlur blurs with a kernel of KernelSize pixels (width, height; odd; 0: 3) and a standard
-// deviation in pixels that is uniform in Sigma (zero value: 0.1 to 2). A GPU that decodes runs it
-// too.
+// deviation in pixels that is uniform in Sigma (zero value: 0.1 to 2). The step also runs on a GPU
+// that decodes.
 type GaussianBlur struct {
 	KernelSize [2]int
 	Sigma      [2]float64
@@ -43,7 +43,7 @@ func (o GaussianBlur) draw(rng *rand.Rand, p *program) {
 }
 
 // RandomAdjustSharpness blurs (SharpnessFactor below 1; 0 blurs fully) or sharpens (above 1), with
-// probability P (0: 1/2). A GPU that decodes runs it too.
+// probability P (0: 1/2). The step also runs on a GPU that decodes.
 type RandomAdjustSharpness struct{ SharpnessFactor, P float64 }
 
 func (o RandomAdjustSharpness) check(w, h int) (int, int, error) {

@@ -10,8 +10,8 @@ import (
 // ColorJitter multiplies brightness, contrast and saturation by random factors and rotates the hue,
 // in random order. Each factor is uniform from 1-x (but at least 0) to 1+x, where x is the value of
 // its field. The hue is rotated by a fraction of the circle that is uniform in -Hue to Hue (at most
-// 1/2). A field that is 0 changes nothing. A range field that is not zero replaces the interval. A
-// GPU that decodes runs it too.
+// 1/2). A field that is 0 changes nothing. A range field that is not zero replaces the interval.
+// The step also runs on a GPU that decodes.
 type ColorJitter struct {
 	Brightness, Contrast, Saturation, Hue                     float64
 	BrightnessRange, ContrastRange, SaturationRange, HueRange [2]float64
@@ -79,7 +79,7 @@ var jitterKinds = [4]int32{
 // RandomPhotometricDistort changes brightness, contrast, saturation and hue, and permutes the
 // channels, each with probability P (0: 1/2). The factors are uniform in intervals (zero values:
 // 0.875 to 1.125, 0.5 to 1.5, 0.5 to 1.5 and -0.05 to 0.05). Contrast changes before or after
-// saturation and hue. A GPU that decodes runs it too.
+// saturation and hue. The step also runs on a GPU that decodes.
 type RandomPhotometricDistort struct {
 	Brightness, Contrast, Saturation, Hue [2]float64
 	P                                     float64
@@ -124,7 +124,7 @@ func (o RandomPhotometricDistort) draw(rng *rand.Rand, p *program) {
 }
 
 // RandomChannelPermutation permutes the channels. All six permutations are equally likely,
-// including the identity. A GPU that decodes runs it too.
+// including the identity. The step also runs on a GPU that decodes.
 type RandomChannelPermutation struct{}
 
 func (RandomChannelPermutation) check(w, h int) (int, int, error) { return w, h, nil }
@@ -138,14 +138,14 @@ func (RandomChannelPermutation) draw(rng *rand.Rand, p *program) {
 	p.add(imagecapi.AugmentPermute, order)
 }
 
-// Grayscale makes the three channels equal. A GPU that decodes runs it too.
+// Grayscale makes the three channels equal. The step also runs on a GPU that decodes.
 type Grayscale struct{}
 
 func (Grayscale) check(w, h int) (int, int, error) { return w, h, nil }
 func (Grayscale) draw(_ *rand.Rand, p *program)    { p.add(imagecapi.AugmentGrayscale, [9]int32{}) }
 
-// RandomGrayscale makes the three channels equal with probability P (0: 0.1). A GPU that decodes
-// runs it too.
+// RandomGrayscale makes the three channels equal with probability P (0: 0.1). The step also runs on
+// a GPU that decodes.
 type RandomGrayscale struct{ P float64 }
 
 func (o RandomGrayscale) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
@@ -156,8 +156,8 @@ func (o RandomGrayscale) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomInvert replaces every byte b with 255-b, with probability P (0: 1/2). A GPU that decodes
-// runs it too.
+// RandomInvert replaces every byte b with 255-b, with probability P (0: 1/2). The step also runs on
+// a GPU that decodes.
 type RandomInvert struct{ P float64 }
 
 func (o RandomInvert) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
@@ -168,8 +168,8 @@ func (o RandomInvert) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomPosterize keeps the upper Bits (1 to 8) bits of every byte, with probability P (0: 1/2). A
-// GPU that decodes runs it too.
+// RandomPosterize keeps the upper Bits (1 to 8) bits of every byte, with probability P (0: 1/2).
+// The step also runs on a GPU that decodes.
 type RandomPosterize struct {
 	Bits int
 	P    float64
@@ -189,7 +189,7 @@ func (o RandomPosterize) draw(rng *rand.Rand, p *program) {
 }
 
 // RandomSolarize inverts the bytes that are at least Threshold (0 to 255; 0 inverts all), with
-// probability P (0: 1/2). A GPU that decodes runs it too.
+// probability P (0: 1/2). The step also runs on a GPU that decodes.
 type RandomSolarize struct{ Threshold, P float64 }
 
 func (o RandomSolarize) check(w, h int) (int, int, error) {
@@ -206,7 +206,7 @@ func (o RandomSolarize) draw(rng *rand.Rand, p *program) {
 }
 
 // RandomAutocontrast stretches the values of each channel to the range 0 to 255, with probability P
-// (0: 1/2). A GPU that decodes runs it too.
+// (0: 1/2). The step also runs on a GPU that decodes.
 type RandomAutocontrast struct{ P float64 }
 
 func (o RandomAutocontrast) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
@@ -217,8 +217,8 @@ func (o RandomAutocontrast) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomEqualize equalises the histogram of each channel, with probability P (0: 1/2). A GPU that
-// decodes runs it too.
+// RandomEqualize equalises the histogram of each channel, with probability P (0: 1/2). The step
+// also runs on a GPU that decodes.
 type RandomEqualize struct{ P float64 }
 
 func (o RandomEqualize) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }

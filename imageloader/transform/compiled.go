@@ -27,7 +27,7 @@ func (p *Compiled) StepsOnDevice() bool { return onDevice(p.t.Ops, p.t.Size) }
 func (p *Compiled) Transform() Transform { return p.t }
 
 // Geometry draws the crop and the flip for an image with this header, and writes them to g. It
-// returns an error if no geometry is possible, because the image is too narrow.
+// returns an error if the image is too narrow for any crop.
 func (p *Compiled) Geometry(rng *rand.Rand, info *imagecapi.Info, g *imagecapi.Geometry) error {
 	width, height, orientation := info.Width, info.Height, int32(0)
 	if p.t.ApplyEXIFOrientation && info.Orientation > 1 {

@@ -8,8 +8,8 @@ import (
 )
 
 // RandomApply applies all of Ops, with probability P (0: 1/2), or none of them. Together they must
-// keep the image's size. A GPU that decodes runs it too, unless one of the Ops that it applies
-// keeps its samples on the host.
+// keep the image's size. The step also runs on a GPU that decodes. If an applied operation cannot
+// run on the GPU, the sample is decoded on the host.
 type RandomApply struct {
 	Ops []Op
 	P   float64
@@ -31,8 +31,9 @@ func (o RandomApply) draw(rng *rand.Rand, p *program) {
 }
 
 // RandomChoice applies one of Ops. Each of them must keep the image's size. P has their
-// probabilities, which are divided by their sum. If P is empty, all are equally likely. A GPU that
-// decodes runs it too, unless the one that it applies keeps its samples on the host.
+// probabilities, which are divided by their sum. If P is empty, all are equally likely. The step
+// also runs on a GPU that decodes. If the chosen operation cannot run on the GPU, the sample is
+// decoded on the host.
 type RandomChoice struct {
 	Ops []Op
 	P   []float64
@@ -76,8 +77,9 @@ func (o RandomChoice) draw(rng *rand.Rand, p *program) {
 	o.Ops[last].draw(rng, p)
 }
 
-// RandomOrder applies all of Ops in random order. Each of them must keep the image's size. A GPU
-// that decodes runs it too, unless one of the Ops that it applies keeps its samples on the host.
+// RandomOrder applies all of Ops in random order. Each of them must keep the image's size. The step
+// also runs on a GPU that decodes. If an applied operation cannot run on the GPU, the sample is
+// decoded on the host.
 type RandomOrder struct{ Ops []Op }
 
 func (o RandomOrder) check(w, h int) (int, int, error) { return w, h, checkEach(o.Ops, w, h) }

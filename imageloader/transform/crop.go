@@ -19,7 +19,7 @@ const (
 )
 
 // Pad adds Padding pixels at the left, top, right and bottom. A crop has to follow, because all
-// steps together must keep the image's size. It keeps its samples on the host.
+// steps together must keep the image's size. Samples with this step are decoded on the host.
 type Pad struct {
 	Padding [4]int
 	Fill    Color // for PadConstant
@@ -38,8 +38,8 @@ func (o Pad) draw(_ *rand.Rand, p *program) {
 // RandomCrop adds Padding pixels (left, top, right, bottom) around the image, and then crops it to
 // a random square of Size x Size pixels. Size 0 keeps the image's size: training on CIFAR-10 uses
 // RandomCrop{Padding: [4]int{4, 4, 4, 4}}. To crop from a larger image, Transform.RandomCrop is
-// faster. A GPU that decodes runs it too. If it changes the image's size, it keeps its samples on
-// the host.
+// faster. The step also runs on a GPU that decodes. If it changes the image's size, the samples are
+// decoded on the host.
 type RandomCrop struct {
 	Size    int
 	Padding [4]int
@@ -74,8 +74,8 @@ func (o RandomCrop) draw(rng *rand.Rand, p *program) {
 }
 
 // CenterCrop crops the image to the square of Size x Size pixels in its middle. A smaller image
-// gets a black border. A GPU that decodes runs it too. If it changes the image's size, it keeps its
-// samples on the host.
+// gets a black border. The step also runs on a GPU that decodes. If it changes the image's size,
+// the samples are decoded on the host.
 type CenterCrop struct{ Size int }
 
 func (o CenterCrop) check(w, h int) (int, int, error) {

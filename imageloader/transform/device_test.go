@@ -114,8 +114,8 @@ func TestGPURunsWhatDocsClaim(t *testing.T) {
 			slices.Sorted(maps.Keys(claims)), slices.Sorted(maps.Keys(steps)), len(steps))
 	} else {
 		for name, comment := range steps {
-			checkClaim(t, name+"'s comment", comment, claims[name], "A GPU that decodes runs it too",
-				"keeps its samples on the host")
+			checkClaim(t, name+"'s comment", comment, claims[name], "The step also runs on a GPU that decodes",
+				"decoded on the host")
 		}
 	}
 	for name, row := range docRows(t) {

@@ -15,8 +15,8 @@ import (
 // Value is a colour before normalisation, like all colours in Ops. If torchvision's RandomErasing
 // follows Normalize, its value=0 corresponds to Value 255 * Mean. With Random, as with
 // torchvision's value="random", the bytes are random instead: they have a standard normal
-// distribution after normalisation, clipped to the range 0 to 255. A GPU that decodes runs it too.
-// With Random it keeps its samples on the host.
+// distribution after normalisation, clipped to the range 0 to 255. The step also runs on a GPU that
+// decodes. With Random, the samples are decoded on the host.
 type RandomErasing struct {
 	P            float64
 	Scale, Ratio [2]float64

@@ -7,7 +7,7 @@ import (
 )
 
 // RandomHorizontalFlip flips the image from left to right with probability P (0: 1/2).
-// Transform.FlipP is faster. A GPU that decodes runs it too.
+// Transform.FlipP is faster. The step also runs on a GPU that decodes.
 type RandomHorizontalFlip struct{ P float64 }
 
 func (o RandomHorizontalFlip) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
@@ -18,8 +18,8 @@ func (o RandomHorizontalFlip) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomVerticalFlip flips the image from top to bottom with probability P (0: 1/2). A GPU that
-// decodes runs it too.
+// RandomVerticalFlip flips the image from top to bottom with probability P (0: 1/2). The step also
+// runs on a GPU that decodes.
 type RandomVerticalFlip struct{ P float64 }
 
 func (o RandomVerticalFlip) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }

@@ -41,8 +41,8 @@ func (a *Augmenter) Moves() bool {
 
 // ApplyMoves applies the moves of the last Draw, which was for an image, to the image's mask, in
 // place. The mask has Size x Size x 3 bytes. Every pixel becomes a copy of the nearest source
-// pixel, with all three bytes. A pixel from outside of the mask becomes fill, unless the image gets
-// a copy of its edge there.
+// pixel, with all three bytes. A pixel from outside of the mask becomes fill. Under the padding
+// modes that repeat or mirror the image, the mask is repeated or mirrored in the same way.
 func (a *Augmenter) ApplyMoves(mask []byte, fill Color) error {
 	a.moved = a.moved[:0]
 	for _, op := range a.program.ops {

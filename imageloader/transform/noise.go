@@ -6,8 +6,8 @@ import (
 )
 
 // GaussianNoise adds noise to every byte. The noise has a normal distribution with mean 255*Mean
-// and standard deviation 255*Sigma (0: 0.1), truncated to an integer. It keeps its samples on the
-// host.
+// and standard deviation 255*Sigma (0: 0.1), truncated to an integer. Samples with this step are
+// decoded on the host.
 type GaussianNoise struct{ Mean, Sigma float64 }
 
 func (o GaussianNoise) check(w, h int) (int, int, error) {

@@ -14,16 +14,16 @@ import (
 // uint8 tensors: they have the same names, parameters and distributions, and the same results for
 // the same parameters. Results are equal to the bit, except for GaussianBlur and the hue of
 // ColorJitter, where one byte in a thousand may differ by 1. Zero values select torchvision's
-// defaults. If torchvision has no default, the comment says what zero means. [Func] is a step that
-// the caller writes.
+// defaults. If torchvision has no default, the step's comment says what zero means. [Func] is a
+// step that the caller writes.
 //
 // The parameters of a step are drawn from (Options.Seed, epoch, sample index), after the parameters
 // of the crop and the flip. Adding a step therefore changes neither the crop nor the flip.
 //
 // A GPU that decodes (prefetcher.Options.Decode) also runs the steps, with the same results to the
 // bit, if it can run all steps that are drawn for a sample. Otherwise the sample is decoded on the
-// host, and its steps run there. The comment of each step says which is the case. A step with a
-// probability keeps only those samples on the host for which it is drawn.
+// host, and all its steps run there. The comment of each step says whether it can run on a GPU. A
+// step that is not drawn for a sample, because of its probability, does not count.
 type Op interface {
 	// check returns the size of the step's result for images of width x height pixels, or an error
 	// that names the wrong field.
@@ -74,8 +74,8 @@ type Pixels struct {
 // the sample's generator. If a Func draws random numbers only from rng, its results are the same
 // for any number of workers, and after resuming. An error or a panic makes the sample a bad one,
 // with the reason Rejected. A Func is called from several goroutines at the same time, each with
-// another image. With Options.Masks a Func gets only the image, so it must not move pixels. It
-// keeps its samples on the host.
+// another image. With Options.Masks a Func gets only the image, so it must not move pixels. Samples
+// with this step are decoded on the host.
 type Func func(rng *rand.Rand, image *Pixels) error
 
 func (f Func) check(w, h int) (int, int, error) {
@@ -163,16 +163,16 @@ func (o RandomApply) steps() []Op  { return o.Ops }
 func (o RandomChoice) steps() []Op { return o.Ops }
 func (o RandomOrder) steps() []Op  { return o.Ops }
 
-// onPixels reports whether a step may access the image in Go's memory, where it has Size x Size
-// pixels.
+// onPixels reports whether a step may run in Go, on pixels in Go's memory. Such a step needs an
+// image of Size x Size pixels.
 func onPixels(op Op) bool {
 	o, ok := op.(interface{ onPixels() bool })
 	return ok && o.onPixels()
 }
 
 // onDevice reports whether a GPU that decodes can run all steps on images of size x size pixels,
-// whatever parameters are drawn, and whether the steps keep the image's size. The comment of each
-// step says the same, and TestGPURunsWhatDocsClaim compares the two.
+// whatever parameters are drawn. It returns false for steps that change the image's size.
+// TestGPURunsWhatDocsClaim compares the result with the comment of each step.
 func onDevice(ops []Op, size int) bool {
 	for _, op := range ops {
 		if w, h, err := op.check(size, size); err != nil || w != size || h != size {

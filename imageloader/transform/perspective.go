@@ -9,7 +9,7 @@ import (
 )
 
 // RandomPerspective moves each corner inwards by up to half of DistortionScale (0: 1/2) of the
-// side, with probability P (0: 1/2). A GPU that decodes runs it too.
+// side, with probability P (0: 1/2). The step also runs on a GPU that decodes.
 type RandomPerspective struct {
 	DistortionScale float64
 	P               float64

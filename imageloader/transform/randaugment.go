@@ -9,7 +9,7 @@ import (
 )
 
 // RandAugment applies NumOps (0: 2) random operations, each with strength Magnitude (0: 9) on a
-// scale of NumMagnitudeBins (0: 31). A GPU that decodes runs it too.
+// scale of NumMagnitudeBins (0: 31). The step also runs on a GPU that decodes.
 type RandAugment struct {
 	NumOps, Magnitude, NumMagnitudeBins int
 	Interpolation                       Interpolation
@@ -55,7 +55,7 @@ func (o RandAugment) draw(rng *rand.Rand, p *program) {
 }
 
 // TrivialAugmentWide applies one random operation with a random strength on a scale of
-// NumMagnitudeBins (0: 31). A GPU that decodes runs it too.
+// NumMagnitudeBins (0: 31). The step also runs on a GPU that decodes.
 type TrivialAugmentWide struct {
 	NumMagnitudeBins int
 	Interpolation    Interpolation

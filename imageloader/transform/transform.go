@@ -110,8 +110,8 @@ func (t Transform) withDefaults() Transform {
 	return t
 }
 
-// maxSide limits the sides of the result. It is much larger than any network's input, and products
-// of sides can't overflow.
+// maxSide limits the sides of the result. It is much larger than any network's input, and small
+// enough that products of sides can't overflow.
 const maxSide = 1 << 15
 
 // check returns an error that names the wrong field. t must have its defaults.
