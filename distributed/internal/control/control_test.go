@@ -132,17 +132,7 @@ func TestLostHubIsNamed(t *testing.T) {
 // requireJoined waits until the hub has read a rank's hello.
 func requireJoined(t *testing.T, h *Hub, rank int) {
 	t.Helper()
-	for limit := time.Now().Add(patience); ; runtime.Gosched() {
-		h.mu.Lock()
-		joined := h.ranks[rank].out != nil
-		h.mu.Unlock()
-		if joined {
-			return
-		}
-		if time.Now().After(limit) {
-			t.Fatalf("got no hello of rank %d in %v, want one", rank, patience)
-		}
-	}
+	waitForHub(t, h, fmt.Sprintf("the hello of rank %d", rank), func() bool { return h.ranks[rank].out != nil })
 }
 
 // Refused returns true on a rank that was not admitted. Either the job has ended, or the rank's
@@ -374,14 +364,7 @@ func TestRankThatNeverLeavesIsNamed(t *testing.T) {
 	tell(t, members)
 	go members[0].Part(t.Context(), "b.go:9", patience)
 	// Rank 1 leaves after rank 0. Otherwise the hub might name rank 0 as late too.
-	for left, limit := false, time.Now().Add(patience); !left; runtime.Gosched() {
-		if time.Now().After(limit) {
-			t.Fatalf("after %v the hub still counts rank 0, want it to have left", patience)
-		}
-		h.mu.Lock()
-		left = h.ranks[0].left != ""
-		h.mu.Unlock()
-	}
+	waitForHub(t, h, "that rank 0 has left", func() bool { return h.ranks[0].left != "" })
 	go members[1].Part(t.Context(), "b.go:9", 100*time.Millisecond)
 	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "did not close its group in time",
 		"closed it at b.go:9", "AllReduce #5 at a.go:1")
