@@ -116,9 +116,9 @@ func trainOnBadSamples(t *testing.T, world *distributed.Group) {
 	fmt.Println("batches", batches, "weights", digest(t, nn.State(net)...))
 }
 
-// A job ends normally even if some ranks have more bad samples than others and the number of
-// samples is no multiple of the number of ranks. All ranks get the same number of batches and the
-// same weights. If a rank has no good sample, every rank ends with an error that names that rank.
+// A job ends normally even if some ranks have more bad samples than others and the ranks cannot
+// divide the samples evenly. All ranks get the same number of batches and the same weights. If a
+// rank has no good sample, every rank ends with an error that names that rank.
 func TestJobWithBadSamples(t *testing.T) {
 	whole := archive(t)
 	for name, c := range map[string]struct {

@@ -12,9 +12,9 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// BenchmarkStep measures the host's cost of a step, for the ResNet-50 and the GPT-2 of
-// torchstream-lab train. On devices that compute nothing (tools/null-device.sh) the whole time is
-// host time.
+// BenchmarkStep measures the host time of a step, for the ResNet-50 and the GPT-2 of
+// torchstream-lab train. It measures the host alone with simulated devices that compute nothing
+// (tools/null-device.sh).
 func BenchmarkStep(b *testing.B) {
 	for _, model := range []string{"resnet50", "gpt2"} {
 		b.Run(model, func(b *testing.B) { benchmarkStep(b, model) })

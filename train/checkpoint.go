@@ -23,20 +23,25 @@ import (
 // results of an uninterrupted run. On the CPU, with the same number of threads, the results are
 // bit-identical.
 //
-// The fields are the objects to save, or the objects to load into. Nil fields are left out. A loop
-// first calls Load once, and then, if Loader is not nil, RestoreLoader. On the first run Load
-// returns fs.ErrNotExist. After a step, the loop sets Loader and calls Save, or SaveAsync, which
-// writes while the training continues. The example shows such a loop. With World, the checkpoint
-// belongs to a job of several processes.
+// The fields are the objects to save, or the objects to load into. Nil fields are left out. A
+// program first calls Load once and then, if Loader is not nil, RestoreLoader. On the first run
+// there is no file, and Load returns fs.ErrNotExist. After a step, the program sets Loader and
+// calls Save, or SaveAsync, which writes while training continues. The example shows such a
+// program. With World, the checkpoint belongs to a job of several processes.
 //
-// PyTorch can read the file. torch.load(path, weights_only=True) returns a dict with these keys:
-// the model's "state_dict"; the state_dicts "optimizer", "lr_scheduler" and "scaler"; "ema",
-// tensors by name; "generators", as torch.set_rng_state and torch.cuda.set_rng_state expect them;
-// and "metadata". The file of a job also has "ranks", a list with the "generators" and the "loader"
-// of each rank.
+// PyTorch can read the file. torch.load(path, weights_only=True) returns a dict with these keys,
+// among others:
+//   - "state_dict": the model's state_dict
+//   - "optimizer", "lr_scheduler" and "scaler": the state_dicts of these objects
+//   - "ema": the averages, tensors by name
+//   - "generators": the states that torch.set_rng_state and torch.cuda.set_rng_state expect
+//   - "metadata": texts by name
+//   - "ranks", only in the file of a job: a list with the "generators" and the "loader" of each
+//     rank
 type Checkpoint struct {
-	// Model may be a distributed.FullyShardedDataParallel. The file then holds the whole model. EMA
-	// must then average nn.State(Model), and the file holds whole averages too.
+	// Model may be a distributed.FullyShardedDataParallel. The checkpoint then holds the full,
+	// unsharded model. EMA must then average nn.State(Model), and the checkpoint holds the full
+	// averages.
 	Model     nn.Module
 	Optimizer optim.Optimizer
 	Scheduler *optim.Scheduler
@@ -46,8 +51,8 @@ type Checkpoint struct {
 	// or to nil if the file has none.
 	Loader *imageloader.State
 	// Device is the device of the training. Save and Load include the states of the CPU's and the
-	// device's random generators, from which Dropout draws. If the file has no state for a GPU,
-	// Load uses the state of another GPU. 0 stands for cuda.Default().
+	// device's random generators, from which Dropout draws. If the file has no state for this GPU,
+	// Load uses the state of another one. 0 stands for cuda.Default().
 	Device cuda.Device
 	// Metadata holds texts of the program, such as the classes. Load replaces it.
 	Metadata map[string]string
@@ -83,7 +88,7 @@ const (
 	generatorsKey = "generators"
 	loaderKey     = "loader"
 	metadataKey   = "metadata"
-	positionKey   = "train" // a saved, as JSON
+	positionKey   = "train" // JSON of type saved
 )
 
 // Save writes the file. Once the new file is on disk, it atomically replaces the old one. If the
@@ -250,7 +255,7 @@ type dividedOptimizer interface {
 }
 
 // write writes this rank's files. Ranks that write shards then wait for each other, and rank 0
-// writes the main file, which makes the shards a checkpoint.
+// writes the main file. The shards become part of a checkpoint only with the main file.
 func (w *writing) write() error {
 	err := w.failed
 	if w.shards == nil {
@@ -407,7 +412,7 @@ func (c *Checkpoint) texts(file *checkpoint.File) error {
 }
 
 // loadGenerators sets the generators. It runs last, because loading other state may draw random
-// numbers. own is this rank's state in a file of several ranks, or nil.
+// numbers. own holds this rank's generator states from the file of a job, or is nil.
 func (c *Checkpoint) loadGenerators(file *checkpoint.File, own map[any]any) error {
 	states, _ := value[map[any]any](file, generatorsKey)
 	if own != nil {

@@ -112,7 +112,7 @@ func TestConfusionPicture(t *testing.T) {
 	}
 }
 
-// A name that is too long is cut so that it fits together with its dots.
+// A name that is too long is cut and gets dots. The cut name fits together with the dots.
 func TestNamesInPictures(t *testing.T) {
 	face, err := newFace()
 	if err != nil {

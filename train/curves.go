@@ -156,8 +156,8 @@ func (c curve) draw(canvas *image.RGBA, at func(int, float64) (float64, float64)
 	}
 }
 
-// axis returns the marks of the vertical axis and the number of epochs. The axis spans the first to
-// the last mark.
+// axis returns the values to mark on the vertical axis, and the number of epochs. The axis spans
+// the first to the last mark.
 func (p panel) axis() (marks []float64, n int) {
 	low, high := math.Inf(1), math.Inf(-1)
 	for _, c := range p.curves {
@@ -186,7 +186,8 @@ func (p panel) axis() (marks []float64, n int) {
 	return marks, n
 }
 
-// tickStep returns a round number that fits at most about count times between low and high > low.
+// tickStep returns the distance between the marks of an axis: a round number that divides the range
+// from low to high, high > low, into at most about count steps.
 func tickStep(low, high float64, count int) float64 {
 	span := high - low
 	step := math.Pow(10, math.Floor(math.Log10(span/float64(count))))

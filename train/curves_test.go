@@ -103,7 +103,7 @@ func TestTicksOfLargeNumbers(t *testing.T) {
 	}
 }
 
-// An evaluation that was added at a resume is drawn at its own epochs.
+// If a resumed run adds an evaluation, its curve starts at the first epoch that was evaluated.
 func TestCurvesBeginLate(t *testing.T) {
 	m := &Metrics{Loss: 2}
 	loss := panels([]Epoch{{Epoch: 1, Train: m}, {Epoch: 2, Train: m}, {Epoch: 3, Train: m, Eval: m}})[0]

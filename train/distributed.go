@@ -19,10 +19,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// CheckRanks requires that the loaders of all ranks give the same epochs. Every rank calls it once
-// its loader is open. All loaders must have the same archive, the same options and the same number
-// of batches. Archives are compared by a digest of the names, sizes and labels of their samples.
-// Each loader must have the samples of its own rank. A difference is an error on all ranks. The
+// CheckRanks requires that the loaders of all ranks divide the same epochs between them. Every rank
+// calls it after opening its loader. All loaders must have the same archive, options and number of
+// batches, and each must be opened for its own rank. Archives are the same if a digest of the
+// names, sizes and labels of their samples is the same. A difference is an error on all ranks. The
 // error names the rank, its archive and the difference, and wraps distributed.ErrMismatch.
 func CheckRanks(world *distributed.Group, loader *imageloader.Loader) error {
 	all, err := distributed.AllGatherObject(world, loader.Identity())
@@ -43,13 +43,13 @@ func CheckRanks(world *distributed.Group, loader *imageloader.Loader) error {
 	return nil
 }
 
-// Keys of a file of several ranks.
+// Keys that only the file of a job has.
 const (
 	idKey    = "id"    // a random text that tells files apart
 	ranksKey = "ranks" // a list by rank: dicts with "generators" and "loader"
 )
 
-// rankState is the state that differs between ranks.
+// rankState is the part of a checkpoint that differs between ranks.
 type rankState struct {
 	Error      string             `json:"error,omitempty"`
 	Generators map[string][]byte  `json:"generators"`
@@ -102,8 +102,8 @@ func (c *Checkpoint) gather(w *writing, own []torch.Named, failed error) (err er
 	if err := agree(c.World, failed); err != nil {
 		return err
 	}
-	// Reserve the barrier now, in call order: checkpoints of several paths may be written at the
-	// same time.
+	// Several checkpoints may be written at the same time. All ranks save them in the same order,
+	// so reserving the barriers now gives a checkpoint the same barrier on every rank.
 	w.barrier = c.World.ReserveBeside("checkpoint")
 	return nil
 }
@@ -114,7 +114,7 @@ func (c *Checkpoint) checkFolder(path string) error {
 	id := ""
 	if c.World.Rank() == 0 {
 		if s, err := checkpoint.NewRankWriter(path, c.World.Size()); err == nil {
-			defer s.Abandon() // removes it when all ranks have looked
+			defer s.Abandon() // removes the file after all ranks have looked
 			id = s.ID()
 		}
 	}
@@ -315,7 +315,8 @@ func pairs[K comparable](m map[K]any) func(yield func(K, any) bool) {
 	}
 }
 
-// copied copies a container's values with set.
+// copied copies the entries of a container into the container to, with host copies instead of
+// tensors. set stores one entry in to.
 func copied[K, C any](h hostCopies, from func(yield func(K, any) bool), to C, set func(to C, k K, x any)) (C, error) {
 	for k, v := range from {
 		x, err := h.of(v)

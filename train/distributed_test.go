@@ -120,7 +120,7 @@ func runJob(t *testing.T, size int, way, path string, steps int) (said []string,
 	return said, errs
 }
 
-// dropoutJob is a training whose input and Dropout draw from the rank's generator.
+// dropoutJob is a training run whose input and Dropout draw from the rank's generator.
 func dropoutJob(t *testing.T, world *distributed.Group) *train.Checkpoint {
 	t.Helper()
 	if err := torch.ManualSeed(7); err != nil {
@@ -223,8 +223,8 @@ func line(t *testing.T, text, word string) string {
 }
 
 // A job that is stopped and resumed has the same bits as an uninterrupted one: parameters, averages
-// and each rank's generator. Other numbers of ranks read its file too, and new ranks draw different
-// numbers.
+// and each rank's generator. Jobs with other numbers of ranks can read its file too, and their
+// additional ranks draw different random numbers.
 func TestJobResumesExactly(t *testing.T) {
 	dir := t.TempDir()
 	whole, part := filepath.Join(dir, "whole.pt"), filepath.Join(dir, "part.pt")

@@ -28,7 +28,7 @@ func jobOptimizer(world *distributed.Group, params []*torch.Tensor) (optim.Optim
 // checkpointFiles maps paths to the contents of a checkpoint's files.
 type checkpointFiles map[string][]byte
 
-// keptFiles returns the files of the checkpoint at path and requires more than one.
+// keptFiles returns the files of the checkpoint at path. It fails the test if there is only one.
 func keptFiles(t *testing.T, path string) checkpointFiles {
 	t.Helper()
 	names, err := filepath.Glob(path + "*")

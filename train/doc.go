@@ -1,4 +1,4 @@
-// Package train is a training loop for networks that a prefetcher feeds. It handles epochs,
+// Package train is a training loop for networks, with batches from a prefetcher. It handles epochs,
 // evaluation, metrics, a table of results, checkpoints, and runs that continue after an
 // interruption.
 //
@@ -18,7 +18,7 @@
 //
 // Config.Dir holds these files. Each is replaced atomically, so none is ever half written:
 //
-//	last.pt        a [Checkpoint] with the position: where Resume continues
+//	last.pt a [Checkpoint] with the position: from which Resume continues
 //	best.pt        the model of the best epoch, by evaluation if there is one, and the metadata
 //	log.csv        one row for each epoch
 //	curves.png     loss and top-1 over the epochs
@@ -26,7 +26,7 @@
 //	confusion.png  a picture of confusion.csv
 //
 // Where ranks shard the model or the optimizer, each rank adds a file to a checkpoint. Package
-// checkpoint makes its name from the checkpoint's name (checkpoint/rankfiles.go).
+// checkpoint derives that file's name from the checkpoint's name (checkpoint/rankfiles.go).
 //
 // PyTorch reads both checkpoints: torch.load(path, weights_only=True)["state_dict"]. nn.Load reads
 // them too.
@@ -39,5 +39,5 @@
 // much as two runs of the same kernels. Random numbers, for Dropout, continue where they stopped,
 // because last.pt holds the generator states of the CPU and the device.
 //
-// A program with its own loop uses [Checkpoint] for such a file.
+// A program with its own loop writes such a file with [Checkpoint].
 package train

@@ -15,10 +15,10 @@ import (
 // EvaluateOptions configures Evaluate. The zero value is for classifiers that compute in the dtype
 // of their parameters.
 type EvaluateOptions struct {
-	// Loader is the source of the feed, if that is an image loader. A model with fewer outputs than
-	// the loader has classes is then an error. Without Loader, only the device detects a label that
-	// is too large for the number of outputs. On a GPU such a label makes CUDA unusable in this
-	// process.
+	// Loader is the feed's source, if the source is an image loader. A model with fewer outputs
+	// than the loader has classes is then an error. Without Loader, only the device detects a label
+	// that is too large for the number of outputs. On a GPU such a label makes CUDA unusable in
+	// this process.
 	Loader *imageloader.Loader
 	// Loss computes the mean loss of a batch, a scalar. nil means the cross-entropy of output and
 	// batch.Labels.
@@ -98,8 +98,8 @@ func evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher,
 	return sum.metrics(of)
 }
 
-// measure adds the first counted samples of a batch to a meter. If the program has its own loss,
-// that loss covers the whole batch.
+// measure adds samples of a batch to a meter: the first ones, as many as counted says. If the
+// program has its own loss, that loss covers the whole batch.
 func measure(m *meter, model nn.Module, batch *prefetcher.Batch, counted int, dtype torch.DType, c criterion) error {
 	if counted == 0 {
 		return nil
@@ -129,7 +129,7 @@ func autocast(x *torch.Tensor, dtype torch.DType) *torch.Tensor {
 // criterion computes losses.
 type criterion struct {
 	call string // for errors
-	// own is the program's loss, or nil for the cross-entropy.
+	// own is the program's loss function, or nil for the cross-entropy.
 	own func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor
 	// classes is the minimum number of outputs, or 0 if it is not known.
 	classes int
@@ -154,7 +154,8 @@ func (c criterion) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Te
 		}
 	}
 	loss := output.CrossEntropy(batch.Labels)
-	// On the CPU such a label is an error here, but the error names only the label.
+	// On the CPU such a label is an error here. LibTorch's error names only the label, so add the
+	// number of outputs.
 	if err := loss.Err(); err != nil && output.Err() == nil && output.Device() == cuda.CPU {
 		if _, outputs := classLabels(output, batch.Labels); outputs > 0 {
 			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, for the labels 0 to %d: %w",

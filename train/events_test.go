@@ -11,7 +11,8 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// field is a protocol buffer field: number holds a varint or a fixed number, bytes everything else.
+// field is the value of a protocol buffer field. number is the value if it is a varint or a
+// fixed-size number; otherwise bytes is the value.
 type field struct {
 	number uint64
 	bytes  []byte
@@ -51,8 +52,8 @@ func fields(t *testing.T, message []byte) map[uint64]field {
 }
 
 // drawnSteps returns the steps of the points that TensorBoard's EventAccumulator draws from the
-// event files of a folder. A SessionLog START at a step removes all earlier points from that step
-// on.
+// event files of a folder. A SessionLog START at a step discards the points at this and later steps
+// that were written before it.
 func drawnSteps(t *testing.T, dir string) (steps []uint64) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "events.out.tfevents.*"))

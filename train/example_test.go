@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// A custom loop that saves its state after every step, and resumes from the saved state when
-// the program is started again.
+// A custom loop saves its state after every step. If the program is started again, the loop resumes
+// from the saved state.
 func ExampleCheckpoint() {
 	run := func(ctx context.Context) error {
 		feed, err := imagefeed.Open(ctx, "train.tgz", imagefeed.Options{Loader: imageloader.Options{
@@ -75,7 +75,8 @@ func ExampleCheckpoint() {
 	}
 }
 
-// The classes of an archive's images, by a best.pt that torchstream train wrote.
+// This example predicts the classes of an archive's images with a best.pt that torchstream train
+// wrote.
 func Example_predict() {
 	predict := func(ctx context.Context, path, archive string) error {
 		c, err := models.Open(path, cuda.Default())

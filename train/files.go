@@ -27,7 +27,7 @@ const (
 	pngFile  = "curves.png"
 	lockFile = "run.lock" // locks the folder for one run
 
-	version = 2 // version of the struct saved
+	version = 2 // version of type saved
 )
 
 // position is a position in the training: directly after a step, or between epochs.
@@ -42,7 +42,7 @@ type position struct {
 	meter *meter // of the current epoch; nil between epochs
 }
 
-// saved is Run's addition to a Checkpoint in last.pt.
+// saved is what Run adds to the Checkpoint in last.pt.
 type saved struct {
 	Version int      `json:"version"`
 	At      position `json:"at"`
@@ -69,7 +69,8 @@ func (s *saved) check() error {
 	return nil
 }
 
-// figures returns a run's files, except checkpoints, with their kinds.
+// figures returns the names of the files that a run writes besides checkpoints, and how to
+// recognise an old one.
 func figures() map[string]safefile.Kind {
 	return map[string]safefile.Kind{logFile: logKind(), pngFile: safefile.PNG,
 		confusionCSV: confusionKind(), confusionPNG: safefile.PNG}
@@ -95,7 +96,8 @@ func (r *runner) openDir(ctx context.Context) error {
 	if resumes {
 		return r.load(ctx, r.path(lastFile))
 	}
-	// After this, best.pt belongs to the same run as last.pt, even if the process is killed.
+	// With this last.pt, a best.pt that is written later belongs to the same run, even if the
+	// process is killed.
 	if err := r.saveLast("training"); err != nil {
 		return err
 	}
@@ -196,12 +198,12 @@ func missing(dir string) (paths []string) {
 	}
 }
 
-// removeFirst removes the initial last.pt of a new run that has saved nothing else. Otherwise the
-// next new run would refuse the folder. It also removes the empty folders that the run made. If the
-// process is killed, the file stays, and the next run resumes from it.
+// removeFirst removes the initial last.pt of a new run that has saved nothing else. If that file
+// stayed, the next new run would refuse the folder. removeFirst also removes the empty folders that
+// the run made. If the process is killed, last.pt stays, and the next run can resume from it.
 func (r *runner) removeFirst() {
 	if r.folder.first {
-		os.Remove(r.path(lastFile)) // if this fails, the next new run is refused and says why
+		os.Remove(r.path(lastFile)) // if this fails, the next new run is refused with an error that says why
 	}
 	r.folder.release()
 	for _, dir := range r.folder.made {
@@ -245,7 +247,7 @@ func (r *runner) load(ctx context.Context, path string) error {
 		return fmt.Errorf("train: %s: %w", path, err)
 	}
 	if !r.job.leads() {
-		at.Sums = sums{Classes: at.Sums.Classes} // only rank 0 continues with the totals, which are of all ranks
+		at.Sums = sums{Classes: at.Sums.Classes} // the totals cover all ranks, so only rank 0 continues with them
 	}
 	if s := r.stepper.scheduler; s != nil {
 		if err := s.SetCount(at.Step); err != nil {
@@ -291,7 +293,7 @@ func (r *runner) saveBest(e Epoch) error {
 	if r.Dir == "" {
 		return nil
 	}
-	r.folder.first = false // best.pt belongs to last.pt
+	r.folder.first = false // last.pt must stay, because best.pt belongs to it
 	tensors := nn.State(r.Model)
 	if r.EMA != nil {
 		tensors = r.EMA.State()

@@ -58,8 +58,8 @@ func numbers(t *testing.T, path, key string) []float32 {
 	return values
 }
 
-// With the same seed and the same draws, the state has the same bytes as PyTorch's. A Checkpoint
-// that loads PyTorch's state draws PyTorch's next numbers.
+// After the same seed and the same draws, the generator's state has the same bytes as in PyTorch. A
+// Checkpoint that loads PyTorch's state draws PyTorch's next numbers.
 func TestGenerators(t *testing.T) {
 	path := filepath.Join("testdata", "generators.pt")
 	if err := torch.ManualSeed(11); err != nil {
@@ -94,8 +94,8 @@ func TestGenerators(t *testing.T) {
 	}
 }
 
-// PyTorch loads the states of a Checkpoint, and a Checkpoint loads PyTorch's, on the same device.
-// No number differs.
+// PyTorch loads the generator states of a Checkpoint, and a Checkpoint loads PyTorch's, on the same
+// device. Both then draw the same numbers.
 func TestGeneratorsInPyTorch(t *testing.T) {
 	program := os.Getenv("TORCHSTREAM_PYTHON")
 	if program == "" {

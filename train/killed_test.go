@@ -41,7 +41,7 @@ const (
 	killedDone    = "result"
 )
 
-// ways returns the training of TestKilled with the given name.
+// ways returns one of the training runs of TestKilled, by name.
 func ways(name string) job {
 	o := job{adam: true, dropout: true, ema: true, withEval: true, Config: train.Config{
 		Epochs: 4, ClipNorm: 1, Schedule: optim.CosineLR{Steps: 4 * perE}, SaveSteps: 1, Resume: true,
@@ -56,7 +56,7 @@ func ways(name string) job {
 	return o
 }
 
-// TestKilledProcess is the process that TestKilled kills: a training that resumes.
+// TestKilledProcess is the process that TestKilled kills: a training run that resumes if it can.
 func TestKilledProcess(t *testing.T) {
 	if os.Getenv(killedDir) == "" {
 		t.Skip("TestKilled runs it")
@@ -96,15 +96,15 @@ func TestKilledProcess(t *testing.T) {
 	}
 }
 
-// outcome is the final state of a training.
+// outcome is the final state of a training run.
 type outcome struct {
 	Bits    map[string][]uint64
 	Figures []train.Epoch
 	Scale   float64
 }
 
-// A training that is killed at random moments ends with the same bits as an uninterrupted one:
-// parameters, averages, metrics and scale, with Dropout and augmentation.
+// A training run with Dropout and augmentation that is killed at random moments ends with the same
+// bits as an uninterrupted one: parameters, averages, metrics and loss scale.
 func TestKilled(t *testing.T) {
 	killed(t, "CPU", *kills)
 }

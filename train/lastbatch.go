@@ -8,8 +8,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// stepOrRefuse trains on a batch. refused is set if the batch, not the first of its epoch, is a
-// single sample for which a normalisation cannot compute statistics. The model is then unchanged.
+// stepOrRefuse trains on a batch. refused is set if the batch is a single sample, is not the first
+// batch of its epoch, and a normalisation layer cannot compute statistics for it. The model is then
+// unchanged.
 func (r *runner) stepOrRefuse(batch *prefetcher.Batch) (refused, err error) {
 	if batch.N != 1 || r.at.Batches == 0 {
 		return nil, r.step(batch)
@@ -38,8 +39,8 @@ func (r *runner) sayLeftOut(refused error) {
 	}
 }
 
-// bufferCopies holds copies of a model's buffers, such as BatchNorm's running statistics. Layers
-// change them in a forward pass even if a later layer fails.
+// bufferCopies holds copies of a model's buffers, such as BatchNorm's running statistics. A forward
+// pass changes the buffers of its first layers even if a later layer fails.
 type bufferCopies struct{ buffers, copies []*torch.Tensor }
 
 // copyBuffers copies a model's buffers. The caller closes the copies, even after an error.

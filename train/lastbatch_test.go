@@ -16,8 +16,9 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// newNormalised returns a job whose second normalisation has one value per channel for a batch of
-// one sample. An epoch of the archive is 4 batches of 8 samples and one of a single sample.
+// newNormalised returns a job whose second normalisation layer gets one value per channel if a
+// batch has one sample. An epoch of the archive is 4 batches of 8 samples and one of a single
+// sample.
 func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *job {
 	t.Helper()
 	loader, err := imageloader.Open(path,
@@ -45,7 +46,8 @@ func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *jo
 }
 
 // A normalisation cannot compute statistics for a last batch of one sample. The run then ends with
-// the bits of a run whose loader drops the last batch, even if it is interrupted before that batch.
+// the same bits as a run whose loader drops the last batch, even if the run is interrupted before
+// that batch.
 func TestLastBatchOfOneSampleIsDropped(t *testing.T) {
 	path := archive(t)
 	dropped := newNormalised(t, path, true, train.Config{})

@@ -60,15 +60,16 @@ func use(t *testing.T, device cuda.Device, collect bool) usage {
 	return u
 }
 
-// native returns the resident bytes of the process outside the Go heap. The Go runtime's own heap
-// size is no measure, since it includes pages that were never touched and so are not resident.
+// native returns the resident bytes of the process outside the Go heap. Subtracting the heap size
+// that the Go runtime reports would be wrong: it includes pages that were never touched and so are
+// not resident.
 func native(t *testing.T) int64 {
 	t.Helper()
 	mappings, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Go's heap is the set of mappings near one of its objects, far from mappings made by C.
+	// Mappings near a Go object belong to Go's heap. Mappings made by C are far from it.
 	const near = 64 << 30
 	object := uint64(uintptr(unsafe.Pointer(new([16]byte))))
 	var sum int64
@@ -99,7 +100,7 @@ func TestStepsKeepMemoryFlat(t *testing.T) {
 	for _, collector := range []string{"off", "at random"} {
 		steps := *flatSteps
 		if collector == "at random" {
-			steps /= 4 // enough for hundreds of collections
+			steps /= 4 // enough steps for hundreds of collections
 		}
 		t.Run("CPU, GC "+collector, func(t *testing.T) { keepFlat(t, cuda.CPU, false, collector == "off", steps) })
 		t.Run("GPU, GC "+collector, func(t *testing.T) {
@@ -113,10 +114,10 @@ func TestStepsKeepMemoryFlat(t *testing.T) {
 	}
 }
 
-// startThreads computes on as many OS threads as may be inside LibTorch at once, because a
-// goroutine that steps may change its thread after a collection. On the CPU, OpenMP keeps a team of
-// threads for every computing thread. On a GPU, each thread has a cuBLAS handle. Creating one
-// briefly takes workspace memory, which the allocator then keeps.
+// startThreads computes on as many OS threads as may be inside LibTorch at once, because the
+// goroutine that runs the steps may move to another thread after a garbage collection. On the CPU,
+// OpenMP keeps a team of threads for every computing thread. On a GPU, each thread has a cuBLAS
+// handle. Creating one briefly takes workspace memory, which the allocator then keeps.
 func startThreads(t *testing.T, device cuda.Device) {
 	t.Helper()
 	ones, err := torch.Ones(device, torch.Float32, 512, 512)
@@ -154,7 +155,7 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 		t.Fatal(err)
 	}
 	defer step.Close()
-	// Collections run during the steps, and stop before the test ends.
+	// Garbage collections run during the steps, and stop before the test ends.
 	collect, collected := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(collected)
@@ -208,10 +209,10 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 	}
 }
 
-// exhausted is a point in a step where memory runs out.
+// exhausted is an optimizer that can make memory run out before its step.
 type exhausted struct {
 	optim.Optimizer
-	step func() // before the optimizer's step
+	step func() // called before the optimizer's step
 }
 
 func (e *exhausted) Step() error {
@@ -223,7 +224,7 @@ func (e *exhausted) Step() error {
 
 // If memory runs out in the forward pass, the backward pass or the optimizer's step, the error is
 // ErrOutOfMemory. The step changes no parameter and leaves no gradient and no memory. Training
-// continues with a smaller batch, and its parameters equal the parameters of a training without the
+// continues with a smaller batch, and its parameters equal the parameters of a run without the
 // failure.
 func TestOutOfMemoryInAStep(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
@@ -353,8 +354,8 @@ func sums(t *testing.T, net nn.Module) (all []float64) {
 }
 
 // rescaled multiplies its input by a parameter and applies a linear layer. If huge, the parameter's
-// gradient needs more memory than any machine has, 256 TiB. It is computed after the layer's
-// gradients.
+// gradient needs more memory than any machine has, 256 TiB. That gradient is computed after the
+// gradients of the layer.
 type rescaled struct {
 	scale *torch.Tensor
 	layer *nn.Linear
@@ -385,8 +386,8 @@ func TestOutOfMemoryOnTheCPU(t *testing.T) {
 			s := newSmall(t, cuda.CPU)
 			net := &rescaled{scale: nn.NewParameter(nn.Constant(1), 1), layer: nn.NewLinear(6, 4, nn.LinearOptions{})}
 			defer nn.Close(net)
-			// This parameter gets its gradient in the phase "step", after the other parameters. Its
-			// state then needs more memory than there is.
+			// In the phase "step", this parameter gets a gradient after the other parameters. The
+			// optimizer's state for it then needs more memory than there is.
 			const elements, room = 1 << 26, 128 << 20
 			vast, err := torch.Zeros(cuda.CPU, torch.Float32, elements)
 			if err != nil {

@@ -78,8 +78,8 @@ func checkMicroBatches(t *testing.T, device cuda.Device, o train.StepperOptions,
 	}
 }
 
-// The gradients of parts add up to those of the whole batch, within rounding: 5 rows in parts of 1
-// to 5.
+// The gradients of the parts add up to the gradients of the whole batch, within rounding. The test
+// divides 5 rows into parts of 1 to 5.
 func TestMicroBatchesGiveTheWholeBatchsSteps(t *testing.T) {
 	checkMicroBatches(t, cuda.CPU, train.StepperOptions{}, 1e-6)
 	checkMicroBatches(t, cuda.CPU, train.StepperOptions{ClipNorm: 0.1, Schedule: optim.CosineLR{Steps: 9}}, 1e-6)
@@ -95,8 +95,8 @@ func TestGPUMicroBatchesGiveTheWholeBatchsSteps(t *testing.T) {
 	}
 }
 
-// A run in parts has the losses and accuracies of a run of whole batches, also if the last batch of
-// an epoch is short.
+// A run that divides its batches has the losses and accuracies of a run of whole batches, even if
+// the last batch of an epoch is short.
 func TestRunInMicroBatches(t *testing.T) {
 	path := archive(t)
 	whole := newJob(t, job{path: path, withEval: true, noNorm: true})

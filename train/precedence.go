@@ -18,11 +18,11 @@ import (
 //	})
 //
 // Work of fn starts after the work already queued on the caller's current stream, and that stream
-// then waits for the work of fn. The host waits for neither. LibTorch reuses memory in the order of
-// the stream for which it was allocated, and fn's stream is not the caller's. So make and free the
-// model and the optimizer within fn. If the caller later uses a tensor that fn made, call
-// Tensor.RecordStream on it. A caller's tensor that fn uses must not be freed before fn has
-// returned.
+// then waits for the work of fn. The host waits for neither. LibTorch's allocator reuses freed
+// memory in the order of the stream for which the memory was allocated, and knows of no use on
+// another stream. The streams of fn and the caller differ, so make and free the model and the
+// optimizer within fn. If the caller later uses a tensor that fn made, call Tensor.RecordStream on
+// it. A caller's tensor that fn uses must not be freed before fn has returned.
 //
 // fn runs on the calling goroutine, whose OS thread is locked during the call. On the CPU
 // WithPrecedence only calls fn. It returns the error of fn, or of the streams.
@@ -46,7 +46,8 @@ func WithPrecedence(device cuda.Device, fn func() error) (err error) {
 	if err := cuda.Fork(caller, stream.Stream); err != nil {
 		return err
 	}
-	// Join after an error or a panic too: queued work of fn may still use the caller's memory.
+	// Join the streams after an error or a panic too: queued work of fn may still use the caller's
+	// memory.
 	defer func() { err = errors.Join(err, cuda.Join(caller, stream.Stream)) }()
 	return cuda.WithStream(stream.Stream, fn)
 }

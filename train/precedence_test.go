@@ -87,7 +87,7 @@ func TestPrecedenceIsOrdered(t *testing.T) {
 	}
 }
 
-// The values are correct too, although delays slow down the work that must come first.
+// The values are correct even if delays slow down the work that must finish first.
 func TestPrecedenceKeepsTheOrderOfValues(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	x, err := torch.Zeros(device, torch.Float32, 4)
@@ -95,8 +95,8 @@ func TestPrecedenceKeepsTheOrderOfValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Close()
-	// In the first round the device waits for the loading of kernels, which may hide a missing
-	// wait. So there are two rounds.
+	// In the first round the device waits while kernels are loaded, which may hide a missing wait.
+	// So there are two rounds.
 	for range 2 {
 		err := errors.Join(x.Zero_().Err(), device.Synchronize())
 		if err != nil {

@@ -46,8 +46,7 @@ func newProgress(r *runner) *progress {
 	return p
 }
 
-// start starts an epoch. The epoch's times and feed statistics in the table count from now and
-// stats.
+// start starts an epoch. now is its start time, and stats are the feed's statistics at that time.
 func (p *progress) start(now time.Time, stats prefetcher.Stats) {
 	p.epochAt, p.images, p.before = now, 0, stats
 }
@@ -123,8 +122,8 @@ func (p *progress) text(now time.Time, stats prefetcher.Stats, memory string) st
 }
 
 // memory returns the training's memory as text. On a GPU this is the memory that LibTorch has
-// reserved. On the CPU it is the resident memory of the process, and the text says so. If it cannot
-// be read, memory returns "-" rather than ending the training.
+// reserved. On the CPU it is the resident memory of the process, and the text says so. If the
+// number cannot be read, memory returns "-": that is no reason to end the training.
 func memory(device cuda.Device) string {
 	if device == cuda.CPU {
 		bytes, err := resident.Bytes()

@@ -28,7 +28,7 @@ func TestBarText(t *testing.T) {
 		first   int // step at which the process began
 		batches int
 		images  int
-		waited  time.Duration // since the process started, 2 s of it before the epoch
+		waited  time.Duration // since the process started; 2 s of it were before the epoch
 		memory  string
 		now     time.Duration // since the process started; the epoch started at 10 s
 		want    string
@@ -83,7 +83,7 @@ func (s *timed) Fill(ctx context.Context, _ int, lend func(context.Context) ([][
 }
 
 // The bar measures an epoch from before its first batch and counts that batch's images, as the
-// table does. The first drawing shows the first step's percentage.
+// table does. The bar is first drawn after the first step, with that step's percentage.
 func TestBarAgreesWithTheTable(t *testing.T) {
 	source := &timed{}
 	feed, err := prefetcher.New(source, prefetcher.Options{Device: cuda.CPU})
@@ -154,7 +154,7 @@ func TestMemoryOfTheCPU(t *testing.T) {
 			t.Fatalf("memory %q, of %v, want not nil", text, of)
 		}
 		shown, err := strconv.ParseFloat(of[1], 64)
-		if err != nil || math.Abs(shown*1e9-before) > changes+5e6 { // a GB with two digits
+		if err != nil || math.Abs(shown*1e9-before) > changes+5e6 { // GB with two decimals
 			t.Errorf("%v GB, and %.0f bytes before, %v", shown, before, err)
 		}
 		return

@@ -20,7 +20,7 @@ type job struct {
 	world    *distributed.Group        // nil without World
 	parallel *distributed.DataParallel // nil without World
 	stop     *distributed.Flag         // raised when the context of a rank ends
-	quiet    func() bool               // stops watching the context
+	quiet    func() bool               // ends the watch of the context
 }
 
 // errJobStops means that the context of some rank has ended. All ranks return it after the same
@@ -201,15 +201,17 @@ func (j *job) shareBuffers(model nn.Module) error {
 	return nil
 }
 
-// once finds the padding in a rank's evaluation. If the samples do not divide evenly, the loader
-// repeats the first samples of the epoch.
+// once finds the padding among the samples that a rank evaluates, so that each sample counts once.
+// The padding is the epoch's first samples: the loader repeats these if the ranks cannot divide the
+// samples evenly.
 type once struct {
-	next    int  // 1 + the last index of a sample that is no padding
+	next    int  // 1 + the largest index so far of a sample that is not padding
 	padding bool // the padding has started
-	again   int  // 1 + the last index in the padding, whose indices ascend too
+	again   int  // 1 + the largest index so far in the padding, whose indices ascend too
 }
 
-// count returns how many samples of a batch are no padding. They come first in the batch.
+// count returns how many samples of a batch are not padding. They are the first samples of the
+// batch.
 func (o *once) count(batch *prefetcher.Batch) (int, error) {
 	var samples []int
 	switch info := batch.Info.(type) {

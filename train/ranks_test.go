@@ -23,8 +23,8 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// team is a training whose ranks are goroutines of this process. The zero value trains for two
-// epochs. An epoch has four steps, and all ranks together train on eight images in a step.
+// team is a training run whose ranks are goroutines of this process. The zero value trains for two
+// epochs of four steps. In a step, all ranks together train on eight images.
 type team struct {
 	path, dir string
 	epochs    int
@@ -193,8 +193,9 @@ func near(t *testing.T, what string, got, want ranRank) {
 	}
 }
 
-// Two and three ranks, with a half and a third of the batch, compute the result of one process: the
-// mean gradient of the same samples. The metrics cover all ranks, and no metric counts padding.
+// Two and three ranks get the same result as one process, because the mean gradient is over the
+// same samples: each rank has a half or a third of the batch. The metrics cover all ranks, and no
+// metric counts padding.
 func TestRanksOfRunEqualOneProcess(t *testing.T) {
 	path := archive(t)
 	want := requireDone(t, team{path: path}.run(t, 0))

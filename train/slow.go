@@ -6,8 +6,8 @@ import (
 )
 
 // sayIfSlow warns once if a training computes on the CPU in a 16-bit dtype for which LibTorch has
-// no fast kernels. Such a training takes 4 to 270 times as long as in float32, and ends without an
-// error.
+// no fast kernels. Such a run ends without an error, but takes 4 to 270 times as long as in
+// float32.
 func (s *Stepper) sayIfSlow(device cuda.Device) {
 	if s.looked || device != cuda.CPU || s.o.Log == nil {
 		return
@@ -39,10 +39,10 @@ func (s *Stepper) halfDType() torch.DType {
 	return torch.Float32
 }
 
-// bfloat16IsFast reports whether LibTorch's oneDNN kernels compute in bfloat16 on this CPU. They
-// need AVX512, and environment variables can disable them. A LibTorch without oneDNN lacks the
-// operator that tells this. bfloat16IsFast then returns true, so that nobody is warned without
-// reason.
+// bfloat16IsFast reports whether LibTorch's oneDNN kernels compute in bfloat16 on this CPU. These
+// kernels need AVX512, and environment variables can disable them. A LibTorch without oneDNN lacks
+// the operator that reports this. bfloat16IsFast then returns true, because a warning might be
+// wrong.
 func bfloat16IsFast() bool {
 	answer, err := torch.CallValues("mkldnn::_is_mkldnn_bf16_supported")
 	return err != nil || answer[0] == true

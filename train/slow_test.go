@@ -14,7 +14,7 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// slowWithoutAVX512 marks the process in which oneDNN must not use AVX512.
+// slowWithoutAVX512 is the environment variable of the process in which oneDNN must not use AVX512.
 const slowWithoutAVX512 = "TORCHSTREAM_TEST_WITHOUT_AVX512"
 
 // Training in float16 on the CPU, and in bfloat16 where LibTorch has no kernels for it, warns once.

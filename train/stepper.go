@@ -34,16 +34,17 @@ type StepperOptions struct {
 	Schedule optim.Schedule
 	// EMA, if not nil, is updated after each step.
 	EMA *optim.EMA
-	// Backward, if not nil, receives each step's backward pass and must call it once.
+	// Backward, if not nil, receives each step's backward pass and must call it once. For example,
 	// distributed.DataParallel.Around averages the gradients of several processes. If Model is a
 	// distributed.FullyShardedDataParallel, use its Around here and its NewOptimizer for Optimizer.
 	Backward func(pass func() error) error
 	// MicroBatch, if over 0, is the number of rows in one forward and backward pass. A larger batch
-	// is divided into equal parts of at most that size, or of one row more to avoid a single row.
-	// Their gradients add up to the gradients of the whole batch, in the memory of one part
-	// (gradient accumulation). The loss must be a mean over the rows, and the targets have as many
-	// rows as the input. BatchNorm computes its statistics from each part. MicroBatch excludes
-	// Backward.
+	// is divided into parts whose sizes differ by at most one row. A part has at most MicroBatch
+	// rows, or one more if it would otherwise leave a part of a single row. The gradients of the
+	// parts add up to the gradients of the whole batch (gradient accumulation), and a step needs
+	// only the memory of one part. The loss must be a mean over the rows, and the targets must have
+	// as many rows as the input. BatchNorm computes its statistics from each part. MicroBatch and
+	// Backward cannot be combined.
 	MicroBatch int
 
 	// Graph captures the step on a GPU as a CUDA graph and replays it. The host then makes a few
@@ -70,7 +71,7 @@ type Stepper struct {
 	counts    *nn.BatchCounts
 	casts     *torch.ParameterCasts // with Autocast
 	graphed   *torch.Graphed
-	shapes    [][]int64 // of the input and targets of the graphs
+	shapes    [][]int64 // shapes of the input and targets for which graphs are captured
 	said      map[string]bool
 	looked    bool // checked for a slow dtype
 	stats     StepperStats
@@ -187,8 +188,8 @@ func (s *Stepper) abandon() error {
 	return err
 }
 
-// run runs the step, except the schedule. A graph captures only run: the schedule sets the next
-// learning rate from the host, which a replayed graph cannot do.
+// run runs the step, except the schedule. The schedule is not part of a graph: it sets the next
+// learning rate from the host, which a replay does not run.
 func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
 	if s.casts != nil {
 		if err := s.casts.Begin(in[0].Scope()); err != nil {
@@ -232,8 +233,8 @@ func (s *Stepper) whole(in []*torch.Tensor) (output, loss *torch.Tensor, err err
 	return output, loss, s.backward(loss)
 }
 
-// inParts runs the forward and the backward pass of each part of a batch. The tensors of a part end
-// before the next part.
+// inParts runs the forward and the backward pass of each part of a batch. The tensors of a part are
+// freed before the next part.
 func (s *Stepper) inParts(in []*torch.Tensor) (output, loss *torch.Tensor, err error) {
 	scope, rows := in[0].Scope(), in[0].Shape()[0]
 	var outputs []*torch.Tensor
@@ -271,8 +272,9 @@ func (s *Stepper) inParts(in []*torch.Tensor) (output, loss *torch.Tensor, err e
 	return torch.Cat(outputs, 0), loss, nil
 }
 
-// partSizes divides rows into equal parts of at most micro rows. No part has a single row if micro
-// and rows are more than one: BatchNorm may not be able to compute statistics of one.
+// partSizes divides rows into parts of about equal size, at most micro rows. If micro and rows are
+// over one, no part has a single row, because BatchNorm may not be able to compute statistics of
+// one row. A part may then have micro+1 rows.
 func partSizes(rows, micro int64) (sizes []int64) {
 	parts := (rows + micro - 1) / micro
 	if micro > 1 {
@@ -298,7 +300,7 @@ func (s *Stepper) loss(output *torch.Tensor, targets []*torch.Tensor) *torch.Ten
 // backward runs the backward pass.
 func (s *Stepper) backward(loss *torch.Tensor) error {
 	if err := loss.Err(); err != nil {
-		return err // before Backward, in which an error of one rank ends the job
+		return err // checked before Backward is called: an error in Backward ends a job
 	}
 	pass := loss.Backward
 	if s.o.Scaler != nil {

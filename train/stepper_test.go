@@ -104,7 +104,7 @@ func (s *small) losses(t *testing.T, step *train.Stepper, n int) []float64 {
 	return all
 }
 
-// A Stepper computes the same as a handwritten loop, and keeps no tensors of a step.
+// A Stepper computes the same results as a handwritten loop, and keeps no tensors of a step.
 func TestStepperEqualsALoop(t *testing.T) {
 	schedule := optim.CosineLR{Steps: 12}
 	var want []float64
@@ -202,7 +202,8 @@ func TestStepperRefuses(t *testing.T) {
 	}
 }
 
-// disagreeing is an optimizer whose ranks disagree once about their gradients.
+// disagreeing is an optimizer that returns once the error of ranks that disagree about their
+// gradients.
 type disagreeing struct {
 	optim.Optimizer
 	err error
@@ -351,7 +352,7 @@ func TestStepperGraphOnTheCPU(t *testing.T) {
 	}
 }
 
-// countBatches runs steps and requires that normalisations have counted each of them.
+// countBatches runs steps and requires that the normalisation layers have counted every batch.
 func countBatches(t *testing.T, device cuda.Device, graph bool) {
 	t.Helper()
 	s := newSmall(t, device)
@@ -385,7 +386,7 @@ func TestGPUStepperCountsBatches(t *testing.T) {
 	countBatches(t, cuda.Device(0), true)
 }
 
-// curious is a model that reads a value, which a graph cannot capture.
+// curious is a model that reads a value from the device, which a graph cannot capture.
 type curious struct{ nn.Module }
 
 func (c curious) Forward(x *torch.Tensor) *torch.Tensor {
@@ -424,8 +425,8 @@ func TestStepperFallsBack(t *testing.T) {
 	}
 }
 
-// A GPU training with graphs ends near one without, with two slots, short batches, evaluation,
-// Dropout and averages.
+// On a GPU, a run with graphs ends close to a run without them. Both runs have two slots, short
+// batches, an evaluation, Dropout and averages.
 func TestRunWithGraphs(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	path := archive(t)

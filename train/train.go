@@ -34,7 +34,7 @@ type Config struct {
 	Feed      *prefetcher.Prefetcher
 	Epochs    int // total number of epochs, including those before a resume
 
-	// Loader is the source of Feed, if that is an image loader. Run then resumes immediately with
+	// Loader is Feed's source, if the source is an image loader. Run then resumes immediately with
 	// Loader.Restore, and gets the number of steps per epoch from the loader. Without Loader, a
 	// resumed run reads the batches that were already trained on and drops them, so the source must
 	// give the same batches again.
@@ -48,9 +48,9 @@ type Config struct {
 	// Schedule sets the learning rates before each step, counted from 0 over all epochs. nil leaves
 	// them unchanged.
 	Schedule optim.Schedule
-	// MicroBatch, if over 0, computes each step in parts of about that many samples, in the memory
-	// of one part: see StepperOptions.MicroBatch. Loss then gets a batch of the part's samples. A
-	// job of several ranks does not support it.
+	// MicroBatch, if over 0, divides each step into parts of about that many samples, so a step
+	// needs only the memory of one part: see StepperOptions.MicroBatch. Loss then gets a batch of
+	// the part's samples. A job of several ranks does not support it.
 	MicroBatch int
 	// ClipNorm, if over 0, is the maximum norm of all gradients together.
 	ClipNorm float64
@@ -65,9 +65,9 @@ type Config struct {
 	Scaler *optim.GradScaler
 	// Graph replays each step as a CUDA graph: see StepperOptions.Graph.
 	Graph bool
-	// Log reports the steps that run without a graph, the last batch that is left out, and the
-	// reasons. It also warns of a folder that cannot be locked and of a dtype that is slow on the
-	// CPU. nil means silence.
+	// Log reports, with the reasons, which steps run without a graph and that the last batch of an
+	// epoch is left out. It also warns of a folder that cannot be locked and of a dtype that is
+	// slow on the CPU. nil means silence.
 	Log *slog.Logger
 	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
 	// so that Dropout depends on nothing else. The generators are global to the process.
@@ -82,22 +82,24 @@ type Config struct {
 	// error on all ranks. The caller closes the group, even after an error, so that the other ranks
 	// end.
 	//
-	// The evaluation does not count samples that the loader repeats to make equal shares. Eval must
-	// not be shuffled.
+	// The evaluation does not count the samples that a loader repeats to give all ranks equal
+	// numbers of samples. Eval must not be shuffled.
 	World *distributed.Group
 
-	// Dir is the folder for the files, made if missing. "" writes none. A new run writes its first
-	// last.pt at once, and is refused if the folder has a last.pt or best.pt of another run. If the
-	// run fails before it replaces this first last.pt, Run removes the file. Only one run at a time
-	// may use the folder. A second run, in any process, gets a *BusyError that names the first run.
+	// Dir is the folder for the files, made if missing. "" writes none. A new run is refused if the
+	// folder has a last.pt or best.pt of another run. Otherwise it writes its first last.pt at
+	// once, before any step. If the run fails before it replaces this first last.pt, Run removes
+	// the file. Only one run at a time may use the folder. A second run, in any process, gets a
+	// *BusyError that names the first run.
 	Dir       string
 	Resume    bool // continues from last.pt in Dir, if it exists
 	SaveSteps int  // also saves last.pt every SaveSteps steps; 0 saves once per epoch
-	// LogEvery, if not 0, writes a line to Progress every so many steps, for logs. The line has the
-	// loss of its step, for which Run waits for the device. On a terminal there is also the bar.
+	// LogEvery, if not 0, writes a line to Progress after every LogEvery steps, for logs. The line
+	// shows the step's loss. To read the loss, Run waits for the device. A terminal also has the
+	// progress bar.
 	LogEvery int
-	// Patience, if not 0, ends the training after that many epochs without a better one.
-	// Report.Best defines which epoch is better.
+	// Patience, if not 0, ends the training once that many epochs in a row were not better than the
+	// best one before them. Report.Best defines which epoch is better.
 	Patience int
 	// TensorBoard also writes the metrics of each epoch to an event file in Dir.
 	TensorBoard bool
@@ -131,7 +133,7 @@ type Epoch struct {
 	Eval  *Metrics `json:"eval,omitempty"` // nil without Config.Eval
 	Best  bool     `json:"best"`           // better than all earlier epochs
 
-	// For an interrupted epoch, these cover the part after the last interruption.
+	// For an interrupted epoch, these fields cover only the part after the last interruption.
 	Seconds         float64 `json:"seconds"` // training, without evaluation
 	ImagesPerSecond float64 `json:"images_per_second"`
 	WaitShare       float64 `json:"wait_share"` // of Seconds, while the device waited for a batch
@@ -181,13 +183,13 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 
 // Run trains the model until Config.Epochs epochs are complete. It returns a report, even with an
 // error. It locks its OS thread, because LibTorch plans cuDNN's convolutions once per thread. It
-// trains on the current stream. Within [WithPrecedence], the GPU prefers steps to the preparation
-// of later batches.
+// trains on the current stream. Call Run within [WithPrecedence] to make the GPU prefer steps to
+// the preparation of later batches.
 //
 // When ctx ends, Run finishes the current step, saves last.pt and returns an *InterruptedError. The
 // error wraps ctx.Err() and says how to resume. Before the first step of a new run there is nothing
-// to save. If the evaluation was running, the resumed run repeats it. If another error occurs at
-// the same time, Run returns that error instead and saves nothing.
+// to save. If ctx ends during an evaluation, the resumed run repeats the evaluation. If another
+// error occurs when ctx ends, Run returns that error instead and saves nothing.
 //
 // Run notices a NaN or infinite loss at the end of the epoch or at the next checkpoint. It then
 // returns an error and leaves existing checkpoints with results unchanged. If an error occurs
@@ -195,10 +197,10 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 // without Loss, a model that has fewer outputs than the loader has classes is an error before the
 // first step.
 //
-// BatchNorm in training cannot compute statistics of one value per channel ([nn.ErrOneValue]). If
-// the last batch of an epoch is a single sample and a normalisation returns that error, Run leaves
-// the batch out, restores the running statistics of earlier layers, and logs it. Epoch.Train does
-// not count the sample. The same error for another batch ends the training.
+// In training, BatchNorm cannot compute statistics of a single value per channel
+// ([nn.ErrOneValue]). If the last batch of an epoch is a single sample and a normalisation returns
+// that error, Run leaves the batch out, restores the running statistics of earlier layers, and logs
+// it. Epoch.Train does not count the sample. The same error for another batch ends the training.
 func Run(ctx context.Context, c Config) (report *Report, err error) {
 	r := &runner{Config: c, report: &Report{}}
 	if err := r.check(); err != nil {
@@ -256,11 +258,11 @@ type runner struct {
 	batch     *prefetcher.Batch // of the current step
 	events    *tfevents.Writer  // nil without TensorBoard, and before the first epoch
 	criterion criterion
-	leftOut   bool // a last batch was left out, and this was logged
+	leftOut   bool // a last batch was left out, and that has been logged
 	folder    runFolder
 }
 
-// runFolder is the run's hold on Config.Dir.
+// runFolder is what a run knows about Config.Dir and has to release at its end.
 type runFolder struct {
 	first bool            // the folder has only this run's initial last.pt
 	claim *safefile.Claim // on the folder
@@ -364,7 +366,8 @@ func (r *runner) failed(err error) error {
 // the run, it saves the position.
 func (r *runner) ended(ctx context.Context, err error) error {
 	stop := errors.Is(err, ErrStop)
-	// A failed step may have changed a part of the state, even if the context has ended too.
+	// Save nothing after any other error, even if the context has ended too: a failed step may have
+	// changed only a part of the state.
 	if !stop && !errors.Is(err, errJobStops) && (ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx))) {
 		return r.failed(err)
 	}
@@ -392,7 +395,7 @@ func (r *runner) epoch(ctx context.Context) (e Epoch, err error) {
 		return e, err
 	}
 	defer func() {
-		// The checkpoint of a run that stops here includes the totals.
+		// If the run stops here, its checkpoint needs the totals.
 		if r.at.Batches > 0 && err != nil {
 			sums, failed := r.at.meter.read("training")
 			r.at.Sums = sums
@@ -518,7 +521,7 @@ func (r *runner) step(batch *prefetcher.Batch) error {
 	return nil
 }
 
-// loss computes the loss of the current batch, or of the part that has these tensors.
+// loss computes the loss of the current batch or, with MicroBatch, of the part with these tensors.
 func (r *runner) loss(output *torch.Tensor, tensors []*torch.Tensor) *torch.Tensor {
 	if r.MicroBatch > 0 {
 		return r.criterion.loss(output, r.batch.With(tensors))
@@ -545,7 +548,8 @@ func (r *runner) evaluate(ctx context.Context) (result *Metrics, err error) {
 	return result, err
 }
 
-// averaged calls f while the model holds its averages, if there are any.
+// averaged calls f. If there are averages, the model has them instead of its parameters during the
+// call.
 func (r *runner) averaged(f func() error) error {
 	if r.EMA == nil {
 		return f()
@@ -555,7 +559,8 @@ func (r *runner) averaged(f func() error) error {
 	}
 	err := f()
 	if back := r.EMA.Swap(); back != nil {
-		// Do not wrap the context's error here: the run would then save a checkpoint of this model.
+		// Do not wrap the context's error here: Run would take it for an interruption, and save a
+		// checkpoint of this model.
 		back = fmt.Errorf("the model may be left with its averages: %w", back)
 		if err != nil {
 			back = fmt.Errorf("%w (after: %v)", back, err)

@@ -72,7 +72,7 @@ func archive(t *testing.T) string {
 	return path
 }
 
-// job is a training of a small network. Each simulated process makes a new one.
+// job is a training run of a small network. Each simulated process makes a new job.
 type job struct {
 	train.Config
 	path     string
@@ -84,7 +84,7 @@ type job struct {
 	noNorm   bool // no BatchNorm
 }
 
-// newJob returns a training, with two epochs if Epochs is 0.
+// newJob returns a training run, with two epochs if Epochs is 0.
 func newJob(t *testing.T, o job) *job {
 	t.Helper()
 	if o.path == "" {
@@ -408,7 +408,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// fixed is a source of given rows. It calls the function before ahead of each batch.
+// fixed is a source of given rows. Before each batch, it calls the function before.
 type fixed struct {
 	rows   [][classes + 4]float32
 	labels []int64
@@ -452,7 +452,8 @@ func (s *scaled) Parts() nn.Parts {
 	return nn.Parts{Parameters: []torch.Named{{Name: "factor", Tensor: s.factor}}}
 }
 
-// newFixed returns a training on rows. With the factor 1 the outputs equal the rows.
+// newFixed returns a training run on the source's rows. The model's factor is 1, so the outputs
+// equal the rows.
 func newFixed(t *testing.T, source *fixed) train.Config {
 	t.Helper()
 	model := &scaled{nn.NewParameter(nn.Constant(1), 1)}
@@ -623,7 +624,7 @@ func TestFailedRunLeavesTheFolder(t *testing.T) {
 func TestFailedRunRemovesTheFoldersItMade(t *testing.T) {
 	path, root := archive(t), t.TempDir()
 	for name, c := range map[string]struct {
-		there, dir, file string // existing folders; folders of the run; what another program writes meanwhile
+		there, dir, file string // existing folders; the run's folder; what another program writes during the run
 		left             []string
 	}{
 		"nested":          {"a", "a/b/c/", "", nil},
@@ -747,8 +748,9 @@ func TestStepErrorAtCancellationIsReturned(t *testing.T) {
 	}
 }
 
-// If the context ends during an evaluation and the averages cannot be swapped back, Run's error is
-// not an InterruptedError. The previous checkpoint stays, and holds the model's own parameters.
+// If the context ends during an evaluation and the model's parameters cannot be swapped back for
+// the averages, Run's error is not an InterruptedError. The previous checkpoint stays, with the
+// parameters.
 func TestFailedSwapOfAveragesIsNoInterruption(t *testing.T) {
 	source := &fixed{rows: make([][classes + 4]float32, 4), labels: make([]int64, 4)}
 	c := newFixed(t, source)
@@ -780,7 +782,7 @@ func TestFailedSwapOfAveragesIsNoInterruption(t *testing.T) {
 	}
 }
 
-// A context that ends with a cause interrupts the run like one without.
+// A context that ends with a cause interrupts the run just like a context without a cause.
 func TestContextCauseInterruptsRun(t *testing.T) {
 	j := newJob(t, job{})
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -824,8 +826,8 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// At equal top-1 the lower evaluation loss decides the best epoch: for best.pt, for Patience and
-// after a resume.
+// Of two epochs with equal top-1, the one with the lower evaluation loss is better: for best.pt,
+// for Patience and after a resume.
 func TestEqualTop1ComparesLosses(t *testing.T) {
 	o := job{path: archive(t), withEval: true,
 		Config: train.Config{Epochs: 9, Patience: 2, Dir: t.TempDir(), Resume: true}}
@@ -901,8 +903,8 @@ func TestFrozenPart(t *testing.T) {
 	}
 }
 
-// A training ends after Patience epochs without a better one, and reports this again when it
-// resumes. Its event files contain the epochs.
+// A run ends after Patience epochs without a better one, and reports this again when it is resumed.
+// Its event files contain the epochs.
 func TestPatienceAndTensorBoard(t *testing.T) {
 	o := job{Config: train.Config{Epochs: 9, Patience: 2, Dir: t.TempDir(), Resume: true, TensorBoard: true}}
 	j := newJob(t, o)
@@ -940,8 +942,8 @@ func TestRunKeepsNoTensor(t *testing.T) {
 	}
 }
 
-// A run is also interrupted and resumed on a GPU, from a checkpoint that the CPU can read. The
-// metrics are near an uninterrupted run's: kernels may add in another order.
+// A run on a GPU is interrupted, and resumed from a checkpoint that the CPU can read too. Its
+// metrics are close to an uninterrupted run's, but not equal: kernels may add in another order.
 func TestResumeOnGPU(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	o := job{gpu: true, adam: true, dropout: true, ema: true, withEval: true, path: archive(t),

@@ -60,8 +60,7 @@ func ranksInProcess(t *testing.T, n int, run func(world *distributed.Group) erro
 	return errs
 }
 
-// divided is a rank's part of a training, or the whole training of a single process without a
-// world.
+// divided is a rank's part of a training run, or the whole run of a single process without a world.
 type divided struct {
 	*train.Checkpoint
 	sharded *distributed.FullyShardedDataParallel
@@ -119,8 +118,8 @@ func (d *divided) close() error {
 	return errors.Join(err, nn.Close(d.Model))
 }
 
-// inDivided runs n ranks as inProcess does, each with its part of a training. value determines the
-// parameters. With n = 0 it runs a single process with the whole training and no world.
+// inDivided runs n ranks as inProcess does, each with its part of a training run. value determines
+// the parameters. If n is 0, inDivided runs a single process without a world.
 func inDivided(t *testing.T, n int, value float64, run func(world *distributed.Group, d *divided) error) {
 	t.Helper()
 	rank := func(world *distributed.Group) error {
@@ -234,14 +233,14 @@ func TestShardedCheckpointLoadsOnAnyWorldSize(t *testing.T) {
 	}
 }
 
-// If each host has a different disk at the path, Save returns an error on all ranks that names the
-// rank. The same holds for a rank that cannot write. The old checkpoint stays, and the job
-// continues.
+// If the path is on a different disk on each host, Load and Save return an error on all ranks. The
+// error names the rank that does not see rank 0's file. A rank that cannot write is named too. The
+// old checkpoint stays, and the job continues.
 func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 	dir := t.TempDir()
 	inDivided(t, 2, 1, func(world *distributed.Group, d *divided) error {
 		path := filepath.Join(dir, "last.pt")
-		// The first run of a job with such a path ends before training.
+		// A new job with such a path gets the error before it trains.
 		own := []string{path, filepath.Join(dir, "none", "last.pt")}[world.Rank()]
 		if err := d.Load(own); err == nil || errors.Is(err, fs.ErrNotExist) ||
 			!strings.Contains(err.Error(), "rank 1 ") ||
@@ -293,7 +292,7 @@ func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 }
 
 // The file holds the whole model, and no shards, if only some ranks of the job shard the model, or
-// if all ranks shard it in another order.
+// if all ranks shard the model but their order in its group is not the job's.
 func TestSubgroupShardsAreWholeInTheFile(t *testing.T) {
 	for _, ranks := range [][]int{{1, 0}, {0}} {
 		path := filepath.Join(t.TempDir(), "last.pt")
@@ -364,7 +363,7 @@ func TestCheckpointsOfSeveralPathsAtOnce(t *testing.T) {
 	}
 }
 
-// A checkpoint with a missing rank file is not mistaken for a first run.
+// If a rank's file is missing, Load returns an error, and not the fs.ErrNotExist of a first run.
 func TestMissingRankFileIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "last.pt")
@@ -543,8 +542,8 @@ func measureMemory(t *testing.T, world *distributed.Group) {
 	must(errors.Join(sharded.Backward(sharded.Forward(x).Square().Mean()), opt.Step(), opt.ZeroGrad()))
 	path := os.Getenv(jobPath)
 	c := &train.Checkpoint{Model: sharded, Optimizer: opt, EMA: ema, Device: cuda.CPU, World: world}
-	// Load precedes SaveAsync. The allocator keeps Load's memory, so a process that uses it again
-	// does not grow.
+	// Load is measured before SaveAsync, because the allocator keeps the memory that a call has
+	// freed, and the process does not grow when a later call uses that memory.
 	share, slack := int64(memoryWhole/world.Size()), int64(24<<20)
 	first := statusBytes(t, "VmRSS")
 	for _, of := range []struct {
