@@ -3,10 +3,13 @@ package decode_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"image"
+	"image/png"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -16,10 +19,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/decode"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
@@ -60,9 +65,11 @@ func newDecoder(t testing.TB, o decode.Options) *decode.Decoder {
 }
 
 // photo returns a JPEG with 4:2:0 subsampling.
-func photo(t testing.TB) []byte {
+func photo(t testing.TB) []byte { return file(t, "../../cshim/test/data/420.jpg") }
+
+func file(t testing.TB, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile("../../cshim/test/data/420.jpg")
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,6 +270,8 @@ func TestKindsOfFaults(t *testing.T) {
 		"no bytes": {nil, decode.Options{}, decode.ErrNotImage, "no bytes"},
 		"text": {[]byte("<html></html>"), decode.Options{}, decode.ErrNotImage,
 			`it begins with "<html></"`},
+		"JPEG XL": {[]byte("\x00\x00\x00\x0cJXL \r\n\x87\n"), decode.Options{}, decode.ErrUnsupported,
+			"a JPEG XL image, which is not decoded: convert it"},
 		"cut off":           {jpeg[:len(jpeg)/2], decode.Options{}, decode.ErrDamaged, "truncated JPEG"},
 		"cut in its header": {jpeg[:20], decode.Options{}, decode.ErrDamaged, "JPEG"},
 		"lossless":          {lossless, decode.Options{}, decode.ErrUnsupported, "JPEG"},
@@ -536,6 +545,107 @@ func FuzzDecode(f *testing.F) {
 					decode.ErrTooLarge}, e.Kind) ||
 				e.Offset < -1 || e.Offset > int64(len(data)) {
 				t.Error(err)
+			}
+		}
+	})
+}
+
+// gray returns a PNG of black pixels.
+func gray(t testing.TB, width, height int) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := png.Encode(&b, image.NewGray(image.Rect(0, 0, width, height))); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// An image with few pixels and a side over 65,535 is at fault, although no option limits it: its
+// own size is too large for a whole image, and its resized size for a crop.
+func TestLongSideIsAFault(t *testing.T) {
+	long := gray(t, 70000, 1)
+	d := newDecoder(t, decode.Options{})
+	_, err := d.Whole(t.Context(), long, nil)
+	var limit *decode.LimitError
+	if !errors.Is(err, decode.ErrTooLarge) || !errors.As(err, &limit) || limit.Limit != "side" ||
+		!strings.HasSuffix(err.Error(), "too large: 70000 pixels a side, over the limit (65535)") {
+		t.Errorf("Whole of 70000 x 1 pixels: got error %v, want the limit of a side", err)
+	}
+	pixels := bytes.Repeat([]byte{7}, 2*d.Bytes())
+	err = d.Decode(t.Context(), pixels, long, photo(t))
+	if list := faulty(t, err); !slices.Equal(list, []int{0}) || !errors.Is(err, decode.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "70000 x 1 pixels") {
+		t.Errorf("Decode of 70000 x 1 pixels: got error %v, want image 0 to be unsupported", err)
+	}
+}
+
+// TestMemoryFollowsTheTableOfDocs: an image counts for MaxMemory as the table "Memory of decoding"
+// of docs/imageloader.md says, with 256 rows for all formats.
+func TestMemoryFollowsTheTableOfDocs(t *testing.T) {
+	interlaced := gray(t, 64, 48)
+	interlaced[28] = 1 // IHDR's last field
+	binary.BigEndian.PutUint32(interlaced[29:], crc32.ChecksumIEEE(interlaced[12:29]))
+	for name, c := range map[string]struct {
+		data     []byte
+		perPixel int64
+	}{
+		"a PNG":              {gray(t, 64, 48), 0},
+		"an interlaced PNG":  {interlaced, 3},
+		"a JPEG":             {photo(t), 0},
+		"a progressive JPEG": {file(t, "../../cshim/test/data/progressive.jpg"), 6},
+		"a BMP":              {file(t, "../testdata/formats/rgb.bmp"), 3},
+	} {
+		info, err := codec.Header(c.data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pixels := int64(info.Width) * int64(info.Height)
+		for space, own := range map[int64]int64{0: 3, 3 * pixels: 0} {
+			_, err = newDecoder(t, decode.Options{MaxMemory: 1}).Whole(t.Context(), c.data, make([]byte, space))
+			var limit *decode.LimitError
+			want := (c.perPixel+own)*pixels + 256*int64(info.Width)
+			if !errors.As(err, &limit) || limit.Value != want {
+				t.Errorf("%s of %d x %d pixels into %d bytes: got error %v, want one for %d bytes of memory", name,
+					info.Width, info.Height, space, err, want)
+			}
+		}
+	}
+}
+
+// TestWaitForMemoryEndsWithTheContext: a call that waits for other calls' memory ends with its
+// context, and leaves the memory to later calls.
+func TestWaitForMemoryEndsWithTheContext(t *testing.T) {
+	data := photo(t)
+	probe := newDecoder(t, decode.Options{MaxMemory: 1})
+	var limit *decode.LimitError
+	if _, err := probe.Whole(t.Context(), data, make([]byte, 1<<20)); !errors.As(err, &limit) {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		o := g.options()
+		o.MaxMemory = limit.Value // of one image
+		d, err := decode.New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		first, waiting := make(chan error, 1), make(chan error, 1)
+		decodeOne := func(ctx context.Context) error { return d.Decode(ctx, make([]byte, d.Bytes()), data) }
+		go func() { first <- decodeOne(context.Background()) }()
+		<-g.begun
+		ctx, cancel := context.WithCancelCause(t.Context())
+		stop := errors.New("the client is gone")
+		go func() { waiting <- decodeOne(ctx) }()
+		synctest.Wait() // until it waits for memory
+		cancel(stop)
+		if err := <-waiting; !errors.Is(err, stop) {
+			t.Errorf("the call that waits: got error %v, want the cause of its context's end", err)
+		}
+		close(g.open)
+		for name, err := range map[string]error{"the first call": <-first, "a later call": decodeOne(t.Context())} {
+			if err != nil {
+				t.Errorf("%s: got error %v, want none", name, err)
 			}
 		}
 	})
