@@ -92,8 +92,9 @@ type Config struct {
 	Columns Columns
 }
 
-// Archive is an open archive. Like tar -i, it accepts a shard of several concatenated tar archives,
-// as `cat a.tgz b.tgz` makes it. It verifies every gzip checksum up to the end of the file.
+// Archive is an open archive. Like tar -i, it accepts a shard that consists of several tar
+// archives, such as the output of `cat a.tgz b.tgz`. It verifies every gzip checksum up to the end
+// of the file.
 type Archive struct {
 	files
 	ctx    context.Context
@@ -484,8 +485,9 @@ func innerError(block []byte) error {
 	return nil
 }
 
-// Checkpoints makes the archive call keep with the checkpoints of its gzip shards that
-// [Archive.WantCheckpoint] asks for, in order. It must be called before the first read.
+// Checkpoints registers a function that receives the checkpoints of gzip shards, in order. The
+// archive calls keep for each checkpoint that [Archive.WantCheckpoint] has asked for. Checkpoints
+// must be called before the first read.
 func (a *Archive) Checkpoints(keep func(shard int, c Checkpoint)) error {
 	a.keep = keep
 	if a.at.gzip != nil {

@@ -7,10 +7,10 @@ import "io"
 // error messages. ReadForward inflates everything between the last read and the end of p, so
 // checksums are still verified.
 //
-// heads holds the skipped bytes right before the content, for [Heads]: all skipped bytes, or at
-// least HeaderBytes. They are valid until the next read. The members of a zip, a directory or a
+// heads holds the skipped bytes right before the content, for [Heads]: all of them, or at least the
+// last HeaderBytes. They are valid until the next read. The members of a zip, a directory or a
 // Parquet file have no tar headers, so heads is nil for them. In a Parquet file, m.Page and
-// m.Offset are the position of the content.
+// m.Offset together give the position of the content.
 func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, err error) {
 	a.member.position, a.member.name = position, m.Name
 	for a.at.index < m.Shard {

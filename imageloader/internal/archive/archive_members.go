@@ -23,12 +23,14 @@ type Member struct {
 	Kind   Kind
 	// Block is the CRC-32 of the 512 bytes of header right before the content, in a tar.
 	Block uint32
-	// Labels are the labels of a row of a Parquet file. If Stored is set, Offset is the position in
-	// the file. Otherwise it is the position in a stream of decompressed pages.
+	// Labels are the labels of a row of a Parquet file. Stored means that the row's image is not
+	// compressed: Offset is then a position in the file. Otherwise a walk sets Offset to the
+	// position in the stream of all decompressed pages.
 	Labels []string
 	Stored bool
-	// ReadForward needs Page for an image that is not Stored. Page is then the offset of the page
-	// in the file, and Offset is the position in the decompressed page.
+	// Page is an argument for ReadForward, for an image that is not Stored: the offset of the
+	// image's page in the file. ReadForward then takes Offset as the position in this page after
+	// decompression.
 	Page int64
 }
 
@@ -384,7 +386,7 @@ func (a *Archive) Pieces(take func(piece []byte) error) error {
 }
 
 // WantCheckpoint asks the archive to keep the last checkpoint at or before the headers of m, the
-// current member. A checkpoint too near the one kept before it is not kept.
+// current member. A checkpoint that is too near the previous kept one is dropped.
 func (a *Archive) WantCheckpoint(m *Member) {
 	if a.at.checkpoint != nil && m.Size > 0 {
 		a.at.checkpoint.member(max(0, m.Offset-Lead(m.Name)))

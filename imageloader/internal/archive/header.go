@@ -28,9 +28,9 @@ func Lead(name string) int64 {
 }
 
 // Heads reports whether blocks end with the header of a regular file with this name and size.
-// blocks are the bytes of a tar right before a content. One block is enough, unless the name is too
-// long for it or has characters that it can't hold. For such a name, blocks must include the
-// extended header.
+// blocks are the bytes of a tar right before a member's content. One block is enough, unless the
+// name is too long for it or has characters that it can't hold. For such a name, blocks must
+// include the extended header.
 func Heads(blocks []byte, name string, size int64) bool {
 	block := blocks[len(blocks)-BlockBytes:]
 	if headsAlone(block, name, size) {

@@ -39,7 +39,7 @@ func OpenHTTP(ctx context.Context, address string, client *http.Client) (Source,
 	if err != nil {
 		return nil, err
 	}
-	_ = answer.Close() // one byte
+	_ = answer.Close() // only one byte is unread
 	s.info = answer.info
 	return s, nil
 }

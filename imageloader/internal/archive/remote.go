@@ -17,8 +17,7 @@ import (
 const (
 	// A failed request is retried until it has been made at least sourceTries times. The first
 	// pause is sourceBackoff. Each further pause is twice as long, up to sourcePause. If the
-	// archive is or was open, the request is also retried until no bytes have arrived for
-	// sourceBudget.
+	// archive is or was open, retries do not stop before sourceBudget has passed without any bytes.
 	sourceTries   = 6
 	sourceBackoff = 100 * time.Millisecond
 	sourcePause   = 10 * time.Second
@@ -181,8 +180,8 @@ func openRemote(ctx context.Context, name string, open openSource, times sourceT
 
 // persist calls try until it succeeds, until it fails with an error that a retry can't fix, or
 // until it has failed at least sourceTries times and for more than budget since the last progress.
-// try sets further if it made progress. persist waits as long as the server asks, but fails at once
-// if all waits together would exceed times.budget.
+// try returns further = true if it made progress. persist waits as long as the server asks, but
+// fails at once if all waits together would exceed times.budget.
 func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func() (further bool, err error)) error {
 	q := &persistent{}
 	err := f.repeat(ctx, q, budget, try)
@@ -192,7 +191,7 @@ func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func
 	return err
 }
 
-// repeat implements persist for q.
+// repeat implements persist. q is the record of the request.
 func (f *remoteFile) repeat(ctx context.Context, q *persistent, budget time.Duration,
 	try func() (further bool, err error)) error {
 	wait, began := f.times.backoff, time.Now()

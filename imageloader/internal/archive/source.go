@@ -26,9 +26,9 @@ type Source interface {
 	// fail once ctx is done, even if ReadRange has already returned. The caller always closes the
 	// reader.
 	//
-	// A reader may send a shorter range and return io.EOF after at least one byte. The caller
-	// requests the rest at once. If the connection breaks, the reader must return another error,
-	// such as io.ErrUnexpectedEOF.
+	// A reader may return io.EOF before the end of the range, but not before the first byte. The
+	// caller then requests the rest at once. If the connection breaks, the reader must return
+	// another error, such as io.ErrUnexpectedEOF.
 	//
 	// After an error the caller requests the range again, at least 6 times and for at least 2
 	// minutes, with growing pauses. It does not retry an error that is (errors.Is)

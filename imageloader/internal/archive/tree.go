@@ -39,7 +39,7 @@ func (t *tree) walk() error {
 }
 
 // list lists the files of a directory. name is its path below the root. above has the directories
-// on the way to it, including itself.
+// from the root down to this one, including it.
 func (t *tree) list(name string, above []fs.FileInfo) error {
 	entries, err := os.ReadDir(filepath.Join(t.root, filepath.FromSlash(name)))
 	if err != nil {

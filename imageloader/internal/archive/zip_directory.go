@@ -65,7 +65,8 @@ type zipHeader struct {
 	isDir bool
 }
 
-// zipRecord is a zipEntry in 32 bytes. Sizes over 4 GiB are cut off: no sample is that large.
+// zipRecord is a zipEntry in 32 bytes. It stores a size of 4 GiB or more as 4 GiB - 1, because no
+// sample is that large.
 type zipRecord struct {
 	offset       int64
 	packed, size uint32
@@ -95,7 +96,7 @@ type zipDirectory struct {
 type zipPlace struct {
 	at, size int64
 	count    uint64 // of entries
-	exact    bool   // count is complete. Without zip64, it has 16 bits.
+	exact    bool   // count is the whole number; without zip64 it has only the low 16 bits
 }
 
 // find returns the entry whose local header is at offset. hint is the number of its record if the
@@ -157,7 +158,7 @@ func (d *zipDirectory) check() error {
 	return nil
 }
 
-// errZipEnd reports a zip without a central directory, which is at the file's end.
+// errZipEnd reports that a zip has no central directory at the end of the file, where it belongs.
 var errZipEnd = fmt.Errorf("the zip has no central directory at its end: %w", io.ErrUnexpectedEOF)
 
 // errZipSplit reports a zip of several files.

@@ -40,7 +40,7 @@ func sniffRare(b []byte) string {
 	case len(b) >= 6 && (string(b[:6]) == "GIF87a" || string(b[:6]) == "GIF89a"):
 		return "GIF"
 	case len(b) >= 16 && string(b[:2]) == "BM" && string(b[6:10]) == "\x00\x00\x00\x00" &&
-		b[15] == 0 && b[14] >= 12 && b[14] <= 124: // the size of the second header
+		b[15] == 0 && b[14] >= 12 && b[14] <= 124: // the size of the info header
 		return "BMP"
 	case len(b) >= 16 && isDIB(b):
 		return "BMP"
@@ -50,8 +50,8 @@ func sniffRare(b []byte) string {
 	return ""
 }
 
-// isDIB recognises a BMP without its file header, by three fields of the second header: the size of
-// that header, the number of planes (1), and the number of bits per pixel.
+// isDIB recognises a BMP without its file header, by three fields of the remaining header (the info
+// header): its size, the number of planes (1), and the number of bits per pixel.
 func isDIB(b []byte) bool {
 	size := binary.LittleEndian.Uint32(b)
 	planes := b[12:]
@@ -84,7 +84,8 @@ var foreign = []struct {
 }
 
 // Claims reports whether a file's first bytes look like an image, in a format that Sniff knows or
-// in one that is only recognised. The first 16 bytes are enough. Two bytes are not.
+// in another known one that is not decoded. It needs the first 16 bytes, and ignores formats that
+// only two bytes identify.
 func Claims(b []byte) bool {
 	if Sniff(b) != "" {
 		return true

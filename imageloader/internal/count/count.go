@@ -92,8 +92,8 @@ func (d *Decoded) Paths() map[DecodePath]int64 {
 }
 
 // Fetched counts the time of a sample that was read by random access. all is the whole time. For a
-// sample that was inflated, read is the time that all spent reading the disk. For any other sample
-// it is 0.
+// sample that was inflated, read is the part of all that was spent reading the disk. For any other
+// sample, read is 0.
 func (t *Times) Fetched(all, read time.Duration) {
 	if read == 0 {
 		read = all

@@ -32,7 +32,7 @@ type EntryPoints struct {
 
 	packings sync.Pool // of packing
 
-	heads     *heads // nil until the consumer inflates a member, or a part of a file is read
+	heads     *heads // nil before the first member is inflated by the consumer, or the first part of a file is read
 	makeHeads sync.Once
 
 	copies atomic.Pointer[copies] // nil before a device's plan first needs a copy of a progressive JPEG
@@ -127,8 +127,8 @@ func (b *Decoder) stored(i int) []byte {
 }
 
 // Decode decodes sample i like the decoder's Decode. When this process first uses a blob, Decode
-// compares it with the image, which costs as much as decoding without it. An index of any origin
-// therefore gives the right pixels or an error. The next decode replaces a wrong blob.
+// compares the blob with the image. This takes as long as decoding without entry points. Even a
+// forged index therefore gives the right pixels or an error. The next decode replaces a wrong blob.
 func (b *Decoder) Decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	p := b.points
 	b.blob = nil

@@ -97,7 +97,7 @@ func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
 	return nil, nil, 0, false
 }
 
-// keep stores the head of sample i. data is the file. It has been compared with the blob.
+// keep stores the head of sample i. data is the sample's file, which has been compared with blob.
 func (h *heads) keep(i int, data []byte, info *imagecapi.Info, from index.Inflated, blob []byte) {
 	if before := h.heads[i].Load(); before != nil && before.entries == maphash.Bytes(h.seed, blob) {
 		return
@@ -113,9 +113,9 @@ func (h *heads) put(i int, head *Head, blob []byte) {
 	}
 }
 
-// replace stores a head with digests, like put, but only if the stored head is still before. If
-// another goroutine has stored a different head, that head stays, and replace gives back the room
-// that was reserved for the digests.
+// replace stores a head with digests, like put, but only if the argument before is still the stored
+// head. If another goroutine has stored a different head, that head stays, and replace gives back
+// the room that was reserved for the digests.
 func (h *heads) replace(i int, before, head *Head, blob []byte) {
 	head.entries = maphash.Bytes(h.seed, blob)
 	if !h.heads[i].CompareAndSwap(before, head) {

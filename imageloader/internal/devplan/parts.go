@@ -27,8 +27,8 @@ type PartReader interface {
 	ReadPart(i int, p []byte, from int) error
 }
 
-// partHeads returns the heads if it is allowed to read only a part of sample i's file. It returns
-// nil if the whole file must be read.
+// partHeads returns the heads if a part of sample i's file may be read alone. It returns nil if the
+// whole file must be read.
 func (p *Planner) partHeads(i int, to *Staging) *heads {
 	if to == nil || p.Augments || p.Entries == nil || !p.Known.Parts(i) {
 		return nil

@@ -68,7 +68,7 @@ func (s *Staging) Of(row int) *Staging {
 func (s *Staging) Inflates() bool { return s != nil && s.plans.Rooms > 0 }
 
 // reserve reserves memory for a row's data. It returns the memory, and the row with its position in
-// it. fits is false if there is no room.
+// the memory. fits is false if there is no room.
 func (s *Staging) reserve(row decodeplan.Row) (to []byte, at decodeplan.Row, fits bool) {
 	begin, fits := reserve(&s.used, decodeplan.Aligned(row.Span()), len(s.plans.Memory))
 	if fits && row.Member.InputBytes > 0 {
@@ -102,7 +102,7 @@ func (s *Staging) move(from *Staging, row decodeplan.Row) (decodeplan.Row, bool)
 	return moved, fits
 }
 
-// Take copies the plan of row fromRow of the slot from to a row of s.
+// Take copies the plan of from.Rows[fromRow] to s.Rows[row].
 func (s *Staging) Take(row int, from *Staging, fromRow int) {
 	r := from.Rows[fromRow]
 	// Rows may share a plan. They cannot share a member, because each member is inflated for one
@@ -115,8 +115,8 @@ func (s *Staging) Take(row int, from *Staging, fromRow int) {
 	s.Rows[row] = r
 }
 
-// Exchange moves the plan of row fromRow of the slot from to a row of the slot to. If both is set,
-// it also moves the plan of that row back to fromRow. It does nothing without staging.
+// Exchange copies the plan of from.Rows[fromRow] to to.Rows[row]. If both is set, it swaps the two
+// plans instead. It does nothing if the slots have no staging.
 func Exchange(to *Staging, row int, from *Staging, fromRow int, both bool) {
 	if to == nil {
 		return

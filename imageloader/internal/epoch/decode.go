@@ -311,7 +311,7 @@ func (p *pass) work() {
 		began := time.Now()
 		state, err := d.Decode(&j.Item, j.inflated, j.row)
 		now := time.Now()
-		if !planned { // if fetch plans most samples, an idle worker is not waiting for data
+		if !planned { // if fetch plans most samples, idle workers do not mean that data is missing
 			c.Times.WaitData.Add(int64(began.Sub(idle)))
 		}
 		c.Times.Decode.Add(int64(now.Sub(began)))

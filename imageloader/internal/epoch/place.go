@@ -68,7 +68,8 @@ func (p *pass) item(i int) Item {
 }
 
 // lend asks the consumer for a slot when place needs one. It runs in a separate goroutine, because
-// place may meanwhile get a row without a new slot.
+// a row of an earlier slot may become free meanwhile, and place then continues without the new
+// slot.
 func (p *pass) lend() {
 	for {
 		select {

@@ -101,7 +101,7 @@ func (q *fetchPlanner) try(j *job) bool {
 		q.bytes += j.Size
 		return true
 	}
-	// Sending the job to the workers may block.
+	// Sending the job to the workers may block, so resolve the planned samples first.
 	q.resolve()
 	return false
 }
@@ -182,7 +182,7 @@ func (q *fetchPlanner) planFrom(j *job, info *imagecapi.Info, plan func(m *devpl
 	return true
 }
 
-// endGroup resolves the samples of a group and counts its times.
+// endGroup calls resolve for the samples of a group, and counts the group's times.
 func (q *fetchPlanner) endGroup() {
 	if q == nil {
 		return
@@ -195,7 +195,7 @@ func (q *fetchPlanner) endGroup() {
 	q.r.spent = 0
 }
 
-// resolve counts and resolves the samples planned since its last call.
+// resolve counts the samples planned since its last call, and reports them to the assembly as good.
 func (q *fetchPlanner) resolve() {
 	n := int64(len(q.good))
 	if n == 0 {

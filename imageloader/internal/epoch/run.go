@@ -62,8 +62,8 @@ type Delivery struct {
 	Redos   []devplan.Redo  // one for each row, if the slot has plans
 }
 
-// minFetchers is the minimum number of goroutines that read samples in any order. With several, a
-// disk has several requests at a time. A goroutine costs next to nothing.
+// minFetchers is the minimum number of goroutines that read samples by random access. Several
+// goroutines keep several requests in the disk's queue, and a goroutine costs next to nothing.
 const minFetchers = 4
 
 // pass is one run over an epoch. The goroutines of the epoch share it.
@@ -125,8 +125,9 @@ type flow struct {
 
 	build *index.Builder // the index of a first pass
 	next  int            // the next turn for readStream to send
-	// stray is the first turn whose sample is out of order. If the archive cannot be read to its
-	// end, the pass still delivers the samples that are left in the shuffle buffer.
+	// If the archive cannot be read to its end, the pass still delivers the samples that are left
+	// in the shuffle buffer, but at other turns than in a whole archive. stray is the first of
+	// these turns.
 	stray atomic.Int64
 }
 
@@ -195,7 +196,7 @@ func (p *pass) skips() bool { return p.config.Policy.BadSamples == sample.Skip }
 // number of batches is fixed, assembly ends the pass earlier, when it has enough samples.
 func (p *pass) end() int { return p.deal.End(&p.start, p.skips()) }
 
-// random reports whether samples are read in any order.
+// random reports whether samples are read by random access.
 func (p *pass) random() bool { return p.source.Known != nil && p.source.Known.Random() }
 
 // startFetching starts the goroutines that read an archive with random access.

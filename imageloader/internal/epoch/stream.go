@@ -43,7 +43,7 @@ func (p *pass) readStream() {
 	defer close(f.items)
 	end := p.end()
 	f.next = p.start.Turn
-	for before := 0; ; before++ { // more than one loop only if samples are repeated to fill up the epoch
+	for before := 0; ; before++ { // more than one iteration only if samples are repeated to fill up the epoch
 		position := 0
 		take := func(it Item) error {
 			turn, mine := p.deal.Turn(position, before)

@@ -85,7 +85,8 @@ type Labels struct {
 	// OfDirectory has the label of each directory, by number. The label is -1 for a directory that
 	// is not a class: its members are not samples.
 	OfDirectory []int32
-	// Lists has the labels of each directory of a list with MultiLabel, whose OfDirectory is nil.
+	// With a List and MultiLabel, OfDirectory is nil, and Lists has the labels of each directory
+	// instead.
 	Lists   [][]int32
 	List    *ListReport // nil: there is no list
 	Ignored int         // number of members that are not samples

@@ -58,8 +58,8 @@ type Config struct {
 	Logger   *slog.Logger
 	Progress func(archive.Progress) // called regularly during a walk; may be nil
 
-	// stall starts a timer. It runs out if the process that builds the index makes no progress for
-	// too long. nil: makingStall.
+	// stall starts a timer. If it expires before the process that builds the index makes progress,
+	// that process counts as stopped. nil: a timer of makingStall.
 	stall func() <-chan time.Time
 }
 

@@ -53,8 +53,8 @@ type indexedArchive struct {
 type recordTable struct {
 	samples []record // with Config.Pairs: images and masks, in the archive's order
 	names   string
-	// places holds, for each sample, the number of its record, and after these the number of the
-	// record of each sample's mask. Without Config.Pairs it is nil: sample i is record i.
+	// places holds the record number of each sample, followed by the record number of each sample's
+	// mask. Without Config.Pairs it is nil: sample i is record i.
 	places []int32
 	// numbers holds, for each sample, its number among the sidecar's members. It is nil if the
 	// numbers are the same.
@@ -215,7 +215,7 @@ var ErrStale = errors.New("the bytes differ from the checksum in the index: " +
 	"(`torchstream index` makes a new one, with -webdataset, -masks or -list for loaders with that option)")
 
 // ReadForward fills p with the content of sample i. The length of p must be the sample's size.
-// ReadForward moves a forward, so i must increase from call to call: see
+// ReadForward advances the archive's position, so i must increase from call to call: see
 // [archive.Archive.ReadForward]. The sample must be a regular file, and Config.Pairs must be nil.
 func (x *Index) ReadForward(a *archive.Archive, i int, p []byte) error {
 	return x.readForward(a, x.at(i), p)

@@ -71,8 +71,9 @@ func (x *Index) fits(limit, maxSize int64) bool {
 }
 
 // hold keeps the samples in memory, if they fit. If the marks make random access cheap, each sample
-// is kept when it is first read. Otherwise hold reads all samples now. It always does so for
-// Parquet files, because each of their pages has many samples. The archive must be newly opened.
+// is kept when it is first read. Otherwise hold reads all samples now. It always reads all samples
+// of Parquet files now, because each of their pages has many samples. The archive must be newly
+// opened.
 func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
 	if !x.fits(limit, maxSize) {
 		return nil

@@ -241,8 +241,8 @@ func isName(label string) bool {
 	return errors.Is(err, strconv.ErrSyntax)
 }
 
-// NamesClasses reports whether an archive with these WebDataset labels takes them as names of
-// classes, because at least one of them is not a decimal number.
+// NamesClasses reports whether these WebDataset labels of an archive are names of classes. They are
+// if at least one of them is not a decimal number.
 func NamesClasses(labels []string) bool { return slices.ContainsFunc(labels, isName) }
 
 // numbered uses the names of directories as labels, if all names are numbers, with or without

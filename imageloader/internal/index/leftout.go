@@ -35,7 +35,7 @@ var memberKinds = map[archive.Kind]string{
 
 const (
 	maxLeftOut = 10      // names kept of each kind
-	maxAbove   = 1 << 16 // directories counted that contain directories
+	maxAbove   = 1 << 16 // maximum number of recorded directories that contain directories
 )
 
 // add counts a name.

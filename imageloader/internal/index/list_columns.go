@@ -10,7 +10,7 @@ import (
 
 // ListFormat describes the columns of a list. With the zero value, ReadList finds the columns: see
 // imageloader.Options.List. A column is given by its name in the first line or by its position,
-// from "1". Upper and lower case are equal in names.
+// from "1". Names are not case-sensitive.
 type ListFormat struct {
 	NameColumn string // column with the paths or ids of the images
 	// LabelColumns are the columns with the labels. "*" stands for all columns except those of the
@@ -43,9 +43,9 @@ type columns struct {
 	group  int // -1: there is none
 }
 
-// nameColumns returns the column names that ReadList recognises as those of names, in order of
-// preference. labelColumns does the same for labels. Upper case counts as lower case, and spaces
-// and "-" count as "_".
+// nameColumns lists the usual names of the column with the images' names, in order of preference.
+// labelColumns lists the usual names of the column with the labels. Upper case counts as lower
+// case, and spaces and "-" count as "_".
 func nameColumns() []string {
 	return []string{"path", "file", "filename", "file_name", "image", "image_path", "img_path", "filepath",
 		"file_path", "image_name", "img_name", "image_file", "image_id", "img_id", "imageid", "image_index", "img", "id"}
@@ -56,7 +56,8 @@ func labelColumns() []string {
 		"diagnosis"}
 }
 
-// usual returns the index of the record's field that is the first of the given names, or -1.
+// usual returns the index of the field that is one of the given names, or -1. If there are several
+// such fields, the earliest of the names decides.
 func usual(record, names []string) int {
 	for _, name := range names {
 		at := slices.IndexFunc(record, func(field string) bool {

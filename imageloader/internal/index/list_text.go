@@ -108,7 +108,7 @@ func (l lineFeeds) Read(p []byte) (n int, err error) {
 
 // separator returns the separator of a list's fields. text is the beginning of the list, or the
 // whole list if all is set. A separator must divide each record into at least two fields. separator
-// prefers one that gives all records the same number of fields, and one of these whose fields
+// prefers one that gives all records the same number of fields, and among these one whose fields
 // include the file name of an image. If no separator fits, the file's name decides.
 func separator(file, text string, all bool) rune {
 	ext := strings.ToLower(path.Ext(file))

@@ -14,7 +14,8 @@ import (
 
 // indexPaths returns the possible paths of an archive's index. The first path is the preferred one
 // for writing. Load tries the paths from last to first. An index in the user's cache folder exists
-// only because no file could be written next to the archive, so that index has the entry points.
+// only because no file could be written next to the archive, so it is the index with the entry
+// points.
 func indexPaths(c *Config, a *archive.Archive) []string {
 	shards := a.Shards()
 	needsNone := func(s archive.Shard) bool { return s.Info.IsDir() || s.Format == archive.Zip }
@@ -82,7 +83,7 @@ func indexMode(a *archive.Archive) fs.FileMode {
 
 // spoolOf returns a function that creates unnamed files for the records of an archive, or nil. The
 // records of a zip, which has no index file, go into the cache folder: a zip may have millions of
-// members, and in memory they would be there twice while its index is made.
+// members, and while its index is made, memory would otherwise hold their records twice.
 func spoolOf(c *Config, a *archive.Archive) func() (*os.File, error) {
 	paths := indexPaths(c, a)
 	if dir := cacheFolder(); a.Format() == archive.Zip && !c.NoFile && dir != "" {

@@ -79,7 +79,7 @@ func makeOrWait(a *archive.Archive, c *Config, wait bool) (*making, *Index, erro
 			}
 		}
 		named, failed := m.named(), false
-		if !named { // the process that held the lock has removed the name, or a process that takes over
+		if !named { // removed by the process that held the lock, or by one that takes over
 			failed = strings.Contains(m.said(), makingFailed)
 			_ = m.file.Close() // only read
 		}

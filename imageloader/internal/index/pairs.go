@@ -44,8 +44,8 @@ func (b *Builder) addPair(m *archive.Member, magic []byte) (number int, err erro
 	return b.record(m, dir, recordImage)
 }
 
-// loadPairs reads the members. It makes the images that have a mask, and these masks, the records
-// of x.
+// loadPairs reads the members. The records of x become the images that have a mask, and their
+// masks.
 func (b *Builder) loadPairs(x *Index, sections map[uint32]section) error {
 	members, err := newMemberReader(x.shards, len(b.dirs.names), sections)
 	if err != nil {

@@ -44,7 +44,7 @@ func (c *classCount) cost(share float64) float64 {
 
 // heldOutGroups reports for each sample whether its group is held out. In the order of their
 // hashes, groups are held out if this brings the shares of their classes nearer to the wanted
-// share. After that, single groups change sides as long as this also does so.
+// share. After that, single groups change sides as long as a change brings the shares still nearer.
 func (x *Index) heldOutGroups(p Part) []bool {
 	s := groupSplit{share: p.HeldOut, groups: map[int32]*heldGroup{}, counts: make([]classCount, len(x.classes)+1)}
 	for k := range x.samples {

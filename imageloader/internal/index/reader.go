@@ -11,7 +11,8 @@ import (
 )
 
 // segmentBytes is the number of bytes of a stream that are inflated at once for samples that stay
-// in memory. The samples between two marks are then inflated once, and not once for each sample.
+// in memory. The range between two marks is then inflated once for all its samples, not once for
+// each.
 const segmentBytes = 1 << 20
 
 // maxLead exceeds the size of any member's headers, because archive/tar accepts extended headers of
@@ -207,8 +208,8 @@ func (r *Reader) readFrom(s *shard, m *record, name string, p, room []byte) erro
 }
 
 // readGzip reads a record's content from a .tar.gz. The content must come right after a header with
-// the record's name and size. The first lead nearly always includes all headers. It costs nothing,
-// because inflating starts before the headers anyway.
+// the record's name and size. The bytes before the content that are inflated first nearly always
+// include all headers. They cost nothing, because inflating starts before the headers anyway.
 func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 	end := m.offset + m.size
 	for _, lead := range []int64{archive.Lead(name), archive.HeaderBytes, maxLead} {
@@ -289,9 +290,10 @@ func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error
 	return nil
 }
 
-// readSegment reads sample i into memory. If that is worthwhile, it also reads the neighbours of
-// the sample between two marks. It keeps nothing if it fails, and no sample whose bytes differ from
-// the index. Read then reads the sample alone, and reports the error.
+// readSegment inflates sample i together with its neighbours between two marks, and keeps their
+// contents in memory. It does nothing if the sample has no neighbours or if they take too many
+// bytes. It keeps nothing if inflating fails, and no sample whose bytes differ from the index. Read
+// then reads the sample alone, and reports the error.
 func (r *Reader) readSegment(i int) {
 	x := r.x
 	shard := x.samples[i].shard

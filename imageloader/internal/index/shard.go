@@ -46,8 +46,8 @@ func (s *shard) place(m *record) (page, offset int64) {
 	return mark.Bit >> 3, m.offset - mark.Output
 }
 
-// enter returns the last mark at or before output offset begin. until is an upper bound for the
-// file offset up to which the compressed bytes of the output before offset end extend.
+// enter returns the last mark at or before the output offset begin. The compressed bytes of the
+// output up to the offset end are in the file before the offset until.
 func (s *shard) enter(begin, end int64) (m *archive.Mark, until int64) {
 	until = s.info.Size()
 	if last := s.beyond(end - 1); last < len(s.marks) {

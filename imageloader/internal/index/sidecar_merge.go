@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/internal/system"
 )
 
-// lockWait limits the wait for each other process that saves into the same file. Such a process may
-// have been stopped.
+// lockWait limits the wait for one other process that is saving into the same file, because that
+// process may have been stopped.
 const lockWait = 10 * time.Second
 
 // lockTick is the time between two tries to lock a file.

@@ -20,7 +20,7 @@ type sums struct {
 }
 
 // same compares a member's content with the member's checksum. If there is no checksum yet, it
-// records the checksum of the content. Each process does this only once for each member.
+// records the checksum of the content. A process compares or records each member only once.
 func (s *sums) same(number int32, content []byte) bool {
 	word, bit := &s.seen[number/32], uint32(1)<<(number%32)
 	if word.Load()&bit != 0 {

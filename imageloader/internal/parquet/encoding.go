@@ -86,7 +86,7 @@ func (h *hybrid) run() error {
 		h.left, h.value, h.packed = groups*8, 0, nil
 		return nil
 	}
-	// The last run may be cut off after its last number.
+	// The last run may end right after its last number, in the middle of a group.
 	bytes := min(groups*uint64(h.width), uint64(len(h.data)))
 	if groups > 1<<32 || bytes*8 < uint64(h.width) {
 		return errValues
@@ -146,7 +146,7 @@ func newDelta(data []byte, limit int32) (*delta, error) {
 	return d, nil
 }
 
-// uvarint reads an unsigned varint. If there is none, it sets at to -1.
+// uvarint reads an unsigned varint. If there is none, it sets d.at to -1.
 func (d *delta) uvarint() uint64 {
 	if d.at < 0 {
 		return 0

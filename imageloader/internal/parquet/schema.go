@@ -193,8 +193,8 @@ func (s *selection) chooseImage(leaves []leaf, features map[string]feature, name
 	return nil
 }
 
-// choosePath finds the column of the images' names. This is the column path in the same group as
-// the images.
+// choosePath finds the column of the images' names. This is the column "path" in the group of the
+// column of images.
 func (s *selection) choosePath(leaves []leaf) {
 	group := s.image.path[:len(s.image.path)-1]
 	for i := range leaves {
@@ -207,8 +207,8 @@ func (s *selection) choosePath(leaves []leaf) {
 }
 
 // mayBeImage reports whether a column of bytes may contain the images. With a name, it must be the
-// column of this name, or the column bytes of the group of this name. Without a name, it must be
-// outside of all groups, or be the column bytes of a group, as Hugging Face's datasets writes it.
+// column of this name, or the column "bytes" of the group of this name. Without a name, it must be
+// outside of all groups, or be the column "bytes" of a group, as Hugging Face's datasets writes it.
 func (l *leaf) mayBeImage(name string) bool {
 	last := len(l.path) - 1
 	switch {

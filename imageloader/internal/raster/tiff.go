@@ -579,8 +579,8 @@ func (t *tiff) convert(to []byte, rows [][]byte) error {
 	return nil
 }
 
-// extract writes one sample of every pixel in a row, sample number first, to every step-th byte of
-// to. For a 16-bit sample it writes the high byte. A sample of less than 8 bits is written
+// extract copies one sample of each pixel of a row, the sample at index first, to every step-th
+// byte of to. For a 16-bit sample it writes the high byte. A sample of less than 8 bits is written
 // unchanged if a table maps it, and is scaled otherwise.
 func (t *tiff) extract(to []byte, step int, row []byte, first, samples, pixels int) {
 	high := 0 // position of the high byte in 16 bits

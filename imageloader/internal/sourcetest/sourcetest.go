@@ -1,4 +1,4 @@
-// Package sourcetest has a Source of remote archives that fails like a bad network.
+// Package sourcetest has a Source of archives whose reads fail as over a bad network.
 package sourcetest
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Store holds objects, and fails their readers like a bad network. Set its fields before the first
-// use, or with Lock held.
+// Store holds objects. Reading them fails at random, as over a bad network. Set its fields before
+// the first use, or with Lock held.
 type Store struct {
 	sync.Mutex
 	Objects map[string]Object // by URL
