@@ -446,16 +446,12 @@ func (p *predictor) refuse(path string, err error) error {
 	p.bad++
 	says := err.Error()
 	var fault *decode.Error
-	var limit *decode.LimitError
 	var read *fs.PathError
 	switch {
 	case errors.Is(err, decode.ErrNotImage) && isArchive(path):
 		says = "an archive, not an image: unpack it (tar -xf ARCHIVE -C FOLDER) and name the FOLDER"
 	case errors.As(err, &fault):
 		says = fmt.Sprintf("%v: %v", fault.Kind, fault.Err)
-		if errors.As(err, &limit) {
-			says = strings.ReplaceAll(says, "Options."+limit.Limit, "the maximum")
-		}
 	case errors.As(err, &read):
 		says = read.Err.Error()
 	}

@@ -276,11 +276,11 @@ func TestKindsOfFaults(t *testing.T) {
 		"cut in its header": {jpeg[:20], decode.Options{}, decode.ErrDamaged, "JPEG"},
 		"lossless":          {lossless, decode.Options{}, decode.ErrUnsupported, "JPEG"},
 		"bytes": {jpeg, decode.Options{MaxBytes: 100}, decode.ErrTooLarge,
-			"bytes, over Options.MaxBytes (100)"},
+			"bytes, over the limit of 100"},
 		"pixels": {jpeg, decode.Options{MaxPixels: 99}, decode.ErrTooLarge,
-			"pixels, over Options.MaxPixels (99)"},
+			"pixels, over the limit of 99"},
 		"memory": {jpeg, decode.Options{MaxMemory: 98}, decode.ErrTooLarge,
-			"bytes of memory to decode it, over Options.MaxMemory (98)"},
+			"bytes of memory to decode it, over the limit of 98"},
 		"an error of Func": {jpeg, decode.Options{Transform: failing}, decode.ErrRejected, ""},
 	} {
 		d := newDecoder(t, c.o)

@@ -75,11 +75,7 @@ type LimitError struct {
 }
 
 func (e *LimitError) Error() string {
-	limit := "Options." + e.Limit
-	if e.Limit == "side" {
-		limit = "the limit"
-	}
-	return fmt.Sprintf("%d %s, over %s (%d)", e.Value, e.unit, limit, e.Max)
+	return fmt.Sprintf("%d %s, over the limit of %d", e.Value, e.unit, e.Max)
 }
 
 func fault(kind, err error) error { return &Error{Kind: kind, Err: err, Offset: -1} }
