@@ -527,6 +527,9 @@ func (d *FullyShardedDataParallel) Parts() nn.Parts {
 	return dividedParts(d.net, pieces)
 }
 
+// String returns the tree of the network: see nn.Tree. The shapes are those of this rank's shards.
+func (d *FullyShardedDataParallel) String() string { return nn.Tree(d) }
+
 // dividedParts returns the parts of a module, with pieces instead of its parameters.
 func dividedParts(m nn.Module, pieces map[*torch.Tensor]*torch.Tensor) nn.Parts {
 	parts := m.Parts()
@@ -561,6 +564,9 @@ type dividedModule struct {
 }
 
 func (m dividedModule) Parts() nn.Parts { return dividedParts(m.Module, m.pieces) }
+
+// Unwrap returns the module, whose kind nn.Tree and nn.Summary print.
+func (m dividedModule) Unwrap() nn.Module { return m.Module }
 
 // SetTraining chooses the mode of the module.
 func (m dividedModule) SetTraining(training bool) {

@@ -789,6 +789,15 @@ func (g *Group) Rank() int { return g.rank }
 // Size returns the number of ranks of the group.
 func (g *Group) Size() int { return len(g.ranks) }
 
+// place returns the rank and the size for String methods, for example "rank 0 of 4".
+func (g *Group) place() string { return fmt.Sprintf("rank %d of %d", g.rank, len(g.ranks)) }
+
+// String returns the group's name, rank, size and device, for example "Group(world, rank 0 of 4,
+// cuda:0)".
+func (g *Group) String() string {
+	return fmt.Sprintf("Group(%s, %s, %v)", g.name, g.place(), g.Device())
+}
+
 // Ranks returns the members' ranks in the job, in the order of their ranks in the group.
 func (g *Group) Ranks() []int { return slices.Clone(g.ranks) }
 

@@ -76,6 +76,12 @@ type DataParallel struct {
 	closing sync.Once
 }
 
+// String returns this rank and the number of trained parameters, for example "DataParallel(rank 0 of
+// 4, 62 parameters)".
+func (d *DataParallel) String() string {
+	return fmt.Sprintf("DataParallel(%s, %d parameters)", d.g.place(), len(d.params))
+}
+
 // NewDataParallel copies rank 0's parameters and buffers to all ranks and prepares the reduction of
 // gradients. The model must be on the group's device and have the same parameters, by name, shape,
 // strides and dtype, on all ranks. Otherwise all ranks get an error that names the first

@@ -99,6 +99,10 @@ func (b *ShardedBlock) Parts() nn.Parts {
 	return b.module.Parts()
 }
 
+// String returns the tree of the module: see nn.Tree. From NewFullyShardedDataParallel on, a block
+// is a leaf with this rank's shards.
+func (b *ShardedBlock) String() string { return nn.Tree(b) }
+
 // SetTraining sets the mode of the module and all its parts.
 func (b *ShardedBlock) SetTraining(training bool) { nn.Train(b.module, training) }
 

@@ -28,6 +28,15 @@ type dividedOptimizer struct {
 // Group returns the group that shards the state.
 func (z *dividedOptimizer) Group() *Group { return z.g }
 
+// String returns the optimizer's name, this rank, and the optimizer of the rank's shards:
+//
+//	ZeroRedundancyOptimizer(rank 0 of 4, SGD(62 parameters, lr 0.1, momentum 0.9))
+//
+// It reads nothing from a device.
+func (z *dividedOptimizer) String() string {
+	return fmt.Sprintf("%s(%s, %v)", z.name, z.g.place(), z.inner)
+}
+
 // build makes the optimizer of this rank's shards.
 func (z *dividedOptimizer) build(build func([]*torch.Tensor) (optim.Optimizer, error)) error {
 	if build == nil {

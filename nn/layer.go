@@ -164,6 +164,9 @@ func kindOf(m Module) string {
 	if l, ok := m.(layered); ok && l.base().kind != "" {
 		return l.base().kind
 	}
+	if w, ok := m.(interface{ Unwrap() Module }); ok {
+		return kindOf(w.Unwrap())
+	}
 	name := strings.TrimLeft(fmt.Sprintf("%T", m), "*")
 	return name[strings.LastIndexByte(name, '.')+1:]
 }

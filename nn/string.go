@@ -14,6 +14,8 @@ import (
 //
 //	func (n *Net) String() string { return nn.Tree(n) }
 //
+// A module with the method Unwrap() nn.Module has the kind of the module that it returns.
+//
 // A Linear prints as
 //
 //	Linear([10 512])
