@@ -25,6 +25,7 @@ import (
 // weightsOptions is the command line of weights.
 type weightsOptions struct {
 	model, url, sha256, dict, out string
+	named                         bool // sha256 has the first digits of the checksum, from the file's name
 }
 
 // weightsCommand downloads published weights.
@@ -36,8 +37,8 @@ func weightsCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 		"The file must have every tensor of the network. An interrupted download continues at the next "+
 		"call. The publisher's terms apply.", stderr)
 	set.StringVar(&o.url, "url", "", "`URL` of a .pth, .pt or .safetensors file (required)")
-	set.StringVar(&o.sha256, "sha256", "", "`SUM` that the file must have, or its first 8 digits or more "+
-		"(default: the digits at the end of the file's name, as in resnet18-0123abcd.pth)")
+	set.StringVar(&o.sha256, "sha256", "", "`SUM` that the file must have, all 64 digits (default: only the digits "+
+		"at the end of the file's name are verified, as in resnet18-0123abcd.pth)")
 	set.StringVar(&o.dict, "dict", "", "`KEY` of the dict with the tensors, such as state_dict_ema "+
 		"(default: the file's tensors, or its state_dict)")
 	set.StringVar(&o.out, "o", "", "`FILE` to write (default: MODEL.safetensors)")
@@ -63,6 +64,8 @@ func weightsCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 // sumInName matches the digits of a checksum at the end of a file name without its extension.
 var sumInName = regexp.MustCompile(`-([0-9a-f]{8,64})\.\w+$`)
 
+var wholeSum = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
+
 func (o *weightsOptions) check() error {
 	if !slices.Contains(models.Names(), o.model) {
 		guess := ""
@@ -74,6 +77,9 @@ func (o *weightsOptions) check() error {
 	if o.url == "" {
 		return cli.UsageError{Message: "weights needs -url URL, where the weights are published"}
 	}
+	if o.sha256 != "" && !wholeSum.MatchString(o.sha256) {
+		return cli.Usagef("-sha256 %s: want all 64 hexadecimal digits of the file's SHA-256", printable.Name(o.sha256))
+	}
 	if o.sha256 == "" {
 		u, err := url.Parse(o.url)
 		if err != nil {
@@ -84,7 +90,7 @@ func (o *weightsOptions) check() error {
 			return cli.UsageError{Message: "weights needs -sha256 SUM: the name of the file does not end in the " +
 				"digits of its checksum; the publisher gives it"}
 		}
-		o.sha256 = m[1]
+		o.sha256, o.named = m[1], len(m[1]) < 64
 	}
 	if o.out == "" {
 		o.out = o.model + ".safetensors"
@@ -99,12 +105,17 @@ func (o *weightsOptions) run(ctx context.Context, stdout, stderr io.Writer) erro
 	}
 	downloaded := o.out + ".download"
 	report, done := cli.DownloadProgress(stderr)
-	err := setup.Download(ctx, o.url, downloaded, o.sha256, report)
+	sum, err := setup.Download(ctx, o.url, downloaded, o.sha256, report)
 	done()
 	if err != nil {
 		return fmt.Errorf("the weights: %w", err)
 	}
-	loaded, err := o.convert(downloaded)
+	verified := "verified by its SHA-256 " + sum
+	if o.named {
+		verified = fmt.Sprintf("the first %d digits of its SHA-256 are verified, by the file's name: %s (-sha256 SUM "+
+			"verifies all)", len(o.sha256), sum)
+	}
+	loaded, err := o.convert(downloaded, sum)
 	if err != nil {
 		return fmt.Errorf("%w (the verified download is kept as %s, for another MODEL or -dict)", err,
 			printable.Name(downloaded))
@@ -112,13 +123,13 @@ func (o *weightsOptions) run(ctx context.Context, stdout, stderr io.Writer) erro
 	if err := os.Remove(downloaded); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(stdout, "%s: %d tensors of %s, %d numbers; verified by SHA-256 %s\n", printable.Name(o.out),
-		len(loaded.Loaded), article(o.model), loaded.AllElements, o.sha256)
+	_, err = fmt.Fprintf(stdout, "%s: %d tensors of %s, %d numbers; %s\n", printable.Name(o.out),
+		len(loaded.Loaded), article(o.model), loaded.AllElements, verified)
 	return err
 }
 
 // convert loads the downloaded file into the network, and saves the network.
-func (o *weightsOptions) convert(downloaded string) (_ *nn.LoadReport, err error) {
+func (o *weightsOptions) convert(downloaded, sum string) (_ *nn.LoadReport, err error) {
 	net, err := models.ByName(o.model, models.Options{})
 	if err != nil {
 		return nil, err
@@ -128,5 +139,6 @@ func (o *weightsOptions) convert(downloaded string) (_ *nn.LoadReport, err error
 	if err != nil {
 		return nil, err
 	}
-	return report, nn.Save(o.out, net, map[string]string{"model": o.model, "source": printable.URL(o.url), "sha256": o.sha256})
+	return report, nn.Save(o.out, net, map[string]string{"model": o.model, "source": printable.URL(o.url),
+		"sha256": sum})
 }

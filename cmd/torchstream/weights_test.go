@@ -63,8 +63,10 @@ func TestWeightsAreVerifiedAndConverted(t *testing.T) {
 	p := publish(t)
 	out := filepath.Join(t.TempDir(), "small.safetensors")
 	status, stdout, stderr := command(t, "weights", "mobilenet_v3_small", "-url", p.url, "-o", out)
-	if status != 0 || !strings.Contains(stdout, out) || !strings.Contains(stdout, p.sum[:8]) {
-		t.Fatalf("status %d\n%s%s\nwant status 0 and stdout with %s and %s", status, stdout, stderr, out, p.sum[:8])
+	if status != 0 || !strings.Contains(stdout, out) ||
+		!strings.Contains(stdout, "first 8 digits") || !strings.Contains(stdout, p.sum) {
+		t.Fatalf("status %d\n%s%s\nwant status 0 and stdout with %s, %q and %s", status, stdout, stderr, out,
+			"first 8 digits", p.sum)
 	}
 	file, err := checkpoint.Open(out)
 	if err != nil {
@@ -73,6 +75,9 @@ func TestWeightsAreVerifiedAndConverted(t *testing.T) {
 	defer file.Close()
 	if got := file.Metadata()["model"]; got != "mobilenet_v3_small" || file.IsPyTorch() {
 		t.Errorf("got model %q, PyTorch's format %t, want mobilenet_v3_small, false", got, file.IsPyTorch())
+	}
+	if got := file.Metadata()["sha256"]; got != p.sum {
+		t.Errorf("got sha256 %q in the metadata, want %q", got, p.sum)
 	}
 	state := nn.State(p.net)
 	if n := len(file.Tensors()); n != len(state) {
@@ -102,14 +107,16 @@ func TestWeightsAreVerifiedAndConverted(t *testing.T) {
 func TestWeightsOfAnotherNetworkAreRefused(t *testing.T) {
 	p := publish(t)
 	out := filepath.Join(t.TempDir(), "w.safetensors")
-	status, _, stderr := command(t, "weights", "resnet18", "-url", p.url, "-sha256", p.sum, "-o", out)
+	status, _, stderr := command(t, "weights", "resnet18", "-url", p.url, "-sha256", strings.ToUpper(p.sum), "-o", out)
 	if status != 1 || !strings.Contains(stderr, out+".download") || fileExists(out) {
 		t.Fatalf("status %d, %s, the file exists: %t; want 1, stderr with %s, false", status, stderr, fileExists(out),
 			out+".download")
 	}
 	before := p.requests
-	if status, _, stderr := command(t, "weights", "mobilenet_v3_small", "-url", p.url, "-o", out); status != 0 {
-		t.Errorf("the right network: status %d, %s, want 0", status, stderr)
+	const whole = "verified by its SHA-256"
+	status, stdout, stderr := command(t, "weights", "mobilenet_v3_small", "-url", p.url, "-sha256", p.sum, "-o", out)
+	if status != 0 || !strings.Contains(stdout, whole) {
+		t.Errorf("the right network: status %d, %s%s, want 0 and %q", status, stdout, stderr, whole)
 	}
 	if p.requests != before {
 		t.Errorf("%d more requests, want 0: the file was there", p.requests-before)
@@ -144,6 +151,9 @@ func TestWeightsCommandLine(t *testing.T) {
 		{[]string{"resnet18"}, 2, "-url URL"},
 		{[]string{"resnet18", "-url", "https://weights.example/resnet18.pth"}, 2, "-sha256 SUM"},
 		{[]string{"resnet18", "-url", address, "-o", notes}, 1, "notes.txt"},
+		{[]string{"resnet18", "-url", address, "-sha256", "01234567"}, 2, "all 64 hexadecimal digits"},
+		{[]string{"resnet18", "-url", address, "-sha256", strings.Repeat("0", 65)}, 2, "all 64 hexadecimal digits"},
+		{[]string{"resnet18", "-url", address, "-sha256", strings.Repeat("x", 64)}, 2, "all 64 hexadecimal digits"},
 		{[]string{"resnet18", "-url", "ftp://weights.example/resnet18-01234567.pth", "-o", notes + ".new"}, 1, "https://"},
 	} {
 		status, _, stderr := command(t, append([]string{"weights"}, c.args...)...)

@@ -71,19 +71,28 @@ func checksumOf(archive *url.URL) string {
 
 // verify compares a file's SHA-256 with want, which may be only the first digits.
 func verify(path, want string) error {
-	f, err := os.Open(path)
+	have, err := sumOf(path)
 	if err != nil {
 		return err
+	}
+	if len(want) < 8 || !strings.HasPrefix(have, want) {
+		return fmt.Errorf("%s has the SHA-256 %s, and %s is wanted: it is damaged or another file", path, have, want)
+	}
+	return nil
+}
+
+// sumOf returns the SHA-256 of a file.
+func sumOf(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
 	}
 	defer f.Close()
 	h := sha256.New()
 	if _, err := io.Copy(h, f); err != nil {
-		return err
+		return "", err
 	}
-	if have := hex.EncodeToString(h.Sum(nil)); len(want) < 8 || !strings.HasPrefix(have, want) {
-		return fmt.Errorf("%s has the SHA-256 %s, and %s is wanted: it is damaged or another file", path, have, want)
-	}
-	return nil
+	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // invalid is the error for an invalid URL. The error of package url would quote the whole text,
@@ -158,15 +167,18 @@ var leadingSHA256 = regexp.MustCompile(`^[0-9a-f]{8,64}$`)
 // Download writes the contents of an http or https URL to a file whose SHA-256 begins with want, at
 // least 8 hexadecimal digits. It does nothing if path already is a file with that checksum. An
 // interrupted download leaves path.part, and the next call continues that file. Download removes a
-// downloaded file with another checksum.
-func Download(ctx context.Context, address, path, want string, report Progress) error {
+// downloaded file with another checksum. It returns all digits of the file's SHA-256.
+func Download(ctx context.Context, address, path, want string, report Progress) (sum string, err error) {
 	if u, err := url.Parse(address); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
-		return fmt.Errorf("%s: want a URL that begins with https:// or http://", printable.URL(address))
+		return "", fmt.Errorf("%s: want a URL that begins with https:// or http://", printable.URL(address))
 	}
 	if want = strings.ToLower(want); !leadingSHA256.MatchString(want) {
-		return fmt.Errorf("SHA-256 %q: want 8 to 64 hexadecimal digits", want)
+		return "", fmt.Errorf("SHA-256 %q: want 8 to 64 hexadecimal digits", want)
 	}
-	return download(ctx, http.DefaultClient, address, path, want, report)
+	if err := download(ctx, http.DefaultClient, address, path, want, report); err != nil {
+		return "", err
+	}
+	return sumOf(path)
 }
 
 // download implements Download.

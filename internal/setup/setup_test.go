@@ -709,8 +709,9 @@ func TestDownloadByTheFirstDigitsOfAChecksum(t *testing.T) {
 			t.Errorf("got size %d, want %d", size, len(text))
 		}
 	}
-	if err := Download(t.Context(), s.URL+"/w-12345678.pth", path, strings.ToUpper(digest(text)[:8]), report); err != nil {
-		t.Fatal(err)
+	sum, err := Download(t.Context(), s.URL+"/w-12345678.pth", path, strings.ToUpper(digest(text)[:8]), report)
+	if err != nil || sum != digest(text) {
+		t.Fatalf("got the checksum %s, %v, want %s, nil", sum, err, digest(text))
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, text) || last != int64(len(text)) {
 		t.Errorf("got %d bytes, %v, %d reported, want %d, nil", len(got), err, last, len(text))
@@ -719,7 +720,7 @@ func TestDownloadByTheFirstDigitsOfAChecksum(t *testing.T) {
 		t.Error("no range was requested, want the interrupted download continued")
 	}
 	before := s.requests.Load()
-	if err := Download(t.Context(), s.URL+"/w-12345678.pth", path, digest(text), report); err != nil {
+	if _, err := Download(t.Context(), s.URL+"/w-12345678.pth", path, digest(text), report); err != nil {
 		t.Error(err)
 	}
 	if n := s.requests.Load() - before; n != 0 {
@@ -737,7 +738,7 @@ func TestDownloadRefusesBadURLsAndChecksums(t *testing.T) {
 		{"https://host.example/x", strings.Repeat("0", 65), "want 8 to 64 hexadecimal digits"},
 		{"https://host.example/x", "1234567g", "want 8 to 64 hexadecimal digits"},
 	} {
-		if err := Download(t.Context(), c.url, path, c.sum, lines(io.Discard)); err == nil ||
+		if _, err := Download(t.Context(), c.url, path, c.sum, lines(io.Discard)); err == nil ||
 			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s, %q: got error %v, want one with %q", c.url, c.sum, err, c.want)
 		}
