@@ -5,7 +5,7 @@
 //		cudatest.NoLeaks(t)                 // first, so that it looks last
 //		gpu := cudatest.RequireGPUs(t, 1)[0] // or the test is skipped
 //		s := cudatest.Stream(t, gpu)
-//		cudatest.Delay(t, s, 10*time.Millisecond) // work on s comes late: a missing edge shows
+//		cudatest.Delay(t, s, 10*time.Millisecond) // work on s comes late: a missing wait shows
 //		var got *torch.Tensor
 //		err := cuda.WithStream(s, func() error { got = step(gpu); return got.Err() })
 //		if err != nil {

@@ -11,9 +11,9 @@ import (
 )
 
 // Delay queues a kernel on the stream that does nothing for at least d, up to a minute. Work queued
-// on the stream later starts after it. So a missing edge between streams becomes visible: the other
-// stream reads memory that has not been written yet. Delay itself does not wait. Inside a
-// [cuda.Capture] of the stream the kernel becomes part of the graph.
+// on the stream later starts after it. A missing edge, a wait that another stream should have made,
+// thus becomes visible: the other stream reads memory that has not been written yet. Delay itself
+// does not wait. Inside a [cuda.Capture] of the stream the kernel becomes part of the graph.
 func Delay(t testing.TB, s cuda.Stream, d time.Duration) {
 	t.Helper()
 	if err := capi.DelayStream(s.CAPI(), d); err != nil {

@@ -28,13 +28,14 @@ const grace = 10 * time.Second
 //   - events, graphs, owned streams and pinned memory left to the garbage collector
 //   - device memory in use, and pinned memory
 //   - goroutines
-//   - OS threads, more than LibTorch and Go's runtime start by themselves: twice the CPUs and 16
+//   - OS threads, beyond the number that LibTorch and Go's runtime may start themselves: twice the
+//     number of CPUs, plus 16
 //
 // Call it first, so that it looks after all other cleanups. It gives goroutines, and work on the
-// GPUs, 10 seconds to end. Objects that the garbage collector had to free cannot end, so they fail
-// the test at once if nothing else is left. With the tag debug the message has the stacks that made
-// the leaked objects. Goroutines are always printed with their stacks. NoLeaks sees the whole
-// process: neither the test nor any other test that runs at the same time may be parallel.
+// GPUs, 10 seconds to end. The number of objects that the garbage collector had to free cannot fall
+// again, so NoLeaks does not wait if only these are left. With the tag debug the message has the
+// stacks that made the leaked objects. Goroutines are always printed with their stacks. NoLeaks
+// sees the whole process, so no other test may run at the same time.
 func NoLeaks(t testing.TB) {
 	t.Helper()
 	noLeaks(t, grace)
@@ -116,9 +117,9 @@ func look() (state, error) {
 	return s, err
 }
 
-// minus returns one or more lines for each kind of object of which s has more than before. mayEnd
-// reports whether some of them may still end. Objects that the garbage collector had to free stay
-// counted.
+// minus returns one or more lines for each kind of object that has become more numerous since
+// before. mayEnd reports whether some of them may still end. Objects that the garbage collector had
+// to free stay counted.
 func (s state) minus(before state) (left []string, mayEnd bool) {
 	count := func(now, then int64, format string, args ...any) {
 		if now > then {

@@ -24,8 +24,8 @@ func StartSanitizer(t testing.TB) *cuda.Sanitizer {
 }
 
 // NoFindings starts the stream sanitizer as [StartSanitizer] does. It fails the test if the
-// sanitizer has found more than notes when the test ends, after the cleanups that the test adds
-// after this call.
+// sanitizer has found anything worse than notes. It looks at the end of the test, after the
+// cleanups that the test has added after this call.
 func NoFindings(t testing.TB) {
 	t.Helper()
 	s := StartSanitizer(t)

@@ -1,5 +1,5 @@
 // Package imagefeed opens an archive of images as batches on a device in one call. It joins an
-// imageloader.Loader and a prefetcher.Prefetcher, which a program may also open by themselves.
+// imageloader.Loader and a prefetcher.Prefetcher. A program may also open the two separately.
 package imagefeed
 
 import (
@@ -41,7 +41,7 @@ type Batch struct {
 //	defer feed.Close()
 //	for batch, err := range feed.Epoch(ctx, 0) {
 //
-// train.Config takes it as Feed: feed.Prefetcher, Loader: feed.Loader.
+// To train from the feed, set Feed: feed.Prefetcher and Loader: feed.Loader in a train.Config.
 func Open(ctx context.Context, path string, o Options) (*Feed, error) {
 	loader, err := imageloader.OpenContext(ctx, path, o.Loader)
 	if err != nil {

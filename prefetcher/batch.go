@@ -25,7 +25,7 @@ type Batch struct {
 	Epoch int
 	Index int // position in the epoch, from 0
 	Slot  int // index of the batch's device slot; a slot's addresses never change
-	Info  any // the info that the source passed to deliver; imagefeed.Batch has a loader's with its type
+	Info  any // the info that the source passed to deliver; imagefeed.Batch has it as an imageloader.Info
 
 	tenure  tenure
 	tensors []*torch.Tensor
@@ -92,9 +92,9 @@ func (p *Prefetcher) newBatch(l *lease, epoch int) (*Batch, error) {
 // Tensors returns the batch's fields in the source's order.
 func (b *Batch) Tensors() []*torch.Tensor { return slices.Clone(b.tensors) }
 
-// With returns a batch with other tensors instead of the batch's fields, in the source's order,
-// such as rows of them. The caller owns the tensors. N is their number of rows. The scope, and the
-// calls Use, Retain and Release, are the batch's.
+// With returns a batch with other tensors instead of the batch's fields, in the source's order.
+// They may be, for example, some rows of the fields. The caller owns the tensors. N is their number
+// of rows. The scope, and the calls Use, Retain and Release, are the batch's.
 func (b *Batch) With(tensors []*torch.Tensor) *Batch {
 	of := &Batch{Epoch: b.Epoch, Index: b.Index, Slot: b.Slot, Info: b.Info, tensors: slices.Clone(tensors)}
 	of.tenure = tenure{p: b.tenure.p, lease: b.tenure.lease, scope: b.tenure.scope}

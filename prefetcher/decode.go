@@ -41,9 +41,9 @@ import (
 //
 // The pinned memory consists of
 //
-//   - the plans, for a .tgz with the compressed members, in each host slot: the size that a random
+//   - in each host slot, the plans and, for a .tgz, the compressed members: the size that a random
 //     batch needs, at most 256 MiB;
-//   - the entry points, in each device slot: a quarter of the size of a batch's plans without
+//   - in each device slot, the entry points: a quarter of the size of a batch's plans without
 //     compressed members.
 //
 // # Sources that embed a Loader
@@ -56,11 +56,12 @@ const (
 	// Host decodes in the source's workers.
 	Host Decode = iota
 	// Auto decodes on the device if three conditions hold: the device is a GPU, the source can
-	// leave images to it, and the GPU can run every step on their pixels (imageloader's
-	// Transform.Ops). Otherwise Auto is the same as Host. Some steps keep some or all samples on
-	// the host, as their documentation says. Auto is then also the same as Host. The source's
-	// workers decode as many of the images as they have time for. If the loop consumes batches more
-	// slowly than they can be made, the GPU decodes only the images that the workers can't decode.
+	// leave images to it, and the GPU can run every step of imageloader's Transform.Ops on every
+	// image (the step's comment says so). Otherwise Auto is the same as Host.
+	//
+	// The source's workers decode as many of the images as they have time for, and the GPU decodes
+	// the rest. If the loop consumes batches slowly enough, the workers decode all images that they
+	// can.
 	Auto
 	// Device decodes on the device. The source's workers decode only the images that the device
 	// can't decode, and images with a step that the device can't run. New returns an error if the
@@ -297,8 +298,8 @@ func (c planConsumer) Deliver(n int, info any) error {
 	return c.deliver(n, info)
 }
 
-// planned calls use, in order, for each of the first n rows of a host slot whose image the device
-// decodes. The device decodes it into a device slot.
+// planned calls use, in order, for each image that the device decodes, among the first n rows of a
+// host slot. The device decodes these images into the device slot.
 func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
 	s := &d.slots[slot]
 	s.rows = s.rows[:0]

@@ -306,8 +306,8 @@ func (d *gpuDevice) streams() map[string]cuda.Stream {
 }
 
 func (d *gpuDevice) Open() (err error) {
-	// The goroutine stays locked until it exits. Its thread then exits too. LibTorch thereby frees
-	// the thread's caches.
+	// The goroutine stays locked until it exits. Its thread then exits too, and LibTorch frees the
+	// thread's caches.
 	runtime.LockOSThread()
 	nameThread()
 	if err = d.copyStream.open(d.options.Device, d.options.Priority); err != nil {

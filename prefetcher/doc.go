@@ -40,8 +40,8 @@
 //     released(j).
 //   - The consumer reads slot j before it is copied and finished. The consumer's stream therefore
 //     waits for ready(j), which is recorded on P after the finish.
-//   - Several streams may read the slot, and a release on one of them misses the others.
-//     released(j) is therefore recorded on every stream that used the batch.
+//   - Several streams may read the slot, and a release that is recorded on one of them does not
+//     cover the others. released(j) is therefore recorded on every stream that used the batch.
 //
 // Only the first edge makes a host thread wait: the source's, which has nothing else to do. Because
 // of the fourth edge, the prefetcher asks for the consumer's current stream when it hands over a
@@ -50,9 +50,9 @@
 // with [Batch.Use].
 //
 // The package's tests run the ring's code against a model of CUDA's streams, under tens of
-// thousands of schedules. They fail if no event orders a read or an overwrite. They also leave out
-// each of the four edges in turn and check that the model finds and names the missing edge
-// (internal/ring).
+// thousands of schedules. They fail if any read or overwrite of a slot is not ordered by an event.
+// They also leave out each of the four edges in turn and check that the model finds and names the
+// missing edge (internal/ring).
 //
 // # A batch's life
 //

@@ -198,8 +198,8 @@ func (s *SampleSource) BatchSize() int { return s.options.BatchSize }
 // Len returns the number of samples, of all ranks together.
 func (s *SampleSource) Len() int { return s.n }
 
-// Batches returns the number of batches of an epoch on this rank. If World is 1, there are fewer
-// when bad samples are skipped.
+// Batches returns the number of batches of an epoch on this rank. If World is 1 and the policy is
+// Skip, an epoch with bad samples may have fewer.
 func (s *SampleSource) Batches() int {
 	d := order.NewDeal(s.options.share(), s.n, order.Positions{})
 	return d.Batches()

@@ -146,8 +146,9 @@ func (p *samplePass) checkSlot(fields [][]byte) error {
 	return nil
 }
 
-// repeated is added to the number of a repeated delivery that is padding. Its random numbers then
-// differ from those of a sample that is drawn several times.
+// repeated is added to the occurrence number (draw.repeat) of a sample that is repeated as padding.
+// Otherwise the repetition would get the random numbers of another occurrence, because weighted
+// draws count occurrences too.
 const repeated = 1 << 32
 
 // list assigns rows to the samples of the pass, in order.

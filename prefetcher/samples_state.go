@@ -20,8 +20,8 @@ import (
 // copied and kept without limit.
 type SampleState struct {
 	run     *sampleRun
-	batches int // batches of run's deal that were delivered up to this position
-	turns   int // turns of run's deal that its rank has taken
+	batches int // batches that were delivered since the epoch started or was dealt again
+	turns   int // turns that the rank has taken since then (see order.Deal)
 }
 
 // sampleRun is the data that the states of one pass share. It is immutable.
@@ -120,11 +120,12 @@ func (s *SampleState) UnmarshalJSON(data []byte) error {
 // the same samples in the same batches, with any number of workers. Restore() without a state
 // undoes this. Running epochs are not affected.
 //
-// If Rank and World are the state's, this rank's state is enough. With another World, the rest of
-// the epoch is dealt again. Every sample that was in no batch is then delivered once. A sample that
-// was in a batch is delivered again only as padding. This needs the states of all ranks after the
-// same number of batches. One state is enough if there was one rank, or if the policy is not Skip.
-// When the rest is dealt again, BatchSize may differ too.
+// If Rank and World are the same as in the state, this rank's state is enough. With another World,
+// the rest of the epoch is dealt to the new ranks. Every sample that was in no batch is then
+// delivered once. A sample that was in a batch is delivered again only as padding. Dealing again
+// needs the states of all former ranks after the same number of batches. One state is enough if
+// there was one rank, or if the policy is not Skip. When the rest is dealt again, BatchSize may
+// differ too.
 //
 // Restore refuses a state of other samples (their number, fields, or SamplesOptions.Data) or other
 // options, with an error that names the difference.
@@ -181,7 +182,8 @@ func (s *SampleSource) restored(states []SampleState) (order.Start, error) {
 	return order.Resume(marks, s.options.share(), s.n, s.options.BadSamples == Skip)
 }
 
-// batchSizeName names the only option that may differ if World differs.
+// batchSizeName is the name of the only option that may differ between a state and the source that
+// restores it. It may differ only if World differs too.
 const batchSizeName = "SamplesOptions.BatchSize"
 
 // fingerprint returns the options that determine the batches, by name.

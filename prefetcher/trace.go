@@ -43,9 +43,9 @@ func newTracer(w trace.Window, logger *slog.Logger) (*tracer, error) {
 	return &tracer{window: w, first: first, end: end, logger: logger}, nil
 }
 
-// writable reports errors before the epoch that would otherwise occur only after it. It leaves an
-// existing file unchanged, and creates none. A dangling link, and a path that is neither a file nor
-// a folder, can only be checked by writing.
+// writable checks whether the recording's file can be written, so that an error is reported before
+// the epoch and not after it. It leaves an existing file unchanged, and creates none. A dangling
+// link, and a path that is neither a file nor a folder, can only be checked by writing.
 func writable(name string) error {
 	flags := os.O_WRONLY
 	if info, err := os.Stat(name); err == nil {

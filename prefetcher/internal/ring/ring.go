@@ -1,6 +1,6 @@
 // Package ring is the prefetcher's core. A source fills host slots, a consumer reads device slots,
-// and one goroutine moves batches from host slots to device slots. Because of four edges, no slot
-// is overwritten while it is still being read.
+// and one goroutine moves batches from host slots to device slots. Four edges (waits for events)
+// ensure that no slot is overwritten while it is still being read, or read before it is written.
 //
 // The package does not depend on CUDA or LibTorch. Its requirements on a device are the interface
 // [Device], and its requirements on goroutines the interface [Scheduler]. The prefetcher implements
