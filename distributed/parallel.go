@@ -76,8 +76,8 @@ type DataParallel struct {
 	closing sync.Once
 }
 
-// String returns this rank and the number of trained parameters, for example "DataParallel(rank 0 of
-// 4, 62 parameters)".
+// String returns this rank and the number of trained parameters, for example "DataParallel(rank 0
+// of 4, 62 parameters)".
 func (d *DataParallel) String() string {
 	return fmt.Sprintf("DataParallel(%s, %d parameters)", d.g.place(), len(d.params))
 }

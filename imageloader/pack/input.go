@@ -269,28 +269,29 @@ type spool struct {
 	size int64
 }
 
-// digest returns a digest of the names, sizes, labels and further members of all samples. It also
-// covers the sizes and modification times of the shards.
-func (in *input) digest() string {
-	h := sha256.New()
+// digests returns digests of everything of the input on which the bytes of the shards depend.
+func (in *input) digests() digests {
+	samples, labels, files := sha256.New(), sha256.New(), sha256.New()
 	for _, class := range in.x.Classes() {
-		digestText(h, class)
+		digestText(labels, class)
 	}
 	for i := range in.x.Len() {
 		s := in.x.Sample(i)
-		digestText(h, s.Name)
-		digestNumbers(h, s.Size, int64(s.Label), int64(s.Kind))
+		digestText(samples, s.Name)
+		digestNumbers(samples, s.Size, int64(s.Kind))
+		digestNumbers(labels, int64(s.Label))
 		for _, m := range in.groups.of(i) {
-			digestText(h, m.name)
-			digestNumbers(h, m.size, int64(m.kind))
+			digestText(samples, m.name)
+			digestNumbers(samples, m.size, int64(m.kind))
 		}
 	}
 	for _, s := range in.a.Shards() {
 		if !s.Info.IsDir() {
-			digestNumbers(h, s.Info.Size(), s.Info.ModTime().UnixNano())
+			digestNumbers(files, s.Info.Size(), s.Info.ModTime().UnixNano())
 		}
 	}
-	return hex.EncodeToString(h.Sum(nil)[:16])
+	text := func(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)[:16]) }
+	return digests{Files: text(files), Samples: text(samples), Labels: text(labels)}
 }
 
 func digestText(h hash.Hash, text string) {

@@ -23,7 +23,7 @@ const JournalFile = "pack.jsonl"
 // lockFile is locked while a process packs into the folder.
 const lockFile = "pack.lock"
 
-const journalVersion = 1
+const journalVersion = 2
 
 // line is a line of the journal. It has exactly one of the fields.
 type line struct {
@@ -39,8 +39,15 @@ type line struct {
 // header identifies the input and the options of a pack.
 type header struct {
 	Version int               `json:"version"`
-	Input   string            `json:"input"` // digest of the input's samples
+	Input   digests           `json:"inputs"`
 	Options map[string]string `json:"options"`
+}
+
+// digests identify an input.
+type digests struct {
+	Files   string `json:"files"`   // sizes and modification times of the input's files
+	Samples string `json:"samples"` // names, sizes and further members
+	Labels  string `json:"labels"`  // classes, and the label of each sample
 }
 
 // shard is a complete shard.
@@ -189,8 +196,13 @@ func (h *header) difference(want header) string {
 			return fmt.Sprintf("with %s %q, not %q", name, a, b)
 		}
 	}
-	if h.Input != want.Input {
-		return "of other samples, or of an input that has changed since"
+	switch {
+	case h.Input.Files != want.Input.Files:
+		return "of another input, or of files that have changed since"
+	case h.Input.Samples != want.Input.Samples:
+		return "of an input with other samples"
+	case h.Input.Labels != want.Input.Labels:
+		return "with other labels, or a list that has changed since"
 	}
 	return ""
 }

@@ -411,8 +411,15 @@ func (p *packing) header(in *imageloader.Options) header {
 		"-check": strconv.FormatBool(p.o.Check), "-webdataset": strconv.FormatBool(in.WebDataset),
 		"-list": strconv.FormatBool(in.List != ""), "limits": fmt.Sprint(p.in.rules.MaxBytes, p.in.rules.MaxPixels),
 	}
-	if c := in.Columns; c.Image != "" || len(c.Labels) > 0 {
-		o["-image-column, -label-column"] = fmt.Sprint(c)
+	f := in.ListFormat // the columns of a Parquet file are in in.Columns
+	for name, value := range map[string]string{
+		"-image-column": cmp.Or(f.NameColumn, in.Columns.Image),
+		"-label-column": strings.Join(append(slices.Clone(f.LabelColumns), in.Columns.Labels...), ","),
+		"-group-column": f.GroupColumn, "-list-folder": f.Folder, "-label-separator": f.Separator,
+	} {
+		if value != "" {
+			o[name] = value
+		}
 	}
 	if p.o.Side > 0 {
 		o["-quality"], o["-upright"] = strconv.Itoa(p.o.Quality), strconv.FormatBool(p.o.Upright)
@@ -424,7 +431,7 @@ func (p *packing) header(in *imageloader.Options) header {
 	for i, part := range p.o.Parts {
 		o[fmt.Sprintf("part %d", i+1)] = fmt.Sprintf("%+v", part)
 	}
-	return header{journalVersion, p.in.digest(), o}
+	return header{journalVersion, p.in.digests(), o}
 }
 
 // report makes the Report from the journal.

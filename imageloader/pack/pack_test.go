@@ -646,7 +646,7 @@ func TestFoldersWithOtherFilesAreRefused(t *testing.T) {
 		{path, filepath.Dir(path), pack.Options{}, `other files ("a.tar")`},
 		{path, full, pack.Options{}, `other files ("train-000000.tar")`},
 		{path, other, pack.Options{Side: 200}, `with -side "100", not "200"`},
-		{tree, other, pack.Options{Side: 100}, "an input that has changed"},
+		{tree, other, pack.Options{Side: 100}, "of another input, or of files that have changed since"},
 		{path, late, options, "only an empty file is replaced"},
 		{path, filepath.Join(t.TempDir(), "a[1]"), pack.Options{}, "a pattern"},
 	} {
@@ -663,6 +663,50 @@ func TestFoldersWithOtherFilesAreRefused(t *testing.T) {
 	if names := differences(files(t, other), was); len(names) > 0 {
 		t.Errorf("refused packs changed %q", names)
 	}
+}
+
+// TestRefusedPackSaysWhatDiffers: an input of other files, samples or labels, and each option that
+// chooses labels, is named.
+func TestRefusedPackSaysWhatDiffers(t *testing.T) {
+	members := slices.DeleteFunc(photos(t, 6), func(m archivetest.Member) bool { return filepath.Ext(m.Name) == ".txt" })
+	tree := archivetest.Extract(t, members)
+	list := filepath.Join(t.TempDir(), "labels.csv")
+	text := "name,kind,place\n"
+	for i, m := range members {
+		text += fmt.Sprintf("%s,k%d,p%d\n", m.Name, i%2, i%3)
+	}
+	if err := os.WriteFile(list, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o := func(label string) imageloader.Options {
+		return imageloader.Options{List: list, NoIndex: true,
+			ListFormat: imageloader.ListFormat{NameColumn: "name", LabelColumns: []string{label}}}
+	}
+	dir := t.TempDir()
+	write(t, tree, dir, o("kind"), pack.Options{})
+	refused := func(in imageloader.Options, says string) {
+		t.Helper()
+		_, err := pack.Write(t.Context(), tree, dir, in, pack.Options{})
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("error %v, want one with %q", err, says)
+		}
+	}
+	refused(o("place"), `with -label-column "kind", not "place"`)
+	inFolder := o("kind")
+	inFolder.ListFormat.Folder = "."
+	refused(inFolder, `with -list-folder "", not "."`)
+	other := strings.Replace(text, ",k1,", ",k0,", 1)
+	if err := os.WriteFile(list, []byte(other), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	refused(o("kind"), "with other labels, or a list that has changed since")
+	if err := os.WriteFile(list, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(tree, filepath.FromSlash(members[0].Name))); err != nil {
+		t.Fatal(err)
+	}
+	refused(o("kind"), "of an input with other samples")
 }
 
 // TestJournalContinuesFromEveryByte: the journal may end after any byte, with the shards that were
