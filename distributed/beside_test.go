@@ -17,8 +17,8 @@ import (
 
 func init() { workers["barrier beside"] = barrierBesideForEver }
 
-// Barriers of BarrierBeside are not ordered with collectives: one rank makes its barriers before
-// its collectives, and another one after them.
+// Barriers of BarrierBeside are not ordered with collectives: one rank enters its barriers before
+// its collectives, and another rank after them.
 func TestBarrierBesideIsNotOrderedWithCollectives(t *testing.T) {
 	var arrived atomic.Int32
 	requireNone(t, inProcess(t, 3, quick, func(g *Group) error {

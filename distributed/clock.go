@@ -14,8 +14,8 @@ const clockRounds = 16
 // ClockOffset measures the offset from this rank's clock to the clock of the group's rank 0. Add
 // offset to a local time to get rank 0's time. The uncertainty is half of the shortest round trip.
 // ClockOffset is a collective, and blocks. Host clocks drift apart by up to about a millisecond a
-// minute, so measure the offset when you take the times. trace.Ranks uses the offset to put
-// recordings on one clock.
+// minute, so measure the offset close to the times that you compare. trace.Ranks uses the offset to
+// put recordings on one clock.
 func ClockOffset(g *Group) (offset, uncertainty time.Duration, err error) {
 	now, err := torch.Zeros(cuda.CPU, torch.Int64, 1)
 	if err != nil {

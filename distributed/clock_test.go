@@ -26,7 +26,7 @@ func TestClockOffset(t *testing.T) {
 	}))
 }
 
-// If the question cannot be sent, askTime does not wait for an answer.
+// If askTime cannot send its request, it does not wait for an answer.
 func TestClockOffsetEndsWithItsFirstError(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		now, err := torch.Zeros(cuda.CPU, torch.Int64, 1)

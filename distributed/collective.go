@@ -33,7 +33,7 @@ func (o Op) String() string {
 // call is one collective that this rank has entered.
 type call struct {
 	g    *Group
-	key  string // calls with the same key are ordered: the group's name, or a pair of ranks in a group
+	key  string // the group's name, or a pair of its ranks; calls with the same key run in order
 	of   []int  // the participating ranks, as ranks of the job
 	call control.Call
 	on   capi.Stream // GPU stream; zero on the CPU
@@ -90,7 +90,7 @@ func (g *Group) beginPair(name string, from, to int, t *torch.Tensor) (*call, er
 	return c, nil
 }
 
-// check returns errors of the arguments, before the call can affect other ranks.
+// check returns an error for wrong arguments, before the call can affect other ranks.
 func (g *Group) check(name string, tensors []*torch.Tensor) error {
 	if err := g.member(); err != nil {
 		return err
@@ -149,10 +149,10 @@ func (c *call) failed(err error) error {
 // launch calls one of capi's functions with the arguments of a collective.
 type launch func(c *call, t []*capi.Tensor) (*capi.Work, error)
 
-// start launches the collective. On the CPU it returns the collective's work. On a GPU it enqueues
-// the collective on the current stream. If own is true, start uses the group's stream instead: that
-// stream first waits for the work enqueued on the current stream so far, and start returns an
-// event, done, recorded after the collective. The caller calls end, even after an error.
+// start launches the collective. On the CPU it returns the running collective as work. On a GPU it
+// enqueues the collective on the current stream. If own is true, start uses the group's stream
+// instead: that stream first waits for the work enqueued on the current stream so far, and start
+// returns an event, done, recorded after the collective. The caller calls end, even after an error.
 func (c *call) start(own bool, tensors []*torch.Tensor, run launch) (work *capi.Work, done *cuda.Event, err error) {
 	if tensors[0].Device() == cuda.CPU {
 		err = torch.CAPI(c.call.Name, tensors, func(t []*capi.Tensor) (err error) {
@@ -197,7 +197,7 @@ func (c *call) start(own bool, tensors []*torch.Tensor, run launch) (work *capi.
 	return nil, done, c.local(err)
 }
 
-// local adds the call to an error of the launch. Other ranks do not see such an error. If the job
+// local adds the call's name to an error of the launch, which other ranks do not see. If the job
 // has failed, local returns the job's failure instead.
 func (c *call) local(err error) error {
 	if err == nil {
@@ -233,9 +233,9 @@ func (c *call) finish(work *capi.Work) error {
 	return err
 }
 
-// explained waits for the job's verdict on a collective that failed on this rank. The cause is
-// often a failure on another rank, which the verdict names. Without a verdict within
-// Options.Silence, explained returns err.
+// explained waits for the job's verdict on a collective that failed on this rank. Often another
+// rank has failed first, and the verdict names that rank. Without a verdict within Options.Silence,
+// explained returns err.
 func (c *call) explained(err error) error {
 	var v *control.Verdict
 	if errors.As(err, &v) {
@@ -464,8 +464,9 @@ func allToAll(outRows, inRows []int64) launch {
 	}
 }
 
-// AllToAllRows divides the first dimension of the tensors of an all-to-all. The zero value divides
-// it into equal parts. Otherwise both fields have a number of rows for each rank.
+// AllToAllRows says how [Group.AllToAll] divides the first dimension of its tensors between the
+// ranks. The zero value stands for equal parts. Otherwise both fields hold a number of rows for
+// each rank.
 type AllToAllRows struct {
 	Out []int64 // rows received from each rank
 	In  []int64 // rows sent to each rank
@@ -581,7 +582,7 @@ func (c *call) arrive() error {
 }
 
 // BarrierBeside is like [Group.Barrier], but another goroutine may call the group's collectives
-// meanwhile. It suits a goroutine that writes a file, for example. Such a barrier has no order
+// meanwhile. Use it in a goroutine that writes a file, for example. Such a barrier has no order
 // relative to the collectives. Barriers with the same name run one after the other. All ranks must
 // make the same number of barriers with each name.
 func (g *Group) BarrierBeside(name string) error { return g.ReserveBeside(name)() }
@@ -589,8 +590,8 @@ func (g *Group) BarrierBeside(name string) error { return g.ReserveBeside(name)(
 // ReserveBeside reserves the next barrier of [Group.BarrierBeside] with the name. It returns the
 // barrier as a function, which a goroutine calls once, later. Every rank reserves the same barriers
 // in the same order. A barrier waits for the barriers with the same name that were reserved before
-// it, on this rank too. If several goroutines write files, the barriers of one file on all ranks
-// therefore match, whichever file is finished first.
+// it, on this rank too. So if several goroutines write files, all ranks use the same barrier for a
+// file, whichever file is finished first.
 func (g *Group) ReserveBeside(name string) (barrier func() error) {
 	before, own := g.besides.reserve(name)
 	c := &call{g: g, key: g.name + ", beside: " + name, of: g.ranks,
@@ -612,7 +613,7 @@ func (g *Group) ReserveBeside(name string) (barrier func() error) {
 	}
 }
 
-// besideBarriers reserves the barriers of BarrierBeside.
+// besideBarriers keeps the order of the barriers of BarrierBeside.
 type besideBarriers struct {
 	mu   sync.Mutex
 	last map[string]besidePlace // the last reserved barrier, by name

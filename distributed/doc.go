@@ -1,7 +1,7 @@
 // Package distributed trains on several GPUs and hosts, with one process for each GPU. torchrun, a
 // Kubernetes training operator, SLURM, Open MPI or a shell loop starts the processes. The package
 // drives c10d, which is part of LibTorch: NCCL for tensors on GPUs, Gloo for tensors on the CPU,
-// and TCPStore for the rendezvous.
+// and TCPStore, a key-value store on rank 0's host or the launcher's, for the rendezvous.
 //
 //	world, err := distributed.Init(ctx, distributed.Options{})
 //	if err != nil {
@@ -28,6 +28,6 @@
 //
 // # Checkpoints
 //
-// Each rank of a sharded training writes its own file of a checkpoint. Package checkpoint makes the
-// files' names (rankfiles.go).
+// If the ranks shard the model or the optimizer, each rank writes one file of a checkpoint. Package
+// checkpoint chooses the files' names (rankfiles.go).
 package distributed

@@ -16,17 +16,19 @@ type Environment struct {
 	Size      int // number of processes
 	LocalRank int // the rank among the processes of this host
 	LocalSize int // number of processes of this host; 0 if the launcher does not say
-	// Address and Port are the address of the store. Rank 0 serves the store, or the launcher does
-	// if AgentStore is set. Only a job of one process may have no address.
+	// Address and Port are the address of the TCPStore through which the ranks connect. Rank 0
+	// serves the store, or the launcher does if AgentStore is set. Only a job of one process may
+	// have no address.
 	Address string
 	Port    int
 	// AgentStore is set if the launcher serves the store, as torchrun does. Rank 0 then serves no
-	// store. The launcher's store may outlive the ranks and serve the ranks of the launcher's next
-	// start.
+	// store. The launcher's store may outlive the ranks: if the launcher restarts the job, the new
+	// ranks use the same store.
 	AgentStore bool
 	Launcher   string // "torchrun", "slurm", "openmpi", or "none" for a process started alone
 	// Job is the launcher's name for the job. If two jobs use the same store by mistake, a rank
-	// that sees the other job's name fails with an error. Job is "" if the launcher sets no name.
+	// that finds the other job's name in the store fails with an error. Job is "" if the launcher
+	// sets no name.
 	Job string
 	// Warning says why a job of one process may be unintended, and what to do. It is "" for all
 	// other jobs. Init writes it to Options.Log.
@@ -158,8 +160,8 @@ type variables struct {
 	err    error
 }
 
-// number returns the value of a variable. If the variable is unset, number returns without. A
-// negative without means that the variable is required: number then records an error.
+// number returns the value of a variable, or the argument without if the variable is unset. If
+// without is negative, the variable is required, and number records an error.
 func (r *variables) number(name string, without int) int {
 	text := r.getenv(name)
 	n, err := strconv.Atoi(text)

@@ -15,8 +15,8 @@ import (
 
 func init() { workers["equal ranks on GPUs"] = onOwnGPU(ranksStayEqual) }
 
-// The ranks start with different weights and have different samples. Gradients and weights must be
-// the same bits on all ranks after NewDataParallel and after every step.
+// The ranks start with different weights and have different samples. Gradients and weights must
+// have the same bits on all ranks after NewDataParallel and after every step.
 func TestRanksStayEqual(t *testing.T)    { requireNone(t, inProcess(t, 2, quick, ranksStayEqual)) }
 func TestGPURanksStayEqual(t *testing.T) { onGPUs(t, "equal ranks on GPUs") }
 

@@ -63,7 +63,8 @@ func (v verdict) Is(target error) bool {
 	return false
 }
 
-// known is a reason that a call has already returned.
+// known wraps the reason for the job's end if a call has already returned it. The text is then
+// short.
 type known struct{ error }
 
 func (known) Error() string { return "the job had failed before" }

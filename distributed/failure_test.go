@@ -21,8 +21,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// patient is for jobs that lose a rank. Their ranks must notice the loss at once, long before these
-// limits.
+// patient holds the options of jobs that lose a rank. The other ranks must notice the loss at once,
+// long before these limits.
 var patient = Options{CPU: true, Timeout: 5 * time.Minute, Silence: 5 * time.Minute}
 
 // silenceVariable sets Options.Silence of a job.
@@ -154,7 +154,7 @@ func failedWith(g *Group, err error) error {
 }
 
 // requireErrors checks that the processes end, and that the errors of the ranks name the culprit.
-// If speaks is false, it does not check the culprit's own error.
+// If speaks is false, requireErrors does not check the error of the culprit itself.
 func requireErrors(t *testing.T, all []*process, culprit int, speaks bool, says ...string) {
 	t.Helper()
 	for _, p := range all {
@@ -197,7 +197,7 @@ func TestBrokenPipesDoNotEndTheProcess(t *testing.T) {
 // brokenPipes sends SIGPIPE to every thread that Init starts. Go's own threads ignore the signal.
 func brokenPipes(ctx context.Context) error {
 	x := full(cuda.CPU, torch.Float32, 1, 1000)
-	if err := x.Add(x).Err(); err != nil { // starts LibTorch's threads that do not belong to a group
+	if err := x.Add(x).Err(); err != nil { // starts those of LibTorch's threads that do not belong to a group
 		return err
 	}
 	before, err := os.ReadDir("/proc/self/task")

@@ -31,8 +31,8 @@ func TestFlagIsUpOnAllRanksAtOnce(t *testing.T) {
 	}
 }
 
-// A rank may close its flag without reading the last Sync. Nothing leaks, and the other ranks
-// finish.
+// A rank may close its flag without using the result of its last Sync. Nothing leaks, and the other
+// ranks finish.
 func TestFlagClosesWithUnreadSync(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		f := NewFlag(g)

@@ -34,7 +34,7 @@ type FullyShardedOptions struct {
 // FullyShardedStats are the bytes held by a rank.
 type FullyShardedStats struct {
 	ParameterBytes   int64 // this rank's shards of the parameters
-	GradientBytes    int64 // averaged gradients of the shards: 0 between Step and Backward
+	GradientBytes    int64 // averaged gradients of the shards; 0 between Step and Backward
 	GatheredBytes    int64 // parameters gathered now, in blocks and outside of them
 	MaxGatheredBytes int64 // maximum of GatheredBytes
 }
@@ -68,8 +68,8 @@ type FullyShardedStats struct {
 //	err = opt.Step()
 //
 // A block's parameters are gathered while the previous block computes, and freed when the block has
-// computed, in forward and again in backward. Its gradients are averaged over the ranks while
-// backward computes the next block. Each rank receives only the averages for its shard.
+// computed, in forward and again in backward. The block's gradients are averaged over the ranks
+// while backward computes the next block. Each rank receives only the averages for its shard.
 //
 // All ranks make the same passes through the same blocks in the same order. Batch sizes may differ:
 // a rank without samples makes the passes on a batch with zero rows. Blocks that no rank uses get
@@ -85,9 +85,9 @@ type FullyShardedDataParallel struct {
 	g      *Group
 	o      FullyShardedOptions
 	stream *cuda.OwnedStream             // for the collectives; nil on the CPU
-	empty  map[torch.DType]*torch.Tensor // placeholders that modules hold while their blocks are not gathered
-	// link is a leaf without elements. It only serves to make the blocks' outputs require
-	// gradients.
+	empty  map[torch.DType]*torch.Tensor // empty tensors that modules hold while their blocks are not gathered
+	// link is an autograd leaf without elements. It is an input of every block, only to make the
+	// blocks' outputs require gradients.
 	link   *torch.Tensor
 	stats  FullyShardedStats
 	closed bool
@@ -119,7 +119,8 @@ type blockPasses struct {
 func (p *blockPasses) beginForward()  { p.inForward, p.visited = true, nil }
 func (p *blockPasses) beginBackward() { p.backward, p.at = true, len(p.order) }
 
-// endForward makes the blocks of the forward pass the prediction for the next one.
+// endForward saves the order of the blocks in this forward pass, as the prediction for the next
+// one.
 func (p *blockPasses) endForward() {
 	p.inForward = false
 	p.order, p.visited = p.visited, nil
@@ -157,13 +158,14 @@ func (p *blockPasses) reach(b *ShardedBlock) (next *ShardedBlock) {
 type parameterVersion struct {
 	changes  int  // number of times the parameters have changed
 	computed int  // value of changes at the latest Forward
-	stepped  bool // no gradients exist since Step or ZeroGrad
+	stepped  bool // Step or ZeroGrad has dropped the gradients, and no Backward has followed
 }
 
 // stale reports whether the parameters have changed since the latest Forward.
 func (v *parameterVersion) stale() bool { return v.computed != v.changes }
 
-// wholeTensors are the whole tensors that belong to the FullyShardedDataParallel.
+// wholeTensors are the unsharded tensors that the FullyShardedDataParallel has returned and still
+// owns.
 type wholeTensors struct {
 	state    []*torch.Tensor // returned by State
 	averages []*torch.Tensor // returned by EMAState
@@ -183,12 +185,12 @@ func (w *wholeTensors) dropAverages() {
 	w.averages = nil
 }
 
-// NewFullyShardedDataParallel shards the parameters of a network over the ranks, with rank 0's
+// NewFullyShardedDataParallel shards the parameters of a network over the ranks. They get rank 0's
 // values. The network must have the same blocks, parameters and buffers, by name, shape, strides
 // and dtype, on all ranks. Otherwise all ranks get an error that names the first difference. The
 // network may be on the CPU: blocks move to the group's device one after the other, so a network
-// may be larger than one device. Buffers get rank 0's values once. After that, each rank updates
-// its own buffers.
+// may be larger than one device. Buffers get rank 0's values too, but only once. After that, each
+// rank updates its own buffers.
 //
 // From then on, nn.Parameters and nn.State of the FullyShardedDataParallel return this rank's
 // shards of the parameters. A shard is a row of elements, and may be empty. nn.Parameters and
@@ -197,9 +199,9 @@ func (w *wholeTensors) dropAverages() {
 // Call ConvertSyncBatchNorm, nn.Freeze and nn.Load before NewFullyShardedDataParallel, and
 // [FullyShardedDataParallel.State] after it. Hooks registered on shards are not called.
 //
-// These networks are refused: a block contains another block or an nn.Graphed; two blocks share a
-// parameter; a block shares a parameter with a module outside of blocks. A parameter may occur
-// twice within one block, or twice outside of blocks.
+// A network is refused if a block contains another block or an nn.Graphed, if two blocks share a
+// parameter, or if a block shares a parameter with a module outside of blocks. A parameter may
+// occur twice within one block, or twice outside of blocks.
 //
 // Close the FullyShardedDataParallel before the group. The network cannot be used after Close. If
 // NewFullyShardedDataParallel fails, the network may have lost its parameters.
@@ -530,7 +532,8 @@ func (d *FullyShardedDataParallel) Parts() nn.Parts {
 // String returns the tree of the network: see nn.Tree. The shapes are those of this rank's shards.
 func (d *FullyShardedDataParallel) String() string { return nn.Tree(d) }
 
-// dividedParts returns the parts of a module, with pieces instead of its parameters.
+// dividedParts returns the parts of a module. Parameters in the map are replaced by their pieces,
+// which are this rank's shards.
 func dividedParts(m nn.Module, pieces map[*torch.Tensor]*torch.Tensor) nn.Parts {
 	parts := m.Parts()
 	parts.Parameters, parts.Modules = slices.Clone(parts.Parameters), slices.Clone(parts.Modules)
@@ -557,7 +560,7 @@ func hasParameters(m nn.Module) bool {
 		slices.ContainsFunc(parts.Modules, func(c nn.Child) bool { return hasParameters(c.Module) })
 }
 
-// dividedModule is a module that lists pieces instead of its parameters.
+// dividedModule is a module that lists this rank's shards (pieces) instead of its parameters.
 type dividedModule struct {
 	nn.Module
 	pieces map[*torch.Tensor]*torch.Tensor
@@ -918,7 +921,7 @@ func (d *FullyShardedDataParallel) ClipGradNorm(maxNorm float64, o optim.ClipOpt
 	return optim.ClipGradNorm(d.Parameters(), maxNorm, o)
 }
 
-// wholeNorm computes the norm of the ranks' norms.
+// wholeNorm computes the norm of all gradients from each rank's norm.
 func (d *FullyShardedDataParallel) wholeNorm(own *torch.Tensor, order float64) *torch.Tensor {
 	scope := torch.NewScope("norms")
 	defer scope.Close()

@@ -43,8 +43,9 @@ func aloneOnGPU(t *testing.T) *Group {
 	return g
 }
 
-// The stream sanitizer finds no race in sharded training. The job has one rank, and so no NCCL: the
-// sanitizer checks the order of gathers, computation, reductions, steps and reuse of memory.
+// The stream sanitizer finds no race in sharded training. It checks the order of gathers,
+// computation, reductions, steps and reuse of memory. The job has only one rank, so NCCL does not
+// run.
 func TestSanitizerOfShardedBlocks(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
@@ -114,9 +115,8 @@ func TestSanitizerOfShardedConstruction(t *testing.T) {
 	}
 }
 
-// The memory of a rank's gradients is free between steps. The next pass may reuse it, but must
-// first wait for all work that still reads it. This also holds if the Forward of that pass ran
-// earlier.
+// The memory of a rank's gradients is free between steps. The next pass may reuse the memory, but
+// must first wait for all work that still reads it, even if the Forward of that pass ran earlier.
 func TestSanitizerOfShardedGradients(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	g := aloneOnGPU(t)
@@ -163,7 +163,7 @@ func readGradients(g *Group, on cuda.Stream, wrap func(nn.Module) nn.Module) err
 	with := allocated()
 	err = errors.Join(err, capi.DelayStream(on.CAPI(), delay), scope.Own(grad.Mul(grad)).Err(),
 		grad.Close(), opt.ZeroGrad())
-	// with includes the product, which is new.
+	// with also counts the product, which did not exist before.
 	if freed := with - allocated() + 4*elements; err == nil && freed < 4*elements {
 		err = fmt.Errorf("%d bytes of gradients are free after ZeroGrad, of %d", freed, 4*elements)
 	}

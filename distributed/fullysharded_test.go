@@ -116,7 +116,7 @@ func newBlockNet(seed uint64, d cuda.Device, wrap func(nn.Module) nn.Module) (*b
 	return net, errors.Join(nn.ToDType(net, torch.Float64), nn.To(net, d))
 }
 
-// shardedCase describes a sharded training.
+// shardedCase describes a sharded training run.
 type shardedCase struct {
 	name       string
 	o          FullyShardedOptions
@@ -172,9 +172,9 @@ func (l lateModule) Forward(x *torch.Tensor) *torch.Tensor {
 	return y
 }
 
-// shardedRun is a training in one process, or one rank of a sharded training.
+// shardedRun is a training run in one process, or one rank of a sharded run.
 type shardedRun struct {
-	g       *Group // nil for a training in one process
+	g       *Group // nil for a run in one process
 	net     *blockNet
 	sharded *FullyShardedDataParallel
 	opt     optim.Optimizer
@@ -308,8 +308,8 @@ func (r *shardedRun) train(d cuda.Device, c shardedCase, sizes []int) error {
 	return nil
 }
 
-// shardedSizes returns batch sizes that are no multiples of the number of ranks. Some are smaller
-// than the number of ranks.
+// shardedSizes returns batch sizes that the ranks cannot divide evenly. Some are smaller than the
+// number of ranks.
 func shardedSizes(c shardedCase) (sizes []int) {
 	if c.clip > 0 {
 		return batchSizes
@@ -340,9 +340,9 @@ func compareNamed(a, b []torch.Named) (float64, error) {
 	return difference(values[0], values[1]), nil
 }
 
-// shardedTrainsAsOne compares a sharded training with a training in one process. It compares
-// parameters, optimizer state and memory. Then each training loads the other's state, and they are
-// compared again.
+// shardedTrainsAsOne compares the parameters, optimizer state and memory of a sharded run with a
+// run in one process. Then each run loads the other's state, continues, and they are compared
+// again.
 func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 	alone, err := startSharded(nil, d, c, 1)
 	if err != nil {
@@ -381,8 +381,8 @@ func shardedTrainsAsOne(g *Group, d cuda.Device, c shardedCase) error {
 	if err := must(same("after training"), memoryIsDivided(g, ranks, c)); err != nil {
 		return err
 	}
-	// Both trainings continue. The ranks load the state of the single process into a network that
-	// had other values.
+	// Both runs continue. The ranks load the state of the single process into a network that had
+	// other values.
 	again, err := startSharded(g, d, c, 77)
 	if err != nil {
 		return err
@@ -516,8 +516,8 @@ func TestGPUFullyShardedTrainsAsOne(t *testing.T) { onGPUs(t, "sharded on GPUs")
 // use.
 func TestGPUFullyShardedIsInOrder(t *testing.T) { onGPUs(t, "late sharded on GPUs") }
 
-// gatheredNet is a network that uses each block once. A block that is used twice would add its
-// gradients in the shards' dtype. A training in one process would add them in the dtype of the
+// gatheredNet is a network that uses each block once. If a block is used twice, a sharded run adds
+// the two gradients in the shards' dtype, but a run in one process adds them in the dtype of the
 // gathers.
 func gatheredNet(seed uint64, d cuda.Device, dtype torch.DType, wrap func(nn.Module) nn.Module) (nn.Module, error) {
 	seeding.Lock()
@@ -536,7 +536,7 @@ func gatheredNet(seed uint64, d cuda.Device, dtype torch.DType, wrap func(nn.Mod
 	return net, errors.Join(nn.ToDType(net, dtype), nn.To(net, d))
 }
 
-// gatheredCase is a training whose parameters are gathered in a different dtype. A training in one
+// gatheredCase is a training run whose parameters are gathered in a different dtype. A run in one
 // process computes the same result within the tolerance.
 type gatheredCase struct {
 	of, in    torch.DType
@@ -544,16 +544,16 @@ type gatheredCase struct {
 	tolerance float64
 }
 
-// The tolerance is 0 if one rank, or two ranks with exact averages, compute the same bits as one
-// process. AdamW is an exception. Its fused code works on vectors of elements, and may round the
-// last elements differently if they do not fill a vector.
+// The tolerance is 0 for one rank, and for two ranks whose averages are exact: these compute the
+// same bits as one process. AdamW is an exception. Its fused code works on vectors of elements, and
+// may round the last elements differently if they do not fill a vector.
 var (
 	gatheredInFloat32  = gatheredCase{torch.Float64, torch.Float32, adamW, 1e-12}
 	gatheredInBFloat16 = gatheredCase{torch.Float32, torch.BFloat16, sgd, 0}
 )
 
-// gatheredTrainsAsOne compares a sharded training with a training in one process. The latter
-// computes the gradients of each rank's samples with rounded parameters.
+// gatheredTrainsAsOne compares a sharded run with a run in one process, which computes the
+// gradients of each rank's samples separately, with rounded parameters.
 func gatheredTrainsAsOne(g *Group, d cuda.Device, c gatheredCase) error {
 	none := func(m nn.Module) nn.Module { return m }
 	masters, err := gatheredNet(1, d, c.of, none)

@@ -384,8 +384,8 @@ func (d *FullyShardedDataParallel) agreeOnAverages(state []torch.Named, parts ma
 	return mine.agree(d.g)
 }
 
-// gatherWhole gathers parameters of a flat tensor from all ranks. own holds this rank's shards. It
-// adds the whole tensors, on the CPU, to whole and to kept.
+// gatherWhole gathers parameters of a flat tensor from all ranks. own holds this rank's shards.
+// gatherWhole adds the whole tensors, on the CPU, to whole and to kept.
 func (d *FullyShardedDataParallel) gatherWhole(call string, f *blockFlat, own []partOf,
 	kept *[]*torch.Tensor, whole map[*shardedParameter]*torch.Tensor) error {
 	if len(own) == 0 {

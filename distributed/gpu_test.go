@@ -217,7 +217,8 @@ func bucketOrderOnGPUs(g *Group) error {
 	})
 }
 
-// trainOnGPUs compares a training on all ranks together with trainings on each rank alone.
+// trainOnGPUs compares training on all ranks together with training on one GPU, which each rank
+// does for itself.
 func trainOnGPUs(g *Group) error {
 	d := g.Device()
 	var all [2][]float64
@@ -301,7 +302,7 @@ func graphOnGPUs(g *Group) error {
 	return err
 }
 
-// TestCallsOfStepsAreEqual runs the graph tests on the CPU. Nothing is captured there, so both runs
+// TestCallsOfStepsAreEqual runs the graph tests on the CPU. The CPU captures nothing, so both runs
 // of a comparison are eager and must give equal weights.
 func TestCallsOfStepsAreEqual(t *testing.T) {
 	for name, compare := range map[string]func(*Group) error{

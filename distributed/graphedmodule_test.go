@@ -19,8 +19,9 @@ func init() {
 
 func TestGPUGraphedModuleUnderDataParallel(t *testing.T) { onGPUs(t, "graphed module on GPUs") }
 
-// graphedModuleOnGPUs trains twice: with the middle of the network as graphs of its passes, and
-// eagerly. Gradients of parameters inside the graphs must fill buckets like other gradients.
+// graphedModuleOnGPUs trains twice: once with CUDA graphs of the passes of the network's middle,
+// and once eagerly. Gradients of parameters inside the graphs must fill buckets like other
+// gradients.
 func graphedModuleOnGPUs(g *Group) error {
 	d := g.Device()
 	var all [2][]float64

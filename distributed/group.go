@@ -85,7 +85,7 @@ type Group struct {
 type communicators struct {
 	cpu, gpu *capi.Group
 	stream   *cuda.OwnedStream // for asynchronous collectives; nil without a GPU
-	aborting sync.WaitGroup    // running calls that abort cpu and gpu
+	aborting sync.WaitGroup    // goroutines that are aborting cpu and gpu
 }
 
 // abort aborts the collectives of the group. It does not wait for LibTorch, which may hang.
@@ -144,7 +144,7 @@ type connections struct {
 	member *control.Member
 	hub    *control.Hub // set only on rank 0
 	store  *capi.Store
-	start  string // prefix of this start's group keys in the store
+	start  string // prefix of the groups' keys in the store, different each time that the job is started
 }
 
 // openGroups are the groups of a job until it is closed.
@@ -188,10 +188,10 @@ func (o *openGroups) isClosed() bool {
 // ctx is the context of the whole job. When it is cancelled, running and later collectives fail on
 // all ranks, with [ErrLeft]. On the other ranks the error names this rank.
 //
-// If some ranks do not connect within Options.Timeout, the error names them. A launcher's store may
-// still contain the announcement of a rank 0 from an earlier start. Ranks skip such an announcement
-// and wait for the rank 0 of their own start, even if the hosts have counted different numbers of
-// restarts.
+// If some ranks do not connect within Options.Timeout, the error names them. If a launcher restarts
+// the job but keeps its store, the store may still contain what rank 0 announced at the earlier
+// start. Ranks skip such an announcement and wait for the rank 0 of their own start. This works
+// even if the hosts have counted different numbers of restarts.
 //
 // Ranks connect through LibTorch's TCPStore at MASTER_ADDR:MASTER_PORT, through a port of rank 0
 // that the store announces, and through ports of Gloo and NCCL. Gloo and NCCL use the network
@@ -269,7 +269,7 @@ func deviceOf(e Environment, o Options) (cuda.Device, error) {
 type meeting struct {
 	Addresses []string
 	Token     string
-	Start     string // differs at each start; not secret
+	Start     string // different each time that the job is started; not secret
 	Size      int
 	Job       string // the launcher's name of the job, or ""
 }
@@ -301,7 +301,7 @@ func (j *job) connect(ctx context.Context) error {
 	j.store = store
 	if err != nil {
 		if strings.Contains(err.Error(), "EADDRINUSE") {
-			// The text of c10d does not say more.
+			// c10d reports this cause only in the text of its error.
 			return fmt.Errorf("the store at %s:%d: another process uses this port: set MASTER_PORT to a "+
 				"free port: %w", j.env.Address, j.env.Port, syscall.EADDRINUSE)
 		}
@@ -566,7 +566,7 @@ func (j *job) watch(ctx context.Context) {
 	}
 }
 
-// checkFaults reports NCCL failures. No call returns these.
+// checkFaults reports failures of NCCL that occur after the calls have returned.
 func (j *job) checkFaults() {
 	j.open.mu.Lock()
 	defer j.open.mu.Unlock()
@@ -775,8 +775,8 @@ func culprit(err error) int {
 	return -1
 }
 
-// tell records that a call returns the reason for the job's end. Only an error with a verdict
-// contains the reason.
+// tell records whether a call has returned the reason for the job's end. Only an error that names
+// the rank at fault does.
 func (j *job) tell(err error) {
 	if culprit(err) >= 0 {
 		j.told.Store(true)
@@ -858,8 +858,8 @@ func (g *Group) member() error {
 	return nil
 }
 
-// abort ends the job after an error that occurred only on this rank, and returns the error.
-// Otherwise the other ranks would wait for this rank in a collective, or would match that
+// abort ends the job after an error that occurred only on this rank, and returns the error. If the
+// job continued, the other ranks would wait for this rank in a collective, or would pair that
 // collective with this rank's next one.
 func (g *Group) abort(name string, err error) error {
 	g.job.member.Abort(fmt.Sprintf("%s at %s failed: %v", name, caller(), err))

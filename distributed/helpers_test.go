@@ -21,8 +21,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// patience is the time limit of a test that hangs. It is shorter than Timeout and Silence of
-// patient. So a test fails if only these limits make its job notice the end of a rank.
+// patience is the time limit of a test that hangs. It is shorter than Timeout and Silence in
+// patient, so a test fails if its job notices the end of a rank only because of these limits.
 const patience = 2 * time.Minute
 
 func freePort(t testing.TB) int {
@@ -76,8 +76,8 @@ var workers = map[string]func(ctx context.Context) error{}
 const (
 	workerVariable = "TORCHSTREAM_DIST_TEST_WORKER"
 	// togetherVariable is set in processes that start together. Both files are pipes. A process
-	// closes loadedFile when it has loaded LibTorch. It then reads beginFile, whose end comes when
-	// all processes have loaded LibTorch.
+	// closes loadedFile when it has loaded LibTorch. It then reads beginFile, which reaches its end
+	// when all processes have loaded LibTorch.
 	togetherVariable = "TORCHSTREAM_DIST_TEST_TOGETHER"
 	loadedFile       = 3
 	beginFile        = 4

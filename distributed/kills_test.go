@@ -40,11 +40,11 @@ var (
 // killSteps is the number of training steps in TestKills.
 const killSteps = 12
 
-// killPatience limits a training that hangs.
+// killPatience is the time limit of a run that hangs.
 const killPatience = 3 * time.Minute
 
-// killSlack is the time that a slow and busy machine may add to the timeouts of TestKills' jobs.
-// Together they are less than the default timeouts.
+// killSlack is the time by which a slow and busy machine may exceed the timeouts of TestKills'
+// jobs. Timeouts and slack together are still less than the default timeouts.
 const killSlack = time.Minute
 
 // killOptions returns the options of TestKills' jobs. On a fast machine a whole job takes 2 s; the
@@ -354,10 +354,10 @@ func exchange(world *distributed.Group, step int) error {
 	return err
 }
 
-// A fault may hit a rank at any moment, with a whole or a sharded model. Every other rank must end
-// within the documented time, with an error that names a rank. The restarted job must compute the
-// same weights as an uninterrupted job. A harmless fault changes nothing, for example a straggler
-// within the time limits.
+// A fault may hit a rank at any moment, whether or not the model is sharded. Every other rank must
+// end within the documented time, with an error that names a rank. The restarted job must compute
+// the same weights as an uninterrupted job. A harmless fault changes nothing, for example a
+// straggler within the time limits.
 func TestKills(t *testing.T) {
 	t.Parallel()
 	makeFaults(t, *kills, 3, fault{Rank: -1}, "kill", "stop", "cut", "disk", "straggle", "stuck", "kill")
@@ -368,7 +368,7 @@ func TestGPUKills(t *testing.T) {
 	makeFaults(t, *gpuKills, 2, fault{Rank: -1, GPU: true}, "kill", "stop", "disk", "cut")
 }
 
-// makeFaults causes faults of the given kinds in turn, in jobs with two to largest ranks.
+// makeFaults causes count faults of the given kinds in turn, in jobs with two to largest ranks.
 func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 	t.Helper()
 	seed := *killSeed
@@ -442,7 +442,7 @@ func launchTraining(t *testing.T, size int, path string, f fault) []*distributed
 		faultVariable+"="+string(text))
 }
 
-// learned waits for the end of a training. It returns the weights, which must be equal on all
+// learned waits for the end of a training run. It returns the weights, which must be equal on all
 // ranks.
 func learned(t *testing.T, all []*distributed.Process) (weights []float64) {
 	t.Helper()
@@ -461,8 +461,8 @@ func learned(t *testing.T, all []*distributed.Process) (weights []float64) {
 	return weights
 }
 
-// requireWeights compares weights. With three ranks a resumed training may add gradients in a
-// different order, because it rearranges its buckets.
+// requireWeights compares weights. With three ranks, a resumed run may add gradients in a different
+// order, because it rearranges its buckets again. The weights may then differ by rounding.
 func requireWeights(t *testing.T, size int, got, want []float64) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -475,7 +475,7 @@ func requireWeights(t *testing.T, size int, got, want []float64) {
 	}
 }
 
-// kill runs a training with a fault, and reports whether the fault ended the job.
+// kill runs a job with a fault, and reports whether the fault ended the job.
 func kill(t *testing.T, size int, path string, f fault) bool {
 	t.Helper()
 	all := launchTraining(t, size, path, f)
@@ -517,7 +517,7 @@ func kill(t *testing.T, size int, path string, f fault) bool {
 		victim.Process.Kill()
 		<-victim.Ended()
 	}
-	// A rank that dies in Close may have finished its training.
+	// A rank that dies in Close may have finished training.
 	closes := strings.Contains(victim.Text(), closesSays)
 	for rank, p := range all {
 		if failed && !closes && f.Kind != "cut" && strings.Contains(p.Text(), "learned: ") && rank != f.Rank {

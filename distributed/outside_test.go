@@ -85,8 +85,8 @@ func tokensOf(rows []int, step int) (*torch.Tensor, error) {
 
 // A network with parameters outside of blocks trains as it does in one process. The first and the
 // last layer share one of these parameters. The result stays the same with a NoGrad pass between
-// forward and backward, and without any block. The names and the order of the state are those of a
-// training in one process.
+// forward and backward, and without any block. The state has the names and the order of a run in
+// one process.
 func TestParametersOutsideBlocksEqualOneProcess(t *testing.T) {
 	for name, wrap := range map[string]func(nn.Module) nn.Module{
 		"with blocks":    func(m nn.Module) nn.Module { return NewShardedBlock(m) },

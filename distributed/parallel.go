@@ -17,9 +17,10 @@ import (
 // DataParallelOptions are the options of [NewDataParallel]. The zero value works. All ranks use the
 // same options.
 type DataParallelOptions struct {
-	// BucketBytes is the size at which a bucket of gradients is closed. 0 means 25 MiB. The first
-	// bucket is closed at 1 MiB, or at BucketBytes if that is less, so that the reduction starts
-	// early.
+	// BucketBytes is the size of a bucket. Gradients are collected in buckets, and each bucket is
+	// reduced by one collective. A bucket is closed when it has at least this size. 0 means 25 MiB.
+	// The first bucket is closed at 1 MiB, or at BucketBytes if that is less, so that the reduction
+	// starts early.
 	BucketBytes int64
 	// ReduceDType is the dtype in which gradients are reduced. Float16 and BFloat16 halve the
 	// traffic of float32 gradients, and round them. 0 keeps the parameters' dtype.
@@ -38,8 +39,8 @@ const (
 )
 
 // DataParallel trains one model on several ranks. Each rank computes gradients for its samples, and
-// all ranks get the average. A bucket of gradients is reduced as soon as it is complete, while the
-// rest of backward runs.
+// all ranks get the average. Gradients are collected in buckets. A bucket is reduced as soon as it
+// is complete, while the rest of backward runs.
 //
 //	parallel, err := distributed.NewDataParallel(world, net, distributed.DataParallelOptions{})
 //	...
@@ -56,11 +57,12 @@ const (
 // costs nothing.
 //
 // Hooks of Tensor.RegisterPostAccumulateGradHook see this rank's gradient and may change it. The
-// gradient is reduced after the hooks, even if they are registered later.
+// gradient is reduced after the hooks, even after hooks that are registered later than
+// NewDataParallel.
 //
 // Buffers, such as BatchNorm2d's running statistics, are made equal once, at the start. After that,
-// each rank updates its own buffers. A BatchNorm normalises by this rank's samples, unless
-// [ConvertSyncBatchNorm] has converted it.
+// each rank updates its own buffers. A BatchNorm normalises by the statistics of this rank's
+// samples, unless [ConvertSyncBatchNorm] has converted it.
 //
 // Only one goroutine at a time may use a DataParallel.
 type DataParallel struct {
@@ -85,7 +87,7 @@ func (d *DataParallel) String() string {
 // NewDataParallel copies rank 0's parameters and buffers to all ranks and prepares the reduction of
 // gradients. The model must be on the group's device and have the same parameters, by name, shape,
 // strides and dtype, on all ranks. Otherwise all ranks get an error that names the first
-// difference. Parameters that are frozen at this time are not reduced.
+// difference. If a parameter is frozen at this time, its gradient is never reduced.
 //
 // Close the DataParallel before the group, and after graphs that captured a backward pass. It does
 // not own the model.
@@ -242,9 +244,10 @@ func (d *DataParallel) arrange(order []int64) error {
 	return capi.ArrangeReducer(d.reducer, arranged, ends)
 }
 
-// buckets divides the parameters, in the given order, into buckets of one dtype. A bucket is closed
-// when its size reaches limit. Before the first bucket is closed, the size first is the limit
-// instead. It returns the order of the parameters and the end of each bucket.
+// buckets divides the parameters, in the given order, into buckets of one dtype. The first bucket
+// is closed when its size in bytes reaches first, every later one when its size reaches limit.
+// buckets returns the parameters in the order of the buckets, and the end of each bucket in that
+// list.
 func buckets[D comparable](order, sizes []int64, dtypes []D, first, limit int64) (arranged, ends []int64) {
 	type bucket struct {
 		parameters []int64
@@ -280,8 +283,8 @@ func buckets[D comparable](order, sizes []int64, dtypes []D, first, limit int64)
 }
 
 // Backward computes the gradients of the loss on this rank and averages them over all ranks. Like
-// Tensor.Backward, it returns when all work is enqueued, or on the CPU when it is done. A rank
-// without samples passes nil and contributes zeros.
+// Tensor.Backward, it returns on a GPU when all work is enqueued, and on the CPU when all work is
+// done. A rank without samples passes nil and contributes zeros.
 //
 // The average is over ranks. If ranks have different numbers of samples, pass the loss that
 // [DataParallel.Weigh] returns, to get the gradients of the mean over all samples.
@@ -480,12 +483,12 @@ func (d *DataParallel) NoSync(fn func() error) error {
 	return fn()
 }
 
-// Weigh multiplies the loss by samples divided by the ranks' average number of samples. The loss is
-// the mean over this rank's samples. The average of the gradients over ranks is then the gradient
-// of the mean over all samples. All ranks call Weigh. A rank without samples passes 0 and a nil
-// loss, and gets nil. With [ConvertSyncBatchNorm] such a rank instead passes the loss of a batch
-// with zero rows, whose value may be NaN. Weigh makes a small collective. On a GPU the host does
-// not wait for it.
+// Weigh multiplies the loss by this rank's number of samples, divided by the average of the ranks'
+// numbers. The loss must be the mean over this rank's samples. The gradients of the weighted
+// losses, averaged over the ranks, are then the gradients of the mean over all samples. All ranks
+// call Weigh. A rank without samples passes 0 and a nil loss, and gets nil. With
+// [ConvertSyncBatchNorm] such a rank instead passes the loss of a batch with zero rows, whose value
+// may be NaN. Weigh runs a small collective. On a GPU the host does not wait for it.
 func (d *DataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
 	return weigh(d.g, loss, samples)
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// seeding is locked while a goroutine sets a seed and draws its numbers: ranks in one process share
-// the generator.
+// seeding is locked while a goroutine sets a seed and draws its numbers, because ranks in one
+// process share the generator.
 var seeding sync.Mutex
 
 // smallNet returns a network whose parameters fill several buckets of smallBuckets bytes.
@@ -73,7 +73,8 @@ func dealt(first, size, r, n int) (mine []int) {
 	return mine
 }
 
-// batchSizes includes batches with fewer samples than 8 ranks, and than 3 ranks.
+// batchSizes has batches with fewer than 8 samples, and one with fewer than 3, for jobs of 8 and 3
+// ranks.
 var batchSizes = []int{16, 13, 16, 9, 5, 2}
 
 // trainSmall trains on the samples of rank r of n in each batch. parallel is nil for one process.
@@ -708,7 +709,7 @@ func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
 				close(begun)
 				return d.Backward(loss)
 			}
-			select { // wait until rank 0 has left NewDataParallel, because the panic would end it there too
+			select { // wait until rank 0 has left NewDataParallel: the panic would make that call fail too
 			case <-begun:
 			case <-g.job.member.Failed():
 				return g.Err()

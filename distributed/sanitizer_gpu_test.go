@@ -20,7 +20,7 @@ func TestGPUSanitizerSeesTheReduction(t *testing.T) { onGPUs(t, "sanitizer on GP
 
 func sanitizerOnGPUs(g *Group) error {
 	if cuda.RunningSanitizer() != nil {
-		return nil // TORCHSTREAM_SANITIZE has started a sanitizer, and this test's findings would be errors
+		return nil // with TORCHSTREAM_SANITIZE, a sanitizer runs that treats findings as errors
 	}
 	d := g.Device()
 	net, err := smallNetOn(d, 1)

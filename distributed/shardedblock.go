@@ -25,16 +25,16 @@ import (
 // the wrapped module are empty except while it computes.
 //
 // The block's backward pass is a separate pass inside the network's backward pass, so that
-// FullyShardedDataParallel knows when the block's pass ends. Therefore only the block's output may
-// lead backward into the module, not a tensor that the module stores elsewhere. The module must not
-// change its input in place, and other code must not change the output in place. An output that is
-// a view of a parameter is copied. Other views of parameters must not be used after Forward: their
-// memory is freed, and the program crashes.
+// FullyShardedDataParallel knows when the block's pass ends. Therefore gradients may reach the
+// module only through the block's output, and not through a tensor that the module stores
+// elsewhere. The module must not change its input in place, and other code must not change the
+// output in place. An output that is a view of a parameter is copied. Other views of parameters
+// must not be used after Forward: their memory is freed, and the program crashes.
 type ShardedBlock struct {
 	module nn.Module
 	d      *FullyShardedDataParallel // nil before NewFullyShardedDataParallel
 
-	name    string // name in the network
+	name    string // the block's name in the network
 	prefix  string // prefix of the parameters' names in the network
 	flats   []*blockFlat
 	params  []*blockParameter
@@ -57,7 +57,7 @@ type gathering struct {
 // blockFlat is the memory of a block's parameters of one dtype. Trained and frozen parameters have
 // separate flat tensors.
 type blockFlat struct {
-	flatParameters             // all has memory only while the block is gathered
+	flatParameters             // the field all has memory only while the block is gathered
 	dtype          torch.DType // dtype of all; mine has the dtype of the parameters
 	rounded        bool        // dtype differs from the parameters' dtype
 	bytes          int64       // size of all
@@ -147,8 +147,8 @@ func (b *ShardedBlock) forward(c *torch.FunctionContext, in []*torch.Tensor) ([]
 }
 
 // own returns the module's output, or a copy if the output is a view of the parameters' memory,
-// such as rows of a table of positions. That memory is freed after the pass, and reading it would
-// crash.
+// such as rows of a table of position embeddings. That memory is freed after the pass, and reading
+// it would crash.
 func (b *ShardedBlock) own(y *torch.Tensor) (*torch.Tensor, error) {
 	if err := y.Err(); err != nil {
 		return nil, err
@@ -371,7 +371,7 @@ func (b *ShardedBlock) reduce() error {
 			continue
 		}
 		g := p.marked.Grad()
-		if g == nil { // for example, only another use of the block needs this parameter
+		if g == nil { // this pass did not use the parameter: another use of the block may
 			none = append(none, p.grad)
 			continue
 		}
@@ -534,7 +534,7 @@ func (f *blockFlat) settle() error {
 	return errors.Join(err, resize(f.grads, 0))
 }
 
-// deliver sets the averaged gradients of the shards.
+// deliver sets the gradients of the shards to the averages.
 func (b *ShardedBlock) deliver() error {
 	for _, p := range b.params {
 		if p.row == nil || !p.in.reduced {

@@ -12,7 +12,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// steps is a training whose steps can be captured.
+// steps is a training run whose steps can be captured.
 type steps struct {
 	net      nn.Module
 	parallel interface {
@@ -23,7 +23,7 @@ type steps struct {
 	end    func() error
 }
 
-// startSteps starts a training of the net with SGD.
+// startSteps starts a training run of the net with SGD.
 func startSteps(g *Group, build func() (nn.Module, error)) (*steps, error) {
 	net, err := build()
 	if err != nil {
@@ -42,8 +42,9 @@ func startSteps(g *Group, build func() (nn.Module, error)) (*steps, error) {
 	}}, nil
 }
 
-// eagerAndReplayed returns the weights of two trainings on one batch. In the first all steps are
-// eager. In the second all steps except the first ones replay a graph. On the CPU both are eager.
+// eagerAndReplayed returns the weights of two training runs on one batch. In the first run all
+// steps are eager. In the second run all steps except the first ones replay a graph. On the CPU
+// both runs are eager.
 func eagerAndReplayed(x, y *torch.Tensor, start func() (*steps, error)) (eager, replayed []float64, err error) {
 	var weightsOf [2][]float64
 	for i := range weightsOf {

@@ -10,22 +10,22 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ConvertSyncBatchNorm makes every BatchNorm1d, BatchNorm2d and BatchNorm3d of the model normalise
-// in training by the mean and variance of the samples of all ranks, as PyTorch's SyncBatchNorm
-// does. Modules, parameters, buffers, names and evaluation do not change. Running statistics are
-// computed from the whole batch, and are the same on all ranks.
+// ConvertSyncBatchNorm changes every BatchNorm1d, BatchNorm2d and BatchNorm3d of the model. In
+// training they then normalise by the mean and variance over the samples of all ranks, as PyTorch's
+// SyncBatchNorm does. Modules, parameters, buffers, names and evaluation do not change. Running
+// statistics are computed from the whole batch, and are the same on all ranks.
 //
 //	err := distributed.ConvertSyncBatchNorm(world, net)
 //	...
 //	parallel, err := distributed.NewDataParallel(world, net, distributed.DataParallelOptions{})
 //
-// Every rank calls it with the same model. If the numbers of BatchNorms differ, all ranks get an
-// error. The collectives run in a separate subgroup, so that they do not mix with the reduction of
-// gradients. The subgroup exists until the job is closed. In a group of one rank, and for a model
-// without a BatchNorm, nothing changes.
+// Every rank calls ConvertSyncBatchNorm with the same model. If the ranks' numbers of BatchNorms
+// differ, all ranks get an error. The collectives run in a separate subgroup, so that they do not
+// mix with the reduction of gradients. The subgroup exists until the job is closed. In a group of
+// one rank, and for a model without a BatchNorm, nothing changes.
 //
-// From then on, each BatchNorm makes one collective in each forward pass in training, and another
-// in each backward pass, on the stream of the pass. Therefore all ranks must make the same passes.
+// From then on, each BatchNorm runs one collective in each forward pass in training, and another in
+// each backward pass, on the stream of the pass. Therefore all ranks must make the same passes.
 // Numbers of samples may differ. A rank without samples also makes its passes, on a batch with zero
 // rows, because the other ranks wait for it:
 //
@@ -170,8 +170,8 @@ func wide(x *torch.Tensor) torch.DType {
 }
 
 // noValues replaces a count of zero on a GPU. LibTorch divides by running sums of the counts, and
-// the first sum would be zero. LibTorch adds the counts as integers, so noValues changes no sum of
-// values.
+// the first sum would be zero. LibTorch also adds the counts as integers. noValues then counts as
+// 0, so it changes no result.
 const noValues = 1e-30
 
 // gather returns the statistics of all ranks, one row for each rank: two numbers for each channel,

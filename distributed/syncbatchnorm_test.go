@@ -62,8 +62,8 @@ func images(scope *torch.Scope, numbers []int, d cuda.Device, dtype torch.DType)
 	return tensor(xs, n, 2, 4, 3), tensor(ys, n, 3)
 }
 
-// precision is a dtype of the model, a dtype for autocast, a learning rate that keeps rounding
-// errors small, and the allowed difference from one process.
+// precision is a case of a test: the dtypes of the model and of autocast, a learning rate that
+// keeps rounding errors small, and the allowed difference from one process.
 type precision struct {
 	name        string
 	dtype, cast torch.DType
@@ -157,8 +157,8 @@ func trainNormsOn(g *Group, d cuda.Device, p precision) ([]float64, error) {
 	return trainNorms(net, parallel, g.Rank(), g.Size(), d, p)
 }
 
-// syncNorms compares a training on all ranks together with trainings on each rank alone: weights,
-// running statistics and outputs.
+// syncNorms compares training on all ranks together with training in one process, which each rank
+// does for itself. It compares weights, running statistics and outputs.
 func syncNorms(g *Group, d cuda.Device) error {
 	for _, p := range precisions {
 		want, err := trainNormsOn(nil, d, p)
@@ -215,12 +215,11 @@ func syncNormGraph(g *Group) error {
 	if err != nil {
 		return err
 	}
-	// On an H200 the two differed by 3e-16, a rounding error. No run has shown which kernel causes
-	// it. In a step only the gradients of the convolutions' weights can be added in a varying
-	// order: cuDNN may use atomics, so two eager runs differ as well. LibTorch's batch norm kernels
-	// add in a fixed order, and the sum of two ranks has the same bits in either order. The
-	// networks of graphOnGPUs and zeroGraph have no convolutions, and their two results have equal
-	// bits.
+	// On an H200 the two differed by 3e-16, a rounding error. The kernel that causes it is not
+	// known. The likely cause is cuDNN, which may use atomics for the gradients of convolution
+	// weights and so add in a varying order: two eager runs can differ too. LibTorch's batch norm
+	// kernels add in a fixed order, and the sum of two ranks has the same bits in either order.
+	// graphOnGPUs and zeroGraph, whose networks have no convolutions, get equal bits.
 	if d := difference(eager, replayed); !(d < 1e-12) {
 		return fmt.Errorf("the graph's weights differ by %g", d)
 	}
@@ -260,8 +259,8 @@ func TestConvertSyncBatchNormComparesModels(t *testing.T) {
 	}
 }
 
-// If the job has one value for a channel, that value has no variance. Two values on two ranks have
-// one.
+// A single value per channel in the whole job has no variance and is an error. Two values on two
+// ranks are enough.
 func TestSyncBatchNormNeedsTwoValues(t *testing.T) {
 	for rank, err := range inProcess(t, 2, quick, func(g *Group) error {
 		norm := nn.NewBatchNorm1d(3, nn.BatchNorm1dOptions{})

@@ -20,8 +20,8 @@ import (
 
 func init() { distributed.AddWorker("record a straggler", recordAStraggler) }
 
-// recordAStraggler records collectives that rank 1 enters late. Through a pipe the other ranks tell
-// rank 1 that they are about to enter, and rank 1 waits for this.
+// recordAStraggler records collectives that rank 1 enters late. Before each collective, the other
+// ranks tell rank 1 through a pipe that they are about to enter, and rank 1 waits for that.
 func recordAStraggler(ctx context.Context) error {
 	world, err := distributed.Init(ctx, distributed.Options{CPU: true})
 	if err != nil {

@@ -69,7 +69,8 @@ func startOfTwo(t *testing.T, port int) {
 }
 
 // Each start has a unique name, which is part of the keys of its groups in the store. The store
-// outlives the ranks. Without the name, NCCL would read the ID that an earlier rank 0 stored.
+// outlives the ranks. With the same keys, NCCL would read the ID that the rank 0 of an earlier
+// start has stored.
 func TestStartsHaveKeysOfTheirOwn(t *testing.T) {
 	store, port := launcherStore(t)
 	var starts []string
@@ -95,7 +96,7 @@ func TestStartsHaveKeysOfTheirOwn(t *testing.T) {
 }
 
 // torchrun counts restarts for each host separately. Ranks connect even if their hosts have
-// different counts. The counts differ, for example, if a host joined later, or restarted its ranks
+// different counts. The counts differ, for example, if a host joins later, or restarts its ranks
 // because of another host.
 func TestRanksMeetDespiteDifferentRestartCounts(t *testing.T) {
 	for name, agentStore := range map[string]string{"the launcher's store": "True", "rank 0's store": "False"} {
@@ -127,8 +128,8 @@ func TestRanksMeetDespiteDifferentRestartCounts(t *testing.T) {
 }
 
 // A new rank does not disturb processes of an earlier start that still run. When the rank 0 of its
-// own start appears, the rank connects to it. A launcher that starts each host's ranks separately
-// does not wait for the other hosts.
+// own start appears, the rank connects to it. Both ranks may exist at once, because a launcher on
+// each host starts its ranks without waiting for the other hosts.
 func TestRankIgnoresEarlierStart(t *testing.T) {
 	times := control.Options{Interval: 20 * time.Millisecond, Silence: time.Minute}
 	const token = "secret"
@@ -232,8 +233,8 @@ func announce(t *testing.T, store *capi.Store, m meeting) {
 	}
 }
 
-// If its rank 0 has not started, the error of a rank names the earlier start that the rank has
-// found.
+// If a rank finds only the announcement of an earlier start, because its own rank 0 has not
+// started, the error names that earlier start.
 func TestEarlierStartIsNamed(t *testing.T) {
 	store, port := launcherStore(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -273,8 +274,8 @@ func init() {
 	}
 }
 
-// The test needs a Python with torch. The wheels of the shim's LibTorch are for a Python version
-// that most machines lack.
+// The test needs a Python with torch. LibTorch's own wheels do not help: they are for a Python
+// version that most machines lack.
 func TestTorchrunLaunches(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {

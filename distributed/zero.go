@@ -13,10 +13,10 @@ import (
 )
 
 // ZeroRedundancyOptimizer is an optimizer whose state is sharded over the ranks of a group (ZeRO
-// stage 1; PyTorch's class of the same name). Each rank keeps the state, and with MasterWeights the
-// masters, of 1/N of the parameters' elements. It updates these elements and receives the others
-// from the ranks that updated them. The parameters become the same as with the optimizer in one
-// process.
+// stage 1; PyTorch's class of the same name). Each rank keeps the state of 1/N of the parameters'
+// elements, and with MasterWeights also their float32 masters. It updates these elements and
+// receives the others from the ranks that updated them. The result is the same as with the
+// optimizer in one process.
 //
 //	parallel, err := distributed.NewDataParallel(world, net, distributed.DataParallelOptions{})
 //	...
@@ -29,8 +29,8 @@ import (
 //	...
 //	err = opt.Step()
 //
-// Gradients are whole on every rank: DataParallel reduces them, and clipping and GradScaler see
-// whole gradients. A GradScaler's Step waits for the device.
+// Gradients are not sharded: DataParallel gives every rank the whole gradients, so clipping and
+// GradScaler work as usual. A GradScaler's Step waits for the device.
 //
 // Parameters become views of flat tensors, one for each dtype. Each flat tensor has N equal parts,
 // and rank r updates part r. A part may start and end within a parameter, so the optimizer must
@@ -48,8 +48,8 @@ type ZeroRedundancyOptimizer struct {
 type flatParameters struct {
 	all  *torch.Tensor // [N*share]
 	mine *torch.Tensor // [share]: this rank's part of all
-	// elements is the number of elements for the parameters and the gaps between them. The rest of
-	// all is unused.
+	// elements is the number of elements that the parameters and the gaps between them take. The
+	// remaining elements of the tensor all are unused.
 	elements, share int64
 }
 

@@ -51,9 +51,9 @@ var zeroCases = []zeroCase{
 	}},
 }
 
-// zeroRun is a training in one process, or one rank of a training with sharded state.
+// zeroRun is a training run in one process, or one rank of a run with sharded state.
 type zeroRun struct {
-	g        *Group // nil for a training in one process
+	g        *Group // nil for a run in one process
 	net      nn.Module
 	parallel *DataParallel
 	opt      optim.Optimizer
@@ -178,8 +178,9 @@ func compareStates(a, b optim.Optimizer) (float64, error) {
 	return difference(values[0], values[1]), nil
 }
 
-// zeroTrainsAsOne compares an optimizer with sharded state with the same optimizer in one process.
-// It compares parameters and state. Then each loads the other's state, and they are compared again.
+// zeroTrainsAsOne compares the parameters and state of an optimizer with sharded state with the
+// same optimizer in one process. Then each optimizer loads the other's state, and they are compared
+// again.
 func zeroTrainsAsOne(g *Group, d cuda.Device, c zeroCase) error {
 	alone, err := startZero(nil, d, c)
 	if err != nil {
@@ -281,7 +282,8 @@ func memoryIsShared(g *Group, alone, ranks optim.Optimizer) error {
 	for _, n := range all {
 		sum += n
 	}
-	// The state of a parameter has a step count on every rank that has elements of the parameter.
+	// A parameter has a step count on every rank that has elements of it, so the sum may exceed the
+	// state of one process by these counts.
 	if sum < elements || sum > elements+int64(g.Size())*scalars {
 		return fmt.Errorf("the ranks have %v bytes of state, and one process %d", all, elements)
 	}
@@ -485,7 +487,7 @@ func TestZeroRedundancyOptimizerFailsOnAllRanks(t *testing.T) {
 	}
 }
 
-// otherState is an optimizer whose state has another dtype.
+// otherState is an optimizer whose state has another dtype than usual.
 type otherState struct {
 	optim.Optimizer
 	dtype torch.DType

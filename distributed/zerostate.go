@@ -196,7 +196,7 @@ func stateOf(k shardedState) string { return fmt.Sprintf("state.%d.%s", k.Index,
 
 // describe returns the tensors of the whole state, the same list on all ranks. If failure is set on
 // a rank, describe returns an error on all ranks. All ranks that have elements of a parameter must
-// have state of the same names.
+// have state with the same names.
 func (z *dividedOptimizer) describe(own optim.State, failure error) ([]shardedState, error) {
 	mine := struct {
 		State []shardedState
@@ -345,8 +345,8 @@ func gatherParts(scope *torch.Scope, g *Group, call string, at stateRow, mine []
 	return all, c.sync([]*torch.Tensor{all, own}, allGather)
 }
 
-// DividedState returns this rank's shards of the state, and describes how the ranks divide the
-// tensors of the whole state. The Divided lists every tensor of the whole state by name. Pass it to
+// DividedState returns this rank's shards of the state, and a checkpoint.Divided that describes, by
+// name, how the ranks divide each tensor of the whole state. Pass the Divided to
 // checkpoint.RankWriter if each rank writes its shard of a checkpoint. Scalars are whole: a step
 // count, for example, is the same for all elements. The caller does not own the tensors. Some
 // belong to the optimizer. The others are freed together with the tensors that the method State

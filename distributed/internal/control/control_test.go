@@ -357,7 +357,7 @@ func TestRankOfAnotherJobIsRefused(t *testing.T) {
 	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", patience) })
 }
 
-// The verdict names a rank that keeps running and never leaves to the ranks that wait for it.
+// If a rank keeps running and never leaves, the ranks that wait for it get a verdict that names it.
 func TestRankThatNeverLeavesIsNamed(t *testing.T) {
 	h, members := job(t, 3)
 	members[2].Enter("g", Call{Seq: 5, Name: "AllReduce", Line: "a.go:1", Done: true})
@@ -370,8 +370,8 @@ func TestRankThatNeverLeavesIsNamed(t *testing.T) {
 		"closed it at b.go:9", "AllReduce #5 at a.go:1")
 }
 
-// lateConn delays a call that sets a deadline in the future, until another goroutine has set a
-// deadline in the past, if any does.
+// lateConn is a connection that delays a deadline in the future: it first gives another goroutine
+// time to set a deadline in the past.
 type lateConn struct {
 	net.Conn
 	past chan struct{}

@@ -50,8 +50,8 @@ func waitForHub(t *testing.T, h *Hub, what string, holds func() bool) {
 	}
 }
 
-// Dial passes over addresses that do not answer, such as those of a network between other hosts. If
-// none answers, the error names each.
+// Dial skips addresses that do not answer, such as an address in a network that this host cannot
+// reach. If no address answers, the error names all of them.
 func TestDialTriesAllAddresses(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -70,7 +70,8 @@ func TestDialTriesAllAddresses(t *testing.T) {
 	}
 }
 
-// If two ranks have groups of the same name and of different ranks, they would wait for ever.
+// If two ranks have groups with the same name but different members, they would wait for ever. The
+// hub ends the job instead.
 func TestGroupsOfOneNameAndOtherRanksEndTheJob(t *testing.T) {
 	h, members := job(t, 3)
 	go members[0].Arrive("g#b", []int{0, 1}, Call{Seq: 1, Name: "Barrier"}, false, patience)
@@ -79,7 +80,8 @@ func TestGroupsOfOneNameAndOtherRanksEndTheJob(t *testing.T) {
 	requireVerdict(t, members, Mismatch, 1, "rank 1 (pid ", `a group "g#b" of the ranks [1 2], and others one of [0 1]`)
 }
 
-// The verdict on a barrier says of each missing rank whether it ever connected, and where it left.
+// The verdict on a barrier says whether each missing rank has ever connected, and where it has
+// left.
 func TestMissingRanksAreDescribed(t *testing.T) {
 	h, address := hub(t, 3)
 	first, left := member(t, 0, address), member(t, 1, address)
@@ -105,7 +107,7 @@ func TestReportOfACollectiveThatAllHaveEnteredNamesItsRank(t *testing.T) {
 	requireVerdict(t, members, Timeout, 1, "rank 1 (pid ", "failed at AllReduce #3 at a.go:1: connection reset")
 }
 
-// Close ends the waits of its member, and the end of a context the wait for the other ranks.
+// Close ends the waits of its member. The end of a context ends the wait for other ranks.
 func TestWaitsEndWithTheirMemberAndContext(t *testing.T) {
 	h, members := job(t, 2)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -143,7 +145,7 @@ func TestRankThatReadsNothingIsLost(t *testing.T) {
 	}
 	requireJoined(t, h, 1)
 	h.mu.Lock()
-	for range queueLength + 2 { // the writer has taken at most one of them
+	for range queueLength + 2 { // the writer has taken at most one message
 		h.send(1, message{Kind: kindBeat})
 	}
 	h.mu.Unlock()

@@ -37,7 +37,7 @@ type peer struct {
 	name   string // "rank 2 (pid 41 on node7)"
 	heard  time.Time
 	calls  map[string]Call
-	callAt time.Time // time of the beat with calls
+	callAt time.Time // when the message with calls arrived
 	left   string    // program line that closed the group, or ""
 	until  time.Time // if left is set: the deadline for the other ranks to leave
 }
@@ -65,8 +65,8 @@ type report struct {
 	due     time.Time
 }
 
-// queueLength is the maximum number of queued messages of a connection. If more messages are
-// queued, the rank does not read, and the hub closes the connection.
+// queueLength is the maximum number of queued messages of a connection. A rank that has more
+// messages queued does not read them, so the hub closes its connection.
 const queueLength = 256
 
 // NewHub serves the ranks 0 to size - 1 on the listener, and takes ownership of it. token is a

@@ -33,7 +33,7 @@ type Member struct {
 // hubState records the messages of the hub.
 type hubState struct {
 	heard    time.Time // the time of the last message
-	admitted bool      // the hub has admitted this rank, as a message shows
+	admitted bool      // some message has shown that the hub admits this rank
 	verdict  *Verdict
 }
 
@@ -43,7 +43,7 @@ func (h *hubState) hear(kind string) {
 	h.admitted = h.admitted || kind != kindRefused
 }
 
-// memberCalls are the rank's calls and arrivals.
+// memberCalls holds the rank's latest calls, and the barriers that the rank has entered.
 type memberCalls struct {
 	calls   map[string]Call              // the latest call of each group
 	begun   map[string]time.Time         // by group, when the call in calls was entered
@@ -72,7 +72,7 @@ func (c *memberCalls) aged() map[string]Call {
 	return calls
 }
 
-// arrived ends the wait for an arrival.
+// arrived ends the wait of the Arrive with the key.
 func (c *memberCalls) arrived(key arrivalKey) {
 	if done := c.waiting[key]; done != nil {
 		delete(c.waiting, key)

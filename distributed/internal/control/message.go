@@ -1,7 +1,8 @@
 // Package control connects the ranks of a job over TCP, independently of their collectives. Rank 0
 // runs the [Hub], and every rank, including rank 0, connects to it with a [Member]. They exchange
-// beats. If a rank dies, stops or loses its network, all ranks learn its name within a fixed time,
-// even while a collective hangs. The hub also implements barriers and compares the ranks' calls.
+// beats (heartbeat messages). If a rank dies, stops or loses its network, all ranks learn which
+// rank it was within a fixed time, even while a collective hangs. The hub also implements barriers
+// and compares the ranks' calls.
 //
 // The package imports neither LibTorch nor CUDA.
 package control
