@@ -7,7 +7,7 @@ import (
 )
 
 // Device is the index of a GPU, 0 to DeviceCount()-1, or [CPU]. The zero value is the first GPU. In
-// options it is [Default]: without a GPU the CPU.
+// options, the zero value means [Default], which is the CPU on a machine without a GPU.
 type Device int32
 
 // CPU is the host, the device of programs that run without a GPU. It has no streams and no memory

@@ -53,7 +53,7 @@ type EventOptions struct {
 	//
 	// The event counts as recorded from the graph's first replay on. A captured wait needs an
 	// earlier Record outside of the capture, or it returns ErrNotRecorded. The graph keeps the
-	// event after its Close.
+	// event alive even after the event's Close.
 	External bool
 }
 
@@ -124,8 +124,8 @@ func (e *event) close() {
 	}
 }
 
-// EventHandle names an event of another process on the same machine. It is plain data, which may be
-// sent there by any means.
+// EventHandle lets another process on the same machine open an event. It is plain data, and may be
+// sent to that process by any means.
 type EventHandle [64]byte
 
 // Export returns a handle with which another process can open the event: see [ImportEvent]. The

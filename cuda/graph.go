@@ -69,11 +69,11 @@ type CaptureOptions struct {
 	// their replays on all streams. Captures on different Streams do not share memory: give both
 	// the same Stream, or none.
 	//
-	// If a tensor that an earlier captured function made is still open when the new graph is
-	// captured, the new graph does not use the tensor's memory. The new graph's replays leave this
-	// result intact; another replay of its own graph overwrites it. Any replay of the new graph may
-	// overwrite tensors that were closed before its capture, and results of a later capture: use
-	// those before.
+	// A tensor that an earlier captured function made, and that is still open when the new graph is
+	// captured, keeps its memory: only a replay of the earlier graph overwrites it. A replay of the
+	// new graph may overwrite all other results in the shared memory: tensors that were closed
+	// before the new graph's capture, and the results of later captures. Use these results before
+	// such a replay.
 	SharePool *Graph
 
 	// Debug keeps the data that Graph.DOT needs, in host memory.
@@ -101,9 +101,9 @@ type CaptureOptions struct {
 // no work is an error.
 //
 // Other goroutines and streams continue during a capture. Four operations wait for its end, because
-// CUDA would break the capture for them: another capture in this process, operators outside of the
-// capture that draw random numbers, [Device.Synchronize], and [EmptyCache]. fn must therefore not
-// wait for a goroutine that runs one of them. Captures do not nest.
+// they would break the capture: another capture in this process, operators outside of the capture
+// that draw random numbers, [Device.Synchronize], and [EmptyCache]. fn must therefore not wait for
+// a goroutine that runs one of them. Captures do not nest.
 func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 	if fn == nil {
 		return nil, invalid("Capture", "fn is nil: pass the function to capture")

@@ -64,7 +64,7 @@ type PinnedStats struct {
 	// in steady state.
 	DriverAllocations int64
 	DriverFrees       int64
-	DriverTime        time.Duration // spent in both
+	DriverTime        time.Duration // spent in allocations and frees
 }
 
 // PinnedAllocator returns the state of LibTorch's caching allocator of pinned host memory. It

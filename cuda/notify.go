@@ -11,8 +11,9 @@ import (
 
 // Notify returns a channel that is closed when everything queued on the stream so far is done. Use
 // it to wait for a stream and other events in one select, for example with a context. Notify does
-// not wait. Later work of the stream starts after the notice, about a microsecond later. Go
-// schedules the receiver as usual, tens of microseconds later on a busy machine.
+// not wait. Work that is queued on the stream later starts after the notice, which delays it by
+// about a microsecond. Go schedules the receiver as usual, tens of microseconds later on a busy
+// machine.
 //
 //	done, err := stream.Notify()
 //	...
@@ -80,7 +81,7 @@ func (b *dispatcher) open() error {
 	if err != nil {
 		return err
 	}
-	wake, err := duplicate(capi.NotifierFD(n), "notices") // since the os.File closes its own
+	wake, err := duplicate(capi.NotifierFD(n), "notices") // because the os.File closes its descriptor
 	if err != nil {
 		capi.FreeNotifier(n)
 		return err

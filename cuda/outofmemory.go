@@ -179,8 +179,8 @@ func (o *OutOfMemoryObserver) Close() error {
 	return nil
 }
 
-// duplicate returns a file for the runtime's poller, over a duplicate of a descriptor that becomes
-// readable.
+// duplicate duplicates a descriptor that becomes readable. Reads of the returned file wait in the
+// runtime's poller.
 func duplicate(descriptor int, name string) (*os.File, error) {
 	fd, err := system.Duplicate(uintptr(descriptor))
 	if err != nil {

@@ -42,8 +42,9 @@ func NewPinned(bytes int) (*Pinned, error) {
 // for about a millisecond per 10 MB.
 //
 // RegisterPinned refuses Go memory, since the garbage collector may reuse it: make such buffers
-// with [NewPinned]. It accepts Go memory that a runtime.Pinner holds, which it must do until Close.
-// RegisterPinned also refuses memory of which a part is already pinned, and a read-only mapping.
+// with [NewPinned]. It accepts Go memory that a runtime.Pinner holds; the Pinner must hold the
+// memory until Close. RegisterPinned also refuses memory that is already partly pinned, and a
+// read-only mapping.
 func RegisterPinned(memory []byte) (*Pinned, error) {
 	if len(memory) == 0 {
 		return nil, invalid("RegisterPinned", "no memory: a buffer has at least one byte")

@@ -47,7 +47,7 @@ type PoolStats struct {
 	Requested int64
 	// Active counts blocks that are live, or freed but still used by a recorded stream.
 	Active      int64
-	MaxFree     int64 // the largest free block: a larger allocation needs memory of the driver
+	MaxFree     int64 // the largest free block: a larger allocation needs new memory from the driver
 	Allocations int64 // number of live allocations
 	Segments    int64 // number of pieces of memory held from the driver
 }

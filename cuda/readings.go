@@ -96,9 +96,9 @@ func (r ThrottleReasons) String() string {
 	return strings.Join(names, ", ")
 }
 
-// Readings reads the GPU's sensors. It makes calls of the driver that take up to milliseconds, and
-// does not wait for the device, so a monitor may call it every second during training. For a slice
-// of a GPU (MIG) it reads the whole GPU.
+// Readings reads the GPU's sensors. It makes driver calls that take up to some milliseconds but do
+// not wait for the device, so a monitor may call it every second during training. For a slice of a
+// GPU (MIG) it reads the whole GPU.
 //
 // The first call loads the driver's library libnvidia-ml.so.1. Without it the error matches
 // [ErrUnsupported] and names the package to install.

@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/internal/racecheck"
 )
 
-// Finding is a defect that a [Sanitizer] has found, at one pair of places of the program. Its
+// Finding is a defect that a [Sanitizer] has found, at one pair of places in the program. Its
 // String is a report of several lines, and it marshals to JSON.
 type Finding = racecheck.Finding
 
@@ -28,7 +28,7 @@ const (
 	// The following kinds are notes: the program computes as written, but perhaps not as its author
 	// intended.
 
-	// FindingNotRecorded is a wait for an event that was never recorded, which returned
+	// FindingNotRecorded is a wait for an event that was never recorded. The wait returned
 	// ErrNotRecorded.
 	FindingNotRecorded = racecheck.KindNotRecorded
 	// FindingEventNotAwaited is an event that was recorded and then closed, although nothing had
@@ -53,8 +53,9 @@ type SanitizerOptions struct {
 	Notes bool
 	// MaxFindings is the maximum number of findings to report; 0 means 100.
 	MaxFindings int
-	// Ignore drops a finding if a function or a file:line of either stack matches, for example of
-	// tests that race on purpose. In the environment it is TORCHSTREAM_SANITIZE_IGNORE.
+	// Ignore drops a finding if a function or a file:line of either stack matches. Use it, for
+	// example, for tests that race on purpose. In the environment it is
+	// TORCHSTREAM_SANITIZE_IGNORE.
 	Ignore *regexp.Regexp
 }
 
@@ -87,7 +88,7 @@ func StartSanitizer(o SanitizerOptions) (*Sanitizer, error) {
 }
 
 // RunningSanitizer returns the sanitizer that the environment, or StartSanitizer, has started, and
-// nil if none runs. A test program fails on findings with it:
+// nil if none runs. A test program can use it to fail on findings:
 //
 //	func TestMain(m *testing.M) {
 //		code := m.Run()
@@ -104,7 +105,7 @@ func RunningSanitizer() *Sanitizer {
 	return &Sanitizer{check: check}
 }
 
-// Findings returns the findings so far, in the order of the program.
+// Findings returns the findings so far, in the order in which they were found.
 func (s *Sanitizer) Findings() []Finding {
 	if s == nil {
 		return nil

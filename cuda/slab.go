@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// ErrInFlight refuses access to memory, or its release, while a copy may still read or write the
-// memory.
+// ErrInFlight is the error of an access to memory, or of its release, while a copy may still read
+// or write the memory.
 var ErrInFlight = errors.New("cuda: the memory is in flight")
 
 // slotAlign is the alignment of slots in bytes. Copy engines and LibTorch's own allocations need no

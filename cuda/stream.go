@@ -87,8 +87,8 @@ func ExternalStream(handle uintptr, d Device) (Stream, error) {
 
 // Forget ends the use of a stream of [ExternalStream]; call it before the other code destroys the
 // stream. Every later call with the stream is refused with [ErrInvalidArgument] instead of reaching
-// a destroyed stream, until the handle is wrapped again. Forget refuses streams that ExternalStream
-// did not wrap with ErrInvalidArgument.
+// a destroyed stream, until the handle is wrapped again. For a stream that ExternalStream did not
+// return, Forget returns ErrInvalidArgument.
 func (s Stream) Forget() error { return checked(capi.ForgetStream(s.s)) }
 
 // SameQueue reports whether the two streams are one queue, so that their work runs one after the

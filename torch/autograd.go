@@ -59,7 +59,8 @@ func (t *Tensor) Grad() *Tensor {
 
 // Gradients returns the gradients of leaves as [Tensor.Grad] does, nil for a leaf without one.
 // Their handles belong to the scope, which closes them together. The gradients themselves live
-// until they are dropped. Optimizers read hundreds of gradients in a step.
+// until they are dropped. For many leaves, such as an optimizer's, Gradients is faster than a call
+// of Grad for each.
 func Gradients(scope *Scope, leaves ...*Tensor) ([]*Tensor, error) {
 	if scope == nil || scope.s == nil {
 		return nil, opError("Gradients", nil, invalid("the scope is nil, or was not made by NewScope"))
@@ -75,7 +76,7 @@ func Gradients(scope *Scope, leaves ...*Tensor) ([]*Tensor, error) {
 		if c == nil {
 			continue
 		}
-		gradients[i] = provenance{scope, leaves[i].marks}.tensor(c) // which frees c in a scope that has ended
+		gradients[i] = provenance{scope, leaves[i].marks}.tensor(c) // frees c if the scope has ended
 		if failure := gradients[i].failure(); failure != nil && err == nil {
 			err = opError("Gradients", []*Tensor{leaves[i]}, failure)
 		}
@@ -164,7 +165,7 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 // CopyBatch enqueues one step of a prefetcher on the stream in one call: it waits for after, copies
 // every src[i] to dst[i] without blocking, and records done. Either event may be nil. Pairs must
 // have the same shape and dtype, and host memory must be pinned; otherwise CopyBatch returns an
-// error and enqueues nothing. The memory must stay unchanged until done.
+// error and enqueues nothing. The memory must stay unchanged until the event done is reached.
 func CopyBatch(stream cuda.Stream, after *cuda.Event, dst, src []*Tensor, done *cuda.Event) error {
 	all := make([]*Tensor, 0, 16)
 	all = append(append(all, dst...), src...)
@@ -190,8 +191,8 @@ func CopyBatch(stream cuda.Stream, after *cuda.Event, dst, src []*Tensor, done *
 	})
 }
 
-// RecordStream tells LibTorch's allocator that the stream uses the tensor's memory. After the
-// tensor is freed, its memory is not reused until the work that is already on the stream is done.
+// RecordStream tells LibTorch's allocator that the stream uses the tensor's memory. When the tensor
+// is freed, its memory is not reused until the work that is on the stream at that time is done.
 // Call it for a tensor that another stream uses, if the tensor is closed without waiting for that
 // use.
 func (t *Tensor) RecordStream(s cuda.Stream) error {
@@ -223,10 +224,10 @@ func SetGeneratorState(device cuda.Device, state *Tensor) error {
 }
 
 // SetNumThreads sets the number of threads, 1 to 65536, that LibTorch uses inside one operator on
-// the CPU, in the whole process. Call it once, early: threads that have computed keep their number.
-// The default is in the package's documentation, under "Threads". A loader's workers compete for
-// the same CPUs. If they limit training on the CPU, a good value is the number of CPUs minus the
-// workers' CPUs. It has no effect on GPUs.
+// the CPU, in the whole process. Call it once, early: an OS thread that has already computed keeps
+// the number that was set then. The default is in the package's documentation, under "Threads". A
+// loader's workers compete for the same CPUs. If they limit training on the CPU, a good value is
+// the number of CPUs minus the workers' CPUs. It has no effect on GPUs.
 func SetNumThreads(n int) error {
 	if n < 1 || n > 1<<16 {
 		return opError("SetNumThreads", nil, invalid("%d threads: must be 1 to %d", n, 1<<16))

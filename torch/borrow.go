@@ -33,7 +33,7 @@ func Borrow[T Element](data []T, shape ...int64) (*Tensor, error) {
 }
 
 // BorrowStrided is [Borrow] with strides: element [i j ...] is data[i*strides[0] + j*strides[1] +
-// ...]. The slice may have elements that the tensor does not. A matrix of gonum is
+// ...]. The slice may have elements that the tensor does not. For a matrix of gonum:
 //
 //	m := dense.RawMatrix()
 //	x, err := torch.BorrowStrided(m.Data, []int64{int64(m.Rows), int64(m.Cols)}, []int64{int64(m.Stride), 1})

@@ -458,7 +458,7 @@ func (n *namedOperator) one(given []any) *Tensor {
 	return operator(0).run(&n.entry, in[:len(given)], tensorArgs[:len(given)], nil, n.written[0])
 }
 
-// oneOfAny is one for arguments of any type.
+// oneOfAny implements one for arguments of any type.
 //
 //go:noinline
 func (n *namedOperator) oneOfAny(given []any) *Tensor {

@@ -120,10 +120,10 @@ func (o operator) call(in []*Tensor, args []capi.Arg, lists *capi.Lists, out []*
 	return invoke(o.entry(), in, args, lists, out)
 }
 
-// run runs an operator with one result: the operator by, or o if by is nil. If the operator changes
-// an operand in place, run returns that operand, in[inPlace], with the marks of all operands. For
-// other operators inPlace is -1. If by is not nil, run returns nil for a result that LibTorch
-// leaves undefined.
+// run runs an operator with one result. The operator is by, or o if by is nil. If the operator
+// changes an operand in place, run returns that operand, in[inPlace], with the marks of all
+// operands. For other operators inPlace is -1. If by is not nil, run returns nil for a result that
+// LibTorch leaves undefined.
 //
 // run contains a copy of hold and letGo, because the size of the code and the depth of the calls
 // matter. An operator runs so much code that the code of run has left the instruction cache before
@@ -189,7 +189,7 @@ func (o operator) run(by *entry, in []*Tensor, args []capi.Arg, lists *capi.List
 	return e.otherwise(by == nil, provenance{scope, m}, in, c, err)
 }
 
-// runMany is run for more operands.
+// runMany implements run for more operands than the type operands has room for.
 //
 //go:noinline
 func (e *entry) runMany(defined bool, in []*Tensor, args []capi.Arg, lists *capi.Lists, inPlace int) *Tensor {

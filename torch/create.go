@@ -70,7 +70,7 @@ func Arange(n int64) (*Tensor, error) { return TensorOptions{Device: cuda.CPU, D
 // shorter and make a contiguous tensor without a scope. The zero value makes uint8 tensors on
 // cuda.Default().
 type TensorOptions struct {
-	Device cuda.Device // 0 stands for cuda.Default(): without a GPU the CPU
+	Device cuda.Device // 0 stands for cuda.Default(), which is the CPU on a machine without a GPU
 	DType  DType       // the zero DType is Uint8
 	// Scope owns the tensor. If it is nil, the caller does.
 	Scope *Scope
@@ -83,7 +83,7 @@ type TensorOptions struct {
 	// Pinned needs a GPU.
 	Pinned bool
 
-	exact bool // Device is an argument, of which 0 is the first GPU
+	exact bool // Device 0 is the first GPU, not cuda.Default()
 }
 
 // Empty returns a tensor with undefined values. Without a shape the tensor is a scalar.
@@ -274,8 +274,8 @@ func FromBytes(data []byte, shape ...int64) (*Tensor, error) {
 }
 
 // FromMemory returns a CPU tensor over memory without copying. The memory must be C memory, such as
-// cuda.Pinned's, of exactly the size that dtype and shape need. It must stay valid as long as the
-// tensor and everything that shares the tensor's storage. Do not pass Go memory: the garbage
+// cuda.Pinned's, of exactly the size that dtype and shape need. It must stay valid until the tensor
+// and everything that shares the tensor's storage have gone. Do not pass Go memory: the garbage
 // collector does not know the tensor.
 func FromMemory(memory []byte, dtype DType, shape ...int64) (*Tensor, error) {
 	err := capi.Check()

@@ -15,8 +15,8 @@ type DLPackOptions struct {
 	// cudaStream_t. The zero value, like any default stream, is the default stream of the tensor's
 	// GPU. It has no meaning for host memory.
 	//
-	// The memory is returned in order with the work on the stream. The other library must therefore
-	// keep the stream for long enough. For an imported tensor, it must not destroy the stream
+	// The return of the memory is also ordered with the work on the stream, so the other library
+	// must keep the stream until then. For an imported tensor, it must not destroy the stream
 	// before the struct's deleter is called, which may be later than the tensor's Close. For an
 	// exported tensor, it must not destroy the stream before the tensor and everything that shares
 	// its memory have gone.

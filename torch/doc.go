@@ -109,8 +109,8 @@
 //
 // The number of threads that LibTorch uses inside one operator on the CPU is process-wide. It is
 // LibTorch's default, the number of physical cores, and at most runtime.GOMAXPROCS at the first
-// call of the package. GOMAXPROCS follows the CPU quota of a container, which LibTorch ignores: on
-// a machine of 64 cores it computes with 64 threads in a container that may use 2. If the
+// call of the package. GOMAXPROCS follows the CPU quota of a container. LibTorch's default ignores
+// the quota: in a container that may use 2 of a machine's 64 cores it is 64 threads. If the
 // environment has OMP_NUM_THREADS or MKL_NUM_THREADS, these decide, as in PyTorch. [SetNumThreads]
 // takes precedence over all.
 //

@@ -8,8 +8,8 @@ import (
 )
 
 // Function is a differentiable function in Go. Forward computes the outputs. Backward computes the
-// inputs' gradients from the outputs' gradients. Its results take part in a backward pass like an
-// operator's. A Function is a value without state, and any goroutine may apply it.
+// inputs' gradients from the outputs' gradients. The outputs take part in a backward pass like an
+// operator's results. A Function is a value without state, and any goroutine may apply it.
 //
 //	cube := torch.Function{
 //		Name: "cube",
@@ -26,8 +26,8 @@ type Function struct {
 	// Name is the function's name in errors; "" means "Function".
 	Name string
 
-	// Forward returns the outputs, of any shape, dtype and device. Its handles of the inputs record
-	// nothing and have the inputs' marks of Autocast and Numerics. These handles, and results
+	// Forward returns the outputs, of any shape, dtype and device. The handles that it gets record
+	// nothing for backward, and keep the marks of Autocast and Numerics. These handles, and results
 	// computed from them, end with the call, except for the outputs. An output may be an input or a
 	// view of one. Forward must not change an input in place. Gradients flow only to the inputs,
 	// not to other tensors that an output depends on.

@@ -112,9 +112,9 @@ func (g *Generator) InitialSeed() (seed uint64, err error) {
 	return seed, err
 }
 
-// Offset returns the position of a GPU's generator in the sequence of its seed: the number of
-// numbers that each thread of a kernel has drawn. The CPU's generator has no offset: for it, Offset
-// returns an error.
+// Offset returns the position of a GPU's generator in the sequence of its seed: how many numbers
+// each thread of a kernel has drawn. The CPU's generator has no offset: for it, Offset returns an
+// error.
 func (g *Generator) Offset() (offset uint64, err error) {
 	err = g.use("Offset", func(c *capi.Generator) (err error) {
 		offset, err = capi.GeneratorOffset(c)

@@ -79,9 +79,10 @@ type GraphedOptions struct {
 	FixedArguments bool
 
 	// Fallback is for a function that cannot be captured, because it waits or reads a value. The
-	// function then runs without a graph at every call. The call that tried to capture it returns
-	// the results of the run before. The attempt may have run the function halfway. Its effects on
-	// the device did not happen. The function itself must undo its effects on the host.
+	// function then runs without a graph at every call. The call that tries to capture it returns
+	// the results of the run that preceded the attempt. The attempt may run the function halfway.
+	// Its work on the device is discarded, but the function itself must undo its effects on the
+	// host.
 	Fallback bool
 
 	// Device is the device of the function's work if it has no arguments. 0 stands for
@@ -309,9 +310,9 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 
 // makeRoom prepares the device's memory for a capture. The memory of earlier runs is cached for
 // their streams, and a graph cannot use it. Before the first captures, makeRoom releases this
-// cache, so that the memory of a run and the graphs' memory are not held at once. If a Graphed
-// captures more often, because its arguments do not occur again, other work may use the device's
-// memory too. makeRoom then keeps the cache as long as the driver has room.
+// cache, so that the memory of a run and the graphs' memory are not held at once. A Graphed whose
+// arguments keep changing captures more often. Before its later captures, makeRoom keeps the cache
+// as long as the driver has room, because other work may use the cached memory.
 func (g *Graphed) makeRoom(device cuda.Device, ran bool) error {
 	needed := ran && g.emptied < g.o.MaxGraphs
 	if needed {

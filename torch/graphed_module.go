@@ -127,10 +127,11 @@ type GraphedModuleOptions struct {
 	Warmup int
 
 	// SharePool is another GraphedModule. Graphs of both modules then use the same memory for data
-	// that a graph needs only while it runs. A pass of a module may overwrite the data that a
-	// module captured after it keeps for its backward pass. The modules should therefore run in the
-	// order of their first calls. A call that comes while a later module waits for its backward
-	// pass runs eagerly. The library orders the replays on the device.
+	// that a graph needs only while it runs. A module that was captured later keeps data for its
+	// backward pass in this memory, and a pass of the earlier module may overwrite the data. The
+	// modules should therefore run in the order of their first calls. A call that comes while a
+	// later module waits for its backward pass runs eagerly. The library orders the replays on the
+	// device.
 	SharePool *GraphedModule
 }
 
@@ -442,8 +443,8 @@ func (m *GraphedModule) capture(arguments []*Tensor) (e *moduleEntry, err error)
 	})
 }
 
-// makeGradients makes the gradients of the outputs that have some, for the backward graph, and
-// returns both.
+// makeGradients makes, for the backward graph, a gradient for each output that has one. It returns
+// these outputs and their gradients.
 func (e *moduleEntry) makeGradients(parameters []*Tensor) (outputs, given []*Tensor, err error) {
 	// A leaf that is neither an input nor a parameter would get no gradient.
 	leaves := append(append([]*Tensor(nil), e.inputs...), parameters...)

@@ -25,7 +25,7 @@ type owned struct {
 }
 
 // closing marks a closed handle in handle.state. It exceeds any number of users, and fits into an
-// instruction.
+// instruction as a constant.
 const closing = 1 << 29
 
 var caught atomic.Int64
@@ -85,8 +85,8 @@ func (h *handle) free() {
 	}
 }
 
-// detach closes the handle. The caller must free a returned pointer. nil means that the handle was
-// already closed, or that its last user will free the tensor.
+// detach closes the handle and returns the C tensor, which the caller must free. It returns nil if
+// the handle was already closed, or if its last user will free the tensor.
 func (h *handle) detach() *capi.Tensor {
 	for {
 		n := h.state.Load()

@@ -18,8 +18,8 @@ import (
 //
 // Hooks, the backward of a [Function], and callbacks at the end of a pass run inside of the call of
 // Backward or Grad, one at a time for each device. For tensors on the CPU they run on the goroutine
-// that called Backward. For tensors on a GPU they run on a goroutine of LibTorch's thread of that
-// GPU, while the caller waits. The goroutine is locked to its OS thread.
+// that called Backward. For tensors on a GPU they run on the OS thread that LibTorch has for that
+// GPU, in a goroutine that is locked to this thread, while the caller waits.
 //
 // A hook's work is enqueued on the stream on which the forward operator ran, which is current in
 // the hook. For a leaf, this is the stream that was current when a forward pass first used it.

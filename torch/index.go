@@ -109,7 +109,7 @@ func (t *Tensor) index(op string, indices []any) *Tensor {
 	case s.x == t:
 		result = t.Alias()
 	default:
-		s.made = s.made[:len(s.made)-1] // s.x, which stays
+		s.made = s.made[:len(s.made)-1] // the last one is s.x, the result
 		return s.x
 	}
 	if err := result.Err(); err != nil {
@@ -118,8 +118,8 @@ func (t *Tensor) index(op string, indices []any) *Tensor {
 	return result
 }
 
-// selection is a running index operation. x is t after the indices so far, except for tensors. All
-// tensors are applied to it together at the end.
+// selection is a running index operation. x is t after the indices so far, except tensors. All
+// tensors are applied to x together, after the other indices.
 type selection struct {
 	op      string
 	x       *Tensor
@@ -319,7 +319,8 @@ func (s *selection) set(value any) error {
 	return s.x.Copy_(s.trimmed(v)).Err()
 }
 
-// trimmed returns v without leading dimensions of size 1, which may be more than t has.
+// trimmed returns v without leading dimensions of size 1, because v may have more of them than t
+// has dimensions.
 func (s *selection) trimmed(v *Tensor) *Tensor {
 	shape := v.Shape()
 	n := 0

@@ -42,8 +42,8 @@ type Numerics struct {
 // Go code that a pass calls (hooks, the Backward of a [Function]) has no turn and may wait for any
 // goroutine. Copies, and operators that only read values, take no turn. An operator that must wait
 // for a GPU within itself, such as one that checks for a singular matrix, keeps its turn meanwhile.
-// If that GPU waits for work of another goroutine under other switches, such as a collective of two
-// GPUs of one process, the two wait for each other.
+// If that GPU waits for work that another goroutine must queue under other switches, as in a
+// collective between two GPUs of one process, the two goroutines wait for each other forever.
 func (t *Tensor) Numerics(n Numerics) *Tensor {
 	return t.mark("Numerics", numericsMarks, marks(capi.OwnNumerics(n.switches())))
 }

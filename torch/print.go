@@ -223,8 +223,8 @@ func (p *printer) floats(values []float64) []string {
 	return p.values
 }
 
-// pad sets the width to the width of the widest value that counts (nil: all), and pads narrower
-// values.
+// pad sets the width to the width of the widest value, and pads narrower values. counts selects the
+// values that determine the width; nil: all.
 func (p *printer) pad(counts []bool) {
 	p.width = 1
 	for i, s := range p.values {
@@ -237,8 +237,8 @@ func (p *printer) pad(counts []bool) {
 	}
 }
 
-// write writes the values of dimension d and of the dimensions after it, starting with value number
-// at. It returns the index of the next value.
+// write writes the values of dimension d and of the dimensions after it, starting with the value at
+// index at. It returns the index of the next value.
 func (p *printer) write(b *strings.Builder, d, at int) int {
 	b.WriteByte('[')
 	n := int(p.shape[d])

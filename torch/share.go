@@ -213,8 +213,9 @@ func (s *Shared) Ready() error {
 	return s.ready.Record(stream)
 }
 
-// InUse reports whether a process has the tensor open. It does while a tensor of [OpenShared], or
-// anything that shares its memory, is not closed, or while GPU work that uses it is not done.
+// InUse reports whether a process has the tensor open. A process has it open while its tensor of
+// [OpenShared], or anything that shares this tensor's memory, is not closed, or while GPU work that
+// uses the memory is not done.
 func (s *Shared) InUse() (bool, error) {
 	if s == nil {
 		return false, ErrClosed

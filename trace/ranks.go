@@ -92,7 +92,7 @@ func collective(e Event) string {
 // rank. Events of the same name belong to one collective if they overlap and their ends are
 // closest, because a collective ends on no rank before it has started on all, and it ends on all at
 // about the same time. A collective that some ranks did not record is omitted. An example is a Gloo
-// collective just before Stop: its record ends after its wait.
+// collective just before Stop, whose range has not ended on some ranks.
 func (r Ranks) Collectives() []Collective { return r.aligned().collectives() }
 
 func (r Ranks) collectives() []Collective {

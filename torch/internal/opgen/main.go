@@ -314,8 +314,8 @@ func generate(ops []op) ([]byte, error) {
 	return source, nil
 }
 
-// overview writes the part of the package documentation that lists the operators by group: go doc
-// sorts methods by name.
+// overview writes the part of the package documentation that lists the operators by group, because
+// go doc sorts methods by name.
 func overview(b *bytes.Buffer, ops []op) {
 	b.WriteString("// # Operators by group\n")
 	for i, o := range ops {
