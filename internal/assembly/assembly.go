@@ -98,7 +98,7 @@ func (q *quota) bounded() bool { return q.wanted > 0 }
 func (q *quota) reached(placed int) bool { return q.bounded() && placed-q.lost >= q.wanted }
 
 // sequence holds the samples from place to delivery. Positions before base have been delivered,
-// except those of members.
+// except the positions in members.
 type sequence[S, M any] struct {
 	flights []flight[S, M] // samples from position base on
 	base    int

@@ -7,7 +7,7 @@
 //	lib/libtorchstream.so, libtorchstream_image.so, the C++ runtime
 //	lib/libtorch/torch/lib/..., lib/libtorch/nvidia/...   LibTorch as it was installed
 //	share/licenses/PACKAGE/...                            of LibTorch's packages, and of the shim if
-//	                                                      it is of a release archive
+//	                                                      it comes from a release archive
 //
 // Libraries find each other by run paths that start with $ORIGIN. Make resolves them as the dynamic
 // loader would, and fails if the bundle is incomplete.

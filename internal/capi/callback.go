@@ -113,8 +113,8 @@ func callbackError(err error) error {
 	return err
 }
 
-// differentiate makes a call that runs a backward pass. A pass inside a callback passes no gate:
-// passes inside the gate may wait for that callback.
+// differentiate makes a call that runs a backward pass. A backward pass that a callback runs does
+// not enter the gate, because the passes inside the gate may wait for that callback.
 func differentiate(what string, fn func() *C.ts_error) error {
 	if C.ts_callback_depth() == 0 {
 		differentiating.enter()

@@ -7,8 +7,8 @@ import "C"
 
 import "unsafe"
 
-// torchstreamAutogradCallback is the ts_autograd_callback of this package. It is in a file of its
-// own, because the C code of a file with an exported function must only declare.
+// torchstreamAutogradCallback is the ts_autograd_callback of this package. It is in a separate
+// file, because the C code of a file with an exported function may contain only declarations.
 //
 //export torchstreamAutogradCallback
 func torchstreamAutogradCallback(context C.int64_t, flags C.int32_t, tensors **C.ts_tensor, count C.int64_t,

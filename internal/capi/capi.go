@@ -14,10 +14,10 @@
 // (SetCUDAStream, StreamGuardEnter) must therefore hold runtime.LockOSThread until it has restored
 // that state.
 //
-// Calls that can take long (they compute, copy, launch, wait, or take the allocator's lock) pass a
+// Calls that can take long (they compute, copy, launch, wait, or take the allocator's lock) enter a
 // [gate], which bounds the number of OS threads inside LibTorch. Go uses a separate thread for
 // every blocked call, and LibTorch keeps OpenMP teams and library handles for every thread that
-// ever entered it. Calls that only read or write a few words pass no gate.
+// ever entered it. Calls that only read or write a few words enter no gate.
 //
 // # Pointers
 //

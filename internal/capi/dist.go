@@ -156,7 +156,7 @@ func ShutdownGroup(g *Group) error {
 	return failure(C.ts_group_shutdown(g))
 }
 
-// AbortGroup passes no gate, because the calls that it ends may fill the gate.
+// AbortGroup does not enter the gate, because the calls that it ends may fill the gate.
 func AbortGroup(g *Group) error { return failure(C.ts_group_abort(g)) }
 
 func FreeGroup(g *Group) {
@@ -246,7 +246,7 @@ func WaitWork(w *Work) error {
 	return failure(C.ts_work_wait(w))
 }
 
-// AbortWork passes no gate, because WaitWork may fill the gate.
+// AbortWork does not enter the gate, because calls of WaitWork may fill the gate.
 func AbortWork(w *Work) error { return failure(C.ts_work_abort(w)) }
 
 func FreeWork(w *Work) {
@@ -297,7 +297,7 @@ func JoinReducer(r *Reducer, unused []bool) error {
 
 func CancelReducer(r *Reducer) error { return failure(C.ts_reducer_cancel(r)) }
 
-// AbortReducer passes no gate, because JoinReducer may fill the gate.
+// AbortReducer does not enter the gate, because calls of JoinReducer may fill the gate.
 func AbortReducer(r *Reducer) error { return failure(C.ts_reducer_abort(r)) }
 
 // ReducerOrder returns the parameters in the order in which the last backward pass produced their

@@ -10,7 +10,7 @@ import (
 //
 // Gates do not deadlock, because a call inside a gate never waits for a call that has yet to enter
 // the same gate. The device work that a call waits for was enqueued before the call. A call that
-// ends a capture passes no gate in which others wait for that end.
+// ends a capture enters no gate in which other calls wait for the capture's end.
 type gate struct {
 	limit  int64
 	inside atomic.Int64 // callers inside, plus callers waiting to enter

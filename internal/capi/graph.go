@@ -141,8 +141,8 @@ func CaptureHere() (bool, error) {
 }
 
 // awaitCapture makes a call that may wait for the end of a capture. A thread that takes part in the
-// capture passes no gate, because the goroutines inside the gate may wait for this capture; the
-// shim refuses its call.
+// capture does not enter the gate, because the goroutines inside the gate may wait for this
+// capture. The shim refuses such a thread's call.
 func awaitCapture(call func() error) error {
 	here, err := CaptureHere()
 	if err != nil {

@@ -307,8 +307,9 @@ func (s *Sanitizer) queueOf(e *C.ts_tensor_extent) racecheck.Queue {
 // begin precedes a call whose events and synchronisations are in the log. They belong to the
 // calling thread, so begin locks the goroutine to it until end. s may be nil.
 //
-// The log entries of the thread's earlier calls apply now. The entries of this call also apply
-// after its accesses, so an earlier synchronisation left in the log would hide the call's races.
+// begin applies the log entries that the thread's earlier calls have left. Otherwise end would
+// apply them together with this call's entries, after this call's accesses, and a synchronisation
+// among them would hide races of this call.
 func (s *Sanitizer) begin() {
 	if s != nil {
 		runtime.LockOSThread()
@@ -641,9 +642,9 @@ func (s *Sanitizer) replayed(g *Graph, st Stream) {
 	s.check.Replay(graphKey(g), s.queue(st), s.check.Here("Graph.Replay", 1))
 }
 
-// freeing precedes the destruction of a graph. As soon as the graph is freed, another goroutine's
-// graph may get its address, and another goroutine may apply its frees. freeing reports whether g
-// is being captured.
+// freeing precedes the destruction of a graph. It comes first, because once a graph is freed,
+// another graph may get its address, and another goroutine may apply the log entries for the
+// graph's memory. freeing reports whether g is being captured.
 func (s *Sanitizer) freeing(g *Graph) (captured bool) {
 	s.check.FreeGraph(graphKey(g))
 	s.mu.Lock()

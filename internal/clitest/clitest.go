@@ -70,7 +70,7 @@ func WriteTar(t *testing.T, files map[string]string) string {
 	return path
 }
 
-// FewPhotos writes a .tar with so many images of each class, and returns its path.
+// FewPhotos writes a .tar with the given number of images of each class, and returns its path.
 func FewPhotos(t *testing.T, counts map[string]int) string {
 	t.Helper()
 	files := map[string]string{}

@@ -34,8 +34,9 @@ func (b *Bench) Wait() error {
 // Collective is a collective operation of a group.
 type Collective struct {
 	Name string // name in the report, in -collectives and in pytorch_train.py
-	// bus is the factor from bytes per second of whole to the bus bandwidth of n ranks, as defined
-	// in https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
+	// bus returns the factor for n ranks that converts the rate of whole, in bytes per second, to
+	// the bus bandwidth, as defined in
+	// https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
 	bus  func(n float64) float64
 	call func(g *distributed.Group, t tensors) error
 }
@@ -109,8 +110,8 @@ type Row struct {
 	PyTorch    *Times  `json:"pytorch,omitempty"`
 }
 
-// Times are milliseconds for each call. A graph contains as many calls as an eager round, so its
-// time is NCCL's without the host's.
+// Times are milliseconds for each call. A graph contains as many calls as an eager round. The
+// graph's time is NCCL's time without the host's.
 type Times struct {
 	MS      float64 `json:"ms"`
 	BusGBps float64 `json:"bus_gb_s"`           // computed from MS
@@ -176,8 +177,8 @@ func (b *Bench) Measure(c Collective, bytes int64) (_ *Row, err error) {
 	return row, err
 }
 
-// collectiveGraph returns the time in milliseconds and the number of nodes for each call in a graph
-// of several.
+// collectiveGraph captures several calls in a graph. It returns the time in milliseconds and the
+// number of nodes for each call.
 func (b *Bench) collectiveGraph(calls int, call func() error) (ms, nodes float64, err error) {
 	on := cuda.DefaultStream(b.Device)
 	graph, err := cuda.Capture(cuda.CaptureOptions{Stream: on}, func() error {
@@ -200,8 +201,9 @@ func (b *Bench) collectiveGraph(calls int, call func() error) (ms, nodes float64
 	return ms * 1e3 / float64(calls), nodes, errors.Join(err, b.Wait(), graph.Close())
 }
 
-// Together returns on all ranks at the same time, as exactly as an all-reduce can. Ranks leave a
-// barrier of the hosts one after the other, so the first call would wait for the last rank.
+// Together returns on all ranks at nearly the same time: each rank waits for an all-reduce. Ranks
+// leave a barrier of the hosts one after the other, so after such a barrier the first measured call
+// would include a wait for the last rank.
 func (b *Bench) Together() error {
 	x, err := torch.Zeros(b.Device, torch.Float32, 1)
 	if err != nil {

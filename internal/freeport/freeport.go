@@ -16,18 +16,18 @@ const (
 	last  = 65535
 )
 
-// Find returns a port that nobody listens at on any address of this host, and that the kernel gives
-// to nobody who asks for any port: a connection or a listener of another process would take such a
-// port (net.ipv4.ip_local_port_range) before the process that it is for starts. No other call of
-// Find on this host returns the port before this process ends. Where the kernel gives away all
-// ports, it returns any free one, which may be taken before it is used.
+// Find returns a port on which nobody listens, on any address of this host. It avoids the ephemeral
+// ports (net.ipv4.ip_local_port_range), because the kernel could give such a port to another
+// process before the process that needs it starts. No other call of Find on this host returns the
+// port before this process ends. If all ports are ephemeral, Find returns any free port, which may
+// be taken before it is used.
 func Find() (int, error) {
 	low, high := ephemeral()
 	return find(func() int { return draw(low, high) })
 }
 
-// draw returns a random port that is not from low to high, or any port if these are all or none of
-// the ports from first to last.
+// draw returns a random port between first and last that is not in the range from low to high. If
+// that range contains all or none of these ports, draw returns any of them.
 func draw(low, high int) int {
 	low, high = max(low, first), min(high, last)
 	given, all := high+1-low, last+1-first
@@ -60,10 +60,11 @@ func find(next func() int) (int, error) {
 	return 0, fmt.Errorf("no free port from %d to %d: %w", first, last, failed)
 }
 
-// ephemeral returns the first and the last port that the kernel gives to a socket without one, or
-// Linux's defaults if the kernel does not say them.
+// ephemeral returns the first and the last ephemeral port: the kernel gives these ports to sockets
+// that ask for no particular port. If the kernel does not report the range, ephemeral returns
+// Linux's default.
 func ephemeral() (low, high int) {
-	text, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range") // no text: the defaults
+	text, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range") // without a text, portRange returns the defaults
 	return portRange(string(text))
 }
 

@@ -6,8 +6,9 @@ import (
 	"syscall"
 )
 
-// reserve takes the port's name among the abstract sockets of the network namespace, which the
-// kernel frees at the end of the process. Child processes do not inherit the socket.
+// reserve binds an abstract Unix socket whose name contains the port. Such a name is unique in the
+// network namespace, and the kernel frees it at the end of the process. Child processes do not
+// inherit the socket.
 func reserve(port int) error {
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {

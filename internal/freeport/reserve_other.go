@@ -2,5 +2,5 @@
 
 package freeport
 
-// reserve does nothing: only Linux has names that disappear with the process.
+// reserve does nothing: only Linux has abstract sockets, whose names disappear with the process.
 func reserve(int) error { return nil }

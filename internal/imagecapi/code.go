@@ -66,8 +66,9 @@ func NewFailure(code Code, message string) *Error {
 	return &Error{Code: code, Origin: callName(), Message: message}
 }
 
-// NotLoaded returns the error for a call made before the library was loaded. This is err, the error
-// of loading the library. If err is nil, it is an error about the missing call of Check.
+// NotLoaded returns the error for a call made before the library was loaded. err is the error of
+// loading the library, and NotLoaded returns it. If err is nil, the program has not called Check,
+// and the error says so.
 func NotLoaded(err error) error {
 	if err == nil {
 		err = NewFailure(CodeInternal,

@@ -126,10 +126,10 @@ func PlanAppend(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uin
 	return int(place), int(planned), err
 }
 
-// PlanHead is PlanSegments for an image whose compressed data is inflated by another decoder
-// (capi.RunInflatingGPUDecoder). head holds the start of a file of fileBytes bytes, up to offset
-// scan, where the scan's data starts. head may lack segments that decoding does not need. The
-// caller guarantees that the entry points belong to the file.
+// PlanHead is PlanSegments for an image whose file is still deflate-compressed. The GPU decoder
+// inflates it (capi.RunInflatingGPUDecoder). head holds the start of a file of fileBytes bytes, up
+// to offset scan, where the scan's data starts. head may lack segments that decoding does not need.
+// The caller guarantees that the entry points belong to the file.
 func PlanHead(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries, buffer []byte) (n int, err error) {
 	c := geometry(g)
 	var pin runtime.Pinner
@@ -164,8 +164,9 @@ const searchEntryBytes = 10
 
 // PlanScan is PlanAppend without entry points: the plan includes the whole scan, and the GPU finds
 // the entry points. If used is nil, the plan is at the start of memory, and n is greater than
-// len(memory) if it did not fit. If damage is tolerated (SetDamage), n is also 0 for an image that
-// might be bad whatever the GPU reports. search, if not nil, is set for PackEntries.
+// len(memory) if it did not fit. PlanScan plans only images that are good whatever their scan
+// contains, so n is also 0 for an image whose scan decides whether it is good: see SetDamage.
+// search, if not nil, is set for PackEntries.
 func PlanScan(d *Decoder, data []byte, g *Geometry, memory []byte, used *atomic.Uint64, search *Search) (at,
 	n int, err error) {
 	c := geometry(g)
@@ -178,8 +179,8 @@ func PlanScan(d *Decoder, data []byte, g *Geometry, memory []byte, used *atomic.
 }
 
 // PackEntries writes entry points to buffer and returns their size n in bytes, as DecodeMakeEntries
-// does with a spacing of 0. found holds the entry points that a GPU found with a plan of PlanScan
-// and did not flag. n is also 0 if found is impossible.
+// does with a spacing of 0. found holds the entry points that a GPU found with a plan of PlanScan,
+// in an image that it did not flag. n is also 0 if found has impossible entry points.
 func PackEntries(search *Search, found, buffer []byte) (n int, proof uint64, err error) {
 	var made C.ts_image_entries_made
 	err = failure(C.ts_image_pack_entries((*C.ts_image_search)(unsafe.Pointer(search)),

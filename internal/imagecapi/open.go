@@ -98,6 +98,6 @@ func bind(handle unsafe.Pointer) string {
 	return ""
 }
 
-// absent reports whether an error means that the library is not loaded. Functions return it until
-// the table is filled: without a library there is no message.
+// absent reports whether an error means that the library is not loaded. Functions return this error
+// until the table is filled. It has no message, because only the library can make one.
 func absent(e unsafe.Pointer) bool { return e == unsafe.Pointer(&C.torchstream_imagecapi_absent) }

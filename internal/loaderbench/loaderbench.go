@@ -214,7 +214,7 @@ func (o *Options) setImages(options *imageloader.Options) (says string, err erro
 	}
 	settings := o.Images.Settings()
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		if name != "policy" { // the name of a policy says what it is
+		if name != "policy" { // the name of a policy is clear without the word
 			says += ", " + name
 		} else {
 			says += ","

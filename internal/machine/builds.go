@@ -101,7 +101,7 @@ func same(a, b string) bool {
 func newerSources(cshim string, sources []string, built time.Time) []string {
 	var newer []string
 	for _, source := range sources {
-		// Files that cannot be read are the compiler's business.
+		// Skip files that cannot be read: the compiler reports them.
 		_ = filepath.WalkDir(filepath.Join(cshim, source), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {
 				return nil

@@ -1,5 +1,5 @@
-// Package machine examines what building and running torchstream needs of a machine. It opens no
-// library and uses no cgo, so that it works before anything is built.
+// Package machine checks whether a machine meets the requirements for building and running
+// torchstream. It opens no library and uses no cgo, so that it works before anything is built.
 package machine
 
 import (

@@ -339,8 +339,8 @@ func shell(folder, command string) error {
 }
 
 // script runs the mutants. A test that passes, or does not exist, is an error. Each mutant has its
-// own copy of the library, so several run at a time. They test the order of work in one process,
-// which other processes on the GPU do not change.
+// own copy of the library, so several run at a time. They test the order of work in one process, so
+// other processes on the GPU do not matter.
 const script = `#!/usr/bin/env bash
 # run.sh BUNDLE [GPUS] runs every mutant that needs at most GPUS GPUs (default 1) with the tests of
 # an unpacked gpu-bundle, under the LD_LIBRARY_PATH that the bundle's run.sh prints.

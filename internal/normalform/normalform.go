@@ -48,7 +48,7 @@ func Hint(names, known []string) string {
 		name, twin, form(name), form(twin))
 }
 
-// form returns the name of a name's Unicode normal form.
+// form returns the Unicode normal form of a name: "NFC", "NFD" or "mixed".
 func form(name string) string {
 	switch {
 	case norm.NFC.IsNormalString(name):

@@ -13,9 +13,10 @@ type Share struct {
 	PadLast     bool // fill the last batch with the epoch's first samples if it is short
 }
 
-// Deal assigns the positions of an epoch to ranks, as cards are dealt to players. It numbers the
-// positions that are not in Done 0, 1, 2, ... Turn t of a rank is number Rank + t*World. After the
-// last position, the numbers start over at the first position, as padding.
+// Deal assigns the positions of an epoch to ranks, as cards are dealt to players. It gives the
+// numbers 0, 1, 2, ... to the positions that are not in Done. In turn t, a rank takes the position
+// with the number Rank + t*World. After the last position, the numbers start over at the first
+// position, as padding.
 //
 // All ranks take the same number of turns. A rank that skips a bad sample takes one more turn, so
 // that it gets as many batches as the others. A Deal is immutable.

@@ -103,7 +103,7 @@ type checker struct {
 	found []error
 }
 
-// check type-checks a package whose imports are checked.
+// check type-checks a package. The packages that it imports must already be checked.
 func (c *checker) check(p listed) {
 	if p.Error != nil && !p.DepOnly {
 		c.found = append(c.found, errors.New(p.Error.Err))
@@ -145,7 +145,7 @@ func (c *checker) parse(p listed) []*ast.File {
 	return parsed
 }
 
-// from imports for one package.
+// from implements types.Importer for one package.
 type from struct {
 	*checker
 	renamed map[string]string

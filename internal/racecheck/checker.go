@@ -170,7 +170,7 @@ func (c *Checker) Wait(waiter Queue, on ...Queue) {
 	}
 }
 
-// Fork orders later work of each queue of to after all earlier work of from.
+// Fork orders the later work of each queue in the list to after all earlier work of the queue from.
 func (c *Checker) Fork(from Queue, to ...Queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -382,11 +382,11 @@ func (c *Checker) Free(device int32, begin uintptr, at *Place) {
 	if b.owner == Host && device != hostDevice {
 		return // the owner of memory from before the Checker is unknown
 	}
-	// The garbage collector may free memory allocated before the capture of its owner's stream.
+	// Memory from before a capture may be freed during the capture, by the garbage collector.
 	list, w := &b.accesses, &c.world
 	if b.captured {
 		if c.capture == nil || !c.capture.inside(b.owner) {
-			return // a graph's memory stays the graph's
+			return // the memory still belongs to a graph
 		}
 		list, w = c.capture.accesses(b), &c.capture.world
 	}

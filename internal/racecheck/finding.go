@@ -15,7 +15,8 @@ type Kind string
 const (
 	// KindRace is an access that no edge orders after an earlier one to the same bytes.
 	KindRace Kind = "race"
-	// KindFreed is memory freed while a stream that its owner does not wait for may still use it.
+	// KindFreed is memory that was freed while a stream may still use it, although its owner's
+	// stream does not wait for that use.
 	KindFreed Kind = "freed"
 	// KindNotRecorded is a wait for an event that has no record. It is a note, because the call
 	// returns an error.
@@ -103,7 +104,7 @@ func (u Use) matches(r *regexp.Regexp) bool {
 	return false
 }
 
-// Findings returns the findings so far, in their order.
+// Findings returns the findings so far, in the order in which they were found.
 func (c *Checker) Findings() []Finding {
 	c.mu.Lock()
 	defer c.mu.Unlock()

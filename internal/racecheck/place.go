@@ -58,7 +58,7 @@ func (c *Checker) place(k placeKey, n int) *Place {
 	p := c.places[k]
 	if p == nil {
 		if len(c.places) >= maxPlaces {
-			clear(c.places) // their accesses keep them; the same place is then made again
+			clear(c.places) // accesses keep old places alive; a place that recurs is made again
 		}
 		p = &Place{What: k.what, pcs: k.pcs, n: n, capture: k.capture}
 		c.places[k] = p

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limit lets the process map at most more additional bytes, until restore is called (RLIMIT_AS of
-// getrlimit(2)). It is for tests of out-of-memory errors. All threads share the limit.
+// Limit lets the process map no more than the given number of additional bytes, until restore is
+// called (RLIMIT_AS of getrlimit(2)). It is for tests of out-of-memory errors. All threads share
+// the limit.
 func Limit(more int64) (restore func() error, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

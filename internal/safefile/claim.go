@@ -92,7 +92,7 @@ func tryClaim(path string, lock func(*os.File) error) (_ *Claim, err error) {
 	case err == syscall.EWOULDBLOCK:
 		return nil, busy(f)
 	case err != nil:
-		if made { // a file that was there may be held by somebody who got a lock
+		if made { // an existing file may have a holder that got a lock
 			_ = os.Remove(path)
 		}
 		return nil, fmt.Errorf("%s: %w (%w)", path, ErrNoLocks, err)

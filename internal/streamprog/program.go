@@ -351,8 +351,8 @@ func (g *generator) edge(after stamp, actor int) []int {
 	return g.clocks[from]
 }
 
-// others returns up to two streams that take part unnecessarily. In a graph they are streams that
-// already take part in the capture.
+// others returns up to two further streams for an edge, which need not take part in it. In a graph
+// they are streams that already take part in the capture.
 func (g *generator) others(but ...int) []int {
 	var some []int
 	for range g.rng.IntN(3) {

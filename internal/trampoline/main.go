@@ -67,8 +67,8 @@ var (
 // part matches the include of a header of one noun.
 var part = regexp.MustCompile(`(?m)^#include "(torchstream/\w+\.h)"$`)
 
-// whole returns the text of a header and of the parts that it includes. Parts include others, also
-// of another header, which whole leaves out.
+// whole returns the text of a header and of the parts that it includes. It does not follow the
+// includes in the parts, because these may be parts of another header.
 func whole(header string) (string, error) {
 	text, err := os.ReadFile(header)
 	if err != nil {
