@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { cudatest.Main(m) }
 
 const tiny = "testdata/tiny.pt2" // testdata/make_packages.py wrote it
 
-// results are the outputs of tiny.pt2 by PyTorch.
+// results returns the outputs that PyTorch computed with tiny.pt2.
 func results(t *testing.T) map[string][]float64 {
 	t.Helper()
 	text, err := os.ReadFile("testdata/expected.json")
@@ -87,7 +87,7 @@ func inputs(t *testing.T) (x, mask *torch.Tensor) {
 	return x, mask
 }
 
-// run returns the outputs of a run as one slice.
+// run runs the model once, and returns all outputs as one slice.
 func run(m *Model, x, mask *torch.Tensor) ([]float32, error) {
 	scope := torch.NewScope("test")
 	defer scope.Close()
@@ -106,7 +106,7 @@ func run(m *Model, x, mask *torch.Tensor) ([]float32, error) {
 	return all, nil
 }
 
-// near checks values against PyTorch's.
+// near compares outputs with PyTorch's.
 func near(t *testing.T, got []float32, want map[string][]float64) {
 	t.Helper()
 	all := slices.Concat(want["logits"], want["sums"])
@@ -201,12 +201,12 @@ func TestWrongInputsAreRefused(t *testing.T) {
 	}
 }
 
-// The compiled code checks what the description does not say: sizes that must be equal, and
-// strides.
+// The compiled code checks conditions that the description cannot express: sizes that must be
+// equal, and strides.
 func TestCompiledCodeChecksItsInputs(t *testing.T) {
 	m := loadTiny(t, Options{})
 	x, mask := inputs(t)
-	m.Inputs[0].DType, m.Inputs[1].DType = "", "" // as in a package without a description
+	m.Inputs[0].DType, m.Inputs[1].DType = "", "" // looks like a package without a description
 	for name, c := range map[string][2]*torch.Tensor{
 		"size":    {x.Narrow(1, 0, 3), mask},
 		"strides": {x.T().Contiguous(torch.Contiguous).T(), mask},
@@ -404,9 +404,9 @@ func TestModelForOtherInstructionsIsRefused(t *testing.T) {
 	}
 }
 
-// A library that contains the C++ library would end the process.
+// A model's library that is statically linked with the C++ library would end the process.
 func TestLibraryWithItsOwnCXXLibraryIsRefused(t *testing.T) {
-	program, err := os.Executable() // which uses no C++
+	program, err := os.Executable() // does not import the C++ library
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -418,8 +418,8 @@ func TestLibraryWithItsOwnCXXLibraryIsRefused(t *testing.T) {
 	}
 }
 
-// Damaged packages are errors, unless the damage changed no member. Nothing of them runs, and
-// nothing is left.
+// Most damaged packages are refused. The others are still readable, for example because the damage
+// is between members. No code of a package runs, and no unpacked file is left.
 func TestDamagedPackages(t *testing.T) {
 	good, err := os.ReadFile(tiny)
 	if err != nil {
@@ -462,7 +462,7 @@ func TestDamagedPackages(t *testing.T) {
 	}
 }
 
-// unpackable does everything that Load does before it runs code.
+// unpackable does everything that Load does before Load runs the package's code.
 func unpackable(t *testing.T, path string) error {
 	f, err := os.Open(path)
 	if err != nil {

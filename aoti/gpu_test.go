@@ -18,8 +18,8 @@ import (
 // with a .pt file of its inputs and outputs.
 const gpuPackages = "TORCHSTREAM_AOTI_PACKAGES"
 
-// example is a package with the tensors of its .pt file: the inputs and the outputs of PyTorch's
-// run of the same package.
+// example is a package with the tensors of its .pt file: inputs, and the outputs that PyTorch
+// computed with the same package.
 type example struct {
 	model           *Model
 	inputs, outputs []*torch.Tensor
@@ -65,7 +65,7 @@ func examples(t testing.TB) map[string]example {
 		}
 		for _, v := range m.Inputs {
 			x := read("input." + v.Name)
-			if v.MemoryFormat == channelsLast { // which a checkpoint does not keep
+			if v.MemoryFormat == channelsLast { // the .pt file does not keep this format
 				x = e.scope.Own(x.Contiguous(torch.ChannelsLast).Keep())
 			}
 			e.inputs = append(e.inputs, x)
@@ -118,7 +118,7 @@ func TestGPUModelsOnStreams(t *testing.T) {
 				}
 				streams[i] = s
 			}
-			if err := e.model.Device().Synchronize(); err != nil { // the inputs are ready for all streams
+			if err := e.model.Device().Synchronize(); err != nil { // afterwards the inputs are ready for all streams
 				t.Fatal(err)
 			}
 			var running sync.WaitGroup
@@ -139,7 +139,7 @@ func TestGPUModelsOnStreams(t *testing.T) {
 func TestGPUGraphOfARunReplays(t *testing.T) {
 	for name, e := range examples(t) {
 		t.Run(name, func(t *testing.T) {
-			e.check(t) // the first run loads kernels, which no capture may do
+			e.check(t) // the first run loads kernels, which is not allowed in a capture
 			graphed := torch.NewGraphed(func(x []*torch.Tensor) ([]*torch.Tensor, error) {
 				return e.model.Run(context.Background(), x...)
 			}, torch.GraphedOptions{})
@@ -149,7 +149,7 @@ func TestGPUGraphOfARunReplays(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := e.model.Close(); err != nil { // the graph keeps the weights
+			if err := e.model.Close(); err != nil { // the graph must keep the weights
 				t.Fatal(err)
 			}
 			outputs, err := graphed.Call(e.inputs...)

@@ -21,9 +21,9 @@ import (
 
 // Options are the settings of [Load].
 type Options struct {
-	// Model is the name of the model to load, "" for the only one.
+	// Model is the name of the model to load. "" loads the package's only model.
 	Model string
-	// Device is the GPU of a model that was compiled for a GPU. The zero value is the first. A
+	// Device is the GPU of a model that was compiled for a GPU. The zero value is the first GPU. A
 	// model that was compiled for a CPU runs on the CPU, whatever Device says.
 	Device cuda.Device
 	// Instances is how many runs can be enqueued, or computed on a CPU, at the same time. 0 means
@@ -35,11 +35,12 @@ type Options struct {
 	SHA256 string
 }
 
-// Load loads a model of a package. It runs the native code that the package contains (see the
-// package's comment). It unpacks the model's files into a folder in os.TempDir, which must allow
-// programs to run, until Close. Folders of killed processes are removed.
+// Load loads a model of a package. Load runs the native code in the package (see the comment of
+// package aoti). It unpacks the model's files into a folder in os.TempDir, which must not be
+// mounted with noexec. Close removes the folder, and Load removes the folders that killed processes
+// have left.
 //
-// The error wraps [ErrFormat] or [ErrUnsupported] if the package is the reason. The caller closes
+// If the package is at fault, the error wraps [ErrFormat] or [ErrUnsupported]. The caller closes
 // the model.
 func Load(path string, o Options) (*Model, error) {
 	m, err := load(path, o)
@@ -122,8 +123,9 @@ func choose(all []member, name string) (member, error) {
 	return member{}, fmt.Errorf("it has no model %q; it has %s", name, strings.Join(names, ", "))
 }
 
-// deviceFor returns the device on which a model runs, and refuses one that has other instructions
-// than the model's: they would end the process.
+// deviceFor returns the device on which a model runs. It returns an error if the device lacks the
+// instructions for which the model was compiled: on a CPU, an unknown instruction would end the
+// process.
 func deviceFor(d Description, gpu cuda.Device) (cuda.Device, error) {
 	if !d.CUDA {
 		if missing := missingInstructions(d.CPU); missing != "" {
@@ -148,8 +150,8 @@ func deviceFor(d Description, gpu cuda.Device) (cuda.Device, error) {
 	return gpu, nil
 }
 
-// missingInstructions returns the first instruction set, of those that AOTInductor names, that this
-// CPU lacks. It returns "" if there is none, or if the name is unknown.
+// missingInstructions returns the first instruction set in names that this CPU lacks, or "" if it
+// lacks none. names is AOTInductor's list. Unknown names are ignored.
 func missingInstructions(names string) string {
 	x := cpu.X86
 	has := map[string]bool{
@@ -171,8 +173,8 @@ func missingInstructions(names string) string {
 // cxxLibrary is the shared C++ library that LibTorch uses.
 const cxxLibrary = "libstdc++.so.6"
 
-// checkLibrary refuses a model's library that contains the C++ library. Such a library ends the
-// process when it is loaded next to LibTorch.
+// checkLibrary refuses a model's library that is statically linked with the C++ library. Loading
+// such a library next to LibTorch would end the process.
 func checkLibrary(path string) error {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -207,7 +209,7 @@ func (m *Model) open(library string, instances int) error {
 	return nil
 }
 
-// openError wraps ErrUnsupported if the model's library is not one for this process.
+// openError wraps ErrUnsupported if the model's library cannot run in this process.
 func openError(err error) error {
 	var failure *capi.Error
 	if errors.As(err, &failure) && (failure.Code == capi.CodeUnsupported || failure.Code == capi.CodeOperator) {

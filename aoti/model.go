@@ -22,7 +22,7 @@ type Model struct {
 	files  *folder
 
 	instances []*capi.Model
-	idle      chan *capi.Model // the instances that no run has
+	idle      chan *capi.Model // the instances that no run is using
 	closed    chan struct{}
 
 	closing sync.Mutex // held by Close; guards ended
@@ -36,12 +36,12 @@ var ErrClosed = errors.New("aoti: the model is closed")
 func (m *Model) Device() cuda.Device { return m.device }
 
 // Run runs the model on the goroutine's current stream, and returns its outputs in the order of
-// Outputs. The inputs are in the order of Inputs, on the model's device. Sizes outside of the
-// exported ranges, other dtypes, devices and memory formats are errors, which name the
-// wanted value; then nothing has run.
+// Outputs. The inputs are in the order of Inputs, on the model's device. If an input has a size
+// outside of the exported range, or another dtype, device or memory format than the model expects,
+// Run returns an error that names the expected value, and runs nothing.
 //
-// On a GPU, Run returns when the work is enqueued. It waits for nothing but an instance, and ctx
-// ends this wait. Outputs join scopes as the results of operators do. Autograd records nothing.
+// On a GPU, Run returns when the work is enqueued. It waits only for an idle instance; ctx can end
+// that wait. Outputs join scopes as the results of operators do. Autograd records nothing.
 func (m *Model) Run(ctx context.Context, inputs ...*torch.Tensor) ([]*torch.Tensor, error) {
 	if err := m.checkInputs(inputs); err != nil {
 		return nil, fmt.Errorf("aoti: model %s: %w", m.Name, err)
@@ -58,7 +58,7 @@ func (m *Model) Run(ctx context.Context, inputs ...*torch.Tensor) ([]*torch.Tens
 	return outputs, nil
 }
 
-// runError returns the reason of a failed run without the operator's name.
+// runError returns the reason why a run failed, without the operator's name.
 func runError(err error) error {
 	var operator *torch.Error
 	if errors.As(err, &operator) {
@@ -89,8 +89,8 @@ func (m *Model) borrow(ctx context.Context) (*capi.Model, error) {
 	}
 }
 
-// checkInputs compares inputs with the description. PyTorch's compiled code would read beyond the
-// memory of a smaller one.
+// checkInputs compares inputs with the description. Without a check, PyTorch's compiled code would
+// read beyond the memory of an input that is too small.
 func (m *Model) checkInputs(inputs []*torch.Tensor) error {
 	if len(inputs) != len(m.Inputs) {
 		return fmt.Errorf("%d inputs, want %d: %s", len(inputs), len(m.Inputs), m.inputs())
@@ -117,7 +117,8 @@ func (m *Model) inputs() string {
 	return strings.Join(all, ", ")
 }
 
-// check compares a tensor with the description, of which it knows only the device if DType is "".
+// check compares a tensor with the description. If DType is "", there is no description, and check
+// compares only the device.
 func (v Value) check(x *torch.Tensor, device cuda.Device) error {
 	if got := x.Device(); got != device {
 		return fmt.Errorf("got a tensor on %v, want one on %v: move it with To", got, device)
@@ -142,10 +143,10 @@ func (v Value) check(x *torch.Tensor, device cuda.Device) error {
 	return nil
 }
 
-// Close waits for runs that are being enqueued, and for the device's work, and frees the model. It
-// returns an error and changes nothing on a goroutine that captures a graph. Later runs return
-// ErrClosed. A graph that has captured a run may be replayed after Close. Close may be called
-// again, and from any goroutine.
+// Close waits for runs that are being enqueued, and for the device's work, and frees the model. On
+// a goroutine that is capturing a graph, Close returns an error and changes nothing. Later runs
+// return ErrClosed. A graph that has captured a run may be replayed after Close. Close may be
+// called again, and from any goroutine.
 func (m *Model) Close() error {
 	m.closing.Lock()
 	defer m.closing.Unlock()
@@ -160,7 +161,7 @@ func (m *Model) Close() error {
 	for range m.instances {
 		<-m.idle
 	}
-	err := m.synchronize() // for runs since the last one
+	err := m.synchronize() // for runs that were enqueued meanwhile
 	for _, c := range m.instances {
 		capi.FreeModel(c)
 	}
@@ -168,7 +169,7 @@ func (m *Model) Close() error {
 	return errors.Join(err, m.files.remove())
 }
 
-// synchronize waits for the device's work, if an instance can have some.
+// synchronize waits for the device's work, if instances may have enqueued some.
 func (m *Model) synchronize() error {
 	if m.device == cuda.CPU || len(m.instances) == 0 {
 		return nil

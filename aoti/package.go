@@ -12,11 +12,11 @@ import (
 	"strings"
 )
 
-// ErrFormat is wrapped by errors about a file that is no package, or a damaged one.
+// ErrFormat is wrapped by errors about a file that is not a package or is damaged.
 var ErrFormat = errors.New("not a readable AOTInductor package")
 
-// ErrUnsupported is wrapped by errors about a package that is sound and cannot run here: for
-// another device, GPU or processor, or without compiled code.
+// ErrUnsupported is wrapped by errors about an intact package that cannot run here: it is for
+// another device, GPU or processor, or has no compiled code.
 var ErrUnsupported = errors.New("the package cannot run here")
 
 // Package describes a package file.
@@ -28,27 +28,27 @@ type Package struct {
 // Description describes a model of a package.
 type Description struct {
 	Name string
-	// CUDA reports whether the model was compiled for a GPU, with compute capability
-	// ComputeCapability ("90"). Otherwise it was compiled for a CPU with the instruction sets of
-	// CPU ("AVX512 AVX512_VNNI").
+	// CUDA says whether the model was compiled for a GPU. ComputeCapability is then that GPU's,
+	// such as "90". Otherwise the model was compiled for a CPU, and CPU lists the instruction sets
+	// that it needs, such as "AVX512 AVX512_VNNI".
 	CUDA              bool
 	ComputeCapability string
 	CPU               string
-	LibTorch          string // the version that compiled the model, "" if the package does not say it
+	LibTorch          string // the version that compiled the model; "" if the package does not say
 	// Inputs and Outputs are the tensors in the order of Run, with lists, dictionaries and keyword
 	// arguments flattened. They are nil for a package without a description (see the package's
 	// comment).
 	Inputs, Outputs []Value
-	// Metadata has the entries of the exporting program and of PyTorch (AOTI_DEVICE_KEY ...).
+	// Metadata has the entries that the exporting program and PyTorch wrote (AOTI_DEVICE_KEY ...).
 	Metadata map[string]string
 }
 
 // Value describes an input or an output.
 type Value struct {
-	Name  string // a parameter's name; of an output, its path: "logits", "0", "boxes.1"
+	Name  string // of an input, the parameter's name; of an output, its path: "logits", "0", "boxes.1"
 	DType string // PyTorch's name without "torch.": "float32", "bfloat16"
 	Shape []Dim
-	// MemoryFormat is "contiguous" or "channels_last", and "" for other strides.
+	// MemoryFormat is "contiguous", "channels_last", or "" for other strides.
 	MemoryFormat string
 }
 
@@ -56,7 +56,8 @@ type Value struct {
 // if the size has no upper bound.
 type Dim struct{ Min, Max int64 }
 
-// String returns "float32[1..64 3 224 224]", with " channels_last" in that memory format.
+// String returns a text such as "float32[1..64 3 224 224]", followed by " channels_last" for that
+// memory format.
 func (v Value) String() string {
 	sizes := make([]string, len(v.Shape))
 	for i, d := range v.Shape {
@@ -107,7 +108,7 @@ const (
 	maxMetadata = 16 << 20
 )
 
-// member is a model of an open archive, with its files.
+// member is a model in an open archive, with the model's files.
 type member struct {
 	Description
 	files   []*zip.File
@@ -154,7 +155,7 @@ func groupFiles(files []*zip.File, size int64) ([]member, error) {
 	var models []member
 	total := uint64(0)
 	seen := map[string]bool{}
-	places := map[string]int{} // in models, by name
+	places := map[string]int{} // index in models, by name
 	for _, f := range files {
 		parts := strings.Split(f.Name, "/")
 		if len(parts) != 5 || parts[1] != "data" || parts[2] != "aotinductor" || parts[4] == "" {
@@ -185,12 +186,13 @@ func groupFiles(files []*zip.File, size int64) ([]member, error) {
 	return models, nil
 }
 
-// plain reports whether a name is a file's in a folder, on any system.
+// plain reports whether a name is a file name without a folder, on every operating system.
 func plain(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/\\:\x00")
 }
 
-// describeOther names the kind of an archive without a compiled model.
+// describeOther says what kind of archive has these files, if there is no compiled model among
+// them.
 func describeOther(files []*zip.File) string {
 	for _, f := range files {
 		switch {

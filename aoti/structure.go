@@ -9,8 +9,8 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// readStructure names the inputs and outputs of a package without a description, by PyTorch's
-// description of nested lists and dictionaries (torch.utils._pytree).
+// readStructure names the inputs and outputs of a package without a description. It takes the names
+// from PyTorch's record of nested lists and dictionaries (torch.utils._pytree).
 func (m *Model) readStructure() error {
 	arguments, results, err := capi.ModelStructure(m.instances[0])
 	if err != nil {

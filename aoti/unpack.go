@@ -20,7 +20,7 @@ const (
 	claimName     = "claim"
 )
 
-// folder has a model's files. The zero value has none.
+// folder holds a model's unpacked files. The zero value is no folder.
 type folder struct {
 	path  string
 	claim *safefile.Claim
@@ -85,8 +85,8 @@ func (f *folder) remove() error {
 	return err
 }
 
-// minAge is the age from which a folder without a claim's holder is stale. A younger one can belong
-// to a process that is about to claim it.
+// minAge is the age from which an unclaimed folder is stale. A younger folder may belong to a
+// process that is about to claim it.
 const minAge = time.Minute
 
 // removeStale removes the folders of processes that were killed. It ignores folders that it may not
