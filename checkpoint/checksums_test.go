@@ -60,7 +60,7 @@ func TestEveryFlippedBitOfARankIsFound(t *testing.T) {
 	}
 	tensors := c.Tensors()
 	c.Close()
-	begin := 8 + int(binary.LittleEndian.Uint64(good)) // tensors; the last one: checksums
+	begin := 8 + int(binary.LittleEndian.Uint64(good)) // the tensors' bytes, followed by the checksums
 	end := len(good) - int(tensors[len(tensors)-1].Bytes())
 	if len(tensors) != 4 || end-begin < 100 {
 		t.Fatalf("the file has %v, %d bytes of data, want 4 tensors, at least 100 bytes",
@@ -108,7 +108,7 @@ func TestSwappedFileOfARankIsFound(t *testing.T) {
 	}
 }
 
-// Exchanged names in a rank's file would give each tensor the other's bytes.
+// Two exchanged names in a rank's file are an error. They would give each tensor the other's bytes.
 func TestExchangedNamesAreFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	s, err := checkpoint.NewRankWriter(path, 1)
@@ -215,7 +215,8 @@ func TestPartsAreCheckedByBlocks(t *testing.T) {
 	}
 }
 
-// Commit refuses a rank's file without checksums, which an earlier version writes.
+// Commit refuses a rank's file without checksums, such as an earlier version of this package
+// writes.
 func TestCommitNeedsChecksums(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	s, err := checkpoint.NewRankWriter(path, 1)

@@ -10,13 +10,13 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Dict is a set of named tensors in a file: one dict of a PyTorch file, or all tensors of another
-// file.
+// Dict is a set of named tensors in a file: one dict of a PyTorch file, or all tensors of a file of
+// another kind.
 type Dict struct {
 	// Path has the keys of the dict in the PyTorch file, joined by dots. "" is the file itself.
 	Path    string
 	Tensors []*StoredTensor // in the file's order
-	Unread  []*UnreadError  // the values that are not read, by name
+	Unread  []*UnreadError  // the values that cannot be read, by name
 }
 
 // Averages reports whether a word in the dict's path, such as "ema", says that the tensors are
@@ -132,8 +132,8 @@ func tensorDicts(root any) []dictAt {
 	return found
 }
 
-// hasWeights reports whether a dict names a floating-point tensor. A dict with other tensors only
-// holds the states of random generators and the like.
+// hasWeights reports whether a dict names a floating-point tensor. A dict that has only tensors of
+// other dtypes is no model: it may hold the states of random generators, for example.
 func hasWeights(d *ptfile.Dict) bool {
 	for key, value := range d.All() {
 		_, named := key.(string)
@@ -153,10 +153,9 @@ func floating(d torch.DType) bool {
 	return false
 }
 
-// stateDict chooses the dict with the model's tensors: a dict under a key that training programs
-// use; else root itself; else the only other dict; else averages.
+// stateDict chooses the dict with the model's tensors, in the order that [Open] documents.
 func stateDict(root *ptfile.Dict) dictAt {
-	// The first keys name a model's tensors, whatever the dtypes.
+	// Under these keys a dict is the model's, whatever the dtypes of its tensors.
 	for _, key := range []string{stateDictKey, "model_state_dict", "model"} {
 		v, _ := root.Get(key)
 		if d, ok := v.(*ptfile.Dict); ok {

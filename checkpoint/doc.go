@@ -14,7 +14,7 @@
 //	weight, err := file.Read("conv1.weight")
 //
 // nn.Load reads a file into a module's parameters: it matches names and shapes, and converts
-// dtypes. train.Checkpoint saves and loads the full state of a training.
+// dtypes. train.Checkpoint saves and loads the full state of a training run.
 //
 // # Formats
 //
@@ -23,7 +23,8 @@
 //     [File.Value], [File.Dict]. Reading executes no code from the file.
 //   - A sharded checkpoint is an index (.safetensors.index.json) and data files: [SaveSharded].
 //   - A checkpoint of ranks is a PyTorch file and one safetensors file per rank. A rank's file has
-//     the rank's parts of divided tensors: [RankWriter]. rankfiles.go makes the names of the files.
+//     the rank's parts of divided tensors: [RankWriter]. rankfiles.go defines the names of the
+//     files.
 //
 // # Guarantees
 //

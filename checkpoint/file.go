@@ -46,7 +46,8 @@ type entry struct {
 	shard      *File          // the file of a sharded checkpoint that has the tensor
 }
 
-// check returns the error that reading the tensor would return before any allocation.
+// check returns an error if the tensor cannot be read. Callers check a tensor before they allocate
+// memory for it.
 func (e *entry) check() error {
 	if e.stored != nil {
 		return e.stored.Check()
@@ -60,12 +61,15 @@ func (e *entry) check() error {
 //
 // Open also opens files written by torch.save, with the same guarantee. It recognizes them by their
 // first bytes, not by name. It executes nothing: it reads only tensors and plain values. Requesting
-// any other value returns an *[UnreadError]. The File's tensors are those of one dict, the
-// state_dict. Open takes the first of these that the file has: the dict under the key "state_dict",
-// "model_state_dict" or "model"; the file's dict itself; the dict under "net", "network", "module",
-// "model_state", "params" or "weights"; or the only other dict with tensors. Open takes averages,
-// such as "state_dict_ema", only if there is nothing else. [File.Dict] returns the tensors of
-// another dict, and [File.Value] the rest of the file.
+// any other value returns an *[UnreadError]. The File's tensors are the tensors of one dict, the
+// state_dict. Open takes the first of these that the file has:
+//   - the dict under the key "state_dict", "model_state_dict" or "model"
+//   - the file's dict itself
+//   - the dict under the key "net", "network", "module", "model_state", "params" or "weights"
+//   - the only other dict with tensors, not counting averages of weights such as "state_dict_ema"
+//   - a dict of averages
+//
+// [File.Dict] returns the tensors of another dict, and [File.Value] the rest of the file.
 //
 // A path that ends in ".safetensors.index.json" or ".bin.index.json" is the index of a sharded
 // checkpoint. The index's safetensors or PyTorch files are in the same folder.
@@ -99,7 +103,7 @@ func brief(err error) error {
 	return errors.New(strings.ToValidUTF8(text[:half], "") + " ... " + strings.ToValidUTF8(text[len(text)-half:], ""))
 }
 
-// readHeader reads everything but the tensors' elements.
+// readHeader reads everything except the tensors' elements.
 func (f *File) readHeader() error {
 	info, err := f.file.Stat()
 	if err != nil {

@@ -51,8 +51,8 @@ func (f *File) readPyTorch(size int64) error {
 }
 
 // UnreadError reports a value of a PyTorch file that this package does not read: an object of a
-// Python class, a set, an integer over 64 bits, or a sparse or quantized tensor. Requesting the
-// value returns it.
+// Python class, a set, an integer over 64 bits, or a sparse or quantized tensor. A request for the
+// value returns this error.
 type UnreadError struct {
 	Path   string // the keys of the value in the file, joined by dots: "optimizer.args"
 	opaque *ptfile.Opaque
@@ -68,11 +68,16 @@ func (e *UnreadError) Error() string {
 
 // Value returns the value at a path of keys in a PyTorch file: Value("epoch"), or
 // Value("optimizer", "param_groups", 0, "lr"). The key of a list element is its index. Without keys
-// it returns everything. The value is nil, a bool, int64, float64, string or []byte; a []any for a
-// list or a tuple; a map[any]any for a dict, whose integer keys are int64; a *[StoredTensor]; or,
-// for a dtype or a device, its name as a string. A container that the file references several times
-// becomes a single []any or map, and errors name its first place. A safetensors file has no values:
-// see Metadata.
+// it returns everything. A safetensors file has no values: see Metadata. The value is one of these
+// types:
+//   - nil, bool, int64, float64, string or []byte
+//   - []any, for a list or a tuple
+//   - map[any]any, for a dict; integer keys are int64
+//   - *[StoredTensor]
+//   - string, for the name of a dtype or a device
+//
+// A container that the file references several times becomes a single []any or map, and errors name
+// the first place of the container.
 //
 // Other values are not read. Requesting one returns an *[UnreadError]. Within a requested list or
 // dict, an *UnreadError replaces such a value, or a key of another type.

@@ -13,11 +13,15 @@ import (
 )
 
 // SavePyTorch writes a value to a file that torch.load(path, weights_only=True) reads, with the
-// guarantees of [Save]: it replaces only a PyTorch file. The value is nil, a bool, int, int64,
-// float64, string or []byte; a []any, which becomes a list; a map[string]any or a map[any]any with
-// keys of type int64 and string, which becomes a dict, ascending integers first and then strings; a
-// [][torch.Named], which becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor
-// that appears twice, for example under two names, is stored once. If the file replaces a
+// guarantees of [Save]: it replaces only a PyTorch file. The value is one of these types:
+//   - nil, bool, int, int64, float64, string or []byte
+//   - []any, which becomes a list
+//   - map[string]any, or map[any]any with keys of type int64 and string, which becomes a dict:
+//     integer keys first, then strings, both ascending
+//   - [][torch.Named], which becomes an OrderedDict
+//   - *[torch.Tensor] or *[StoredTensor]
+//
+// A tensor that appears twice, for example under two names, is stored once. If the file replaces a
 // checkpoint of a [RankWriter], SavePyTorch then removes the ranks' files. Everything except the
 // tensors' elements must fit into 64 MiB, the limit of Open.
 //

@@ -248,7 +248,7 @@ func TestAbandonAfterCommitKeepsTheCheckpoint(t *testing.T) {
 	requireDivided(t, path, 5)
 }
 
-// Readers refuse a checkpoint of so many ranks. Therefore it must not replace a good one.
+// A checkpoint of more ranks than readers accept is an error, and does not replace a good one.
 func TestImpossibleNumberOfRanksIsAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	for _, ranks := range []int{-1, 0, 1<<16 + 1} {
@@ -467,7 +467,7 @@ func TestFilesOfAReplacedCheckpointAreRemoved(t *testing.T) {
 	}
 }
 
-// kept are the files of a folder by their paths.
+// kept holds the contents of a folder's files, by path.
 type kept map[string][]byte
 
 func keep(t *testing.T, dir string) kept {

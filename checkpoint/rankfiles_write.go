@@ -133,9 +133,9 @@ func (w *RankWriter) Abandon() {
 	if w.file == nil {
 		return
 	}
-	removeID(w.path, w.id) // first: if a process dies here, the name of the leftovers remains
+	removeID(w.path, w.id) // before rank 0's file: a later save needs its name to remove the others
 	w.file.abandon()
-	removeID(w.path, w.id) // files of a rank that checked for rank 0's file earlier
+	removeID(w.path, w.id) // again: a rank that saw rank 0's file may have written its file meanwhile
 	w.file = nil
 }
 

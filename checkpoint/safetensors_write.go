@@ -23,8 +23,8 @@ func saveSafetensors(path, modeOf string, tensors []torch.Named, metadata map[st
 	return nil
 }
 
-// writeChecked writes a safetensors file. The header has checksums, which it fills in after all
-// tensors are written.
+// writeChecked writes a safetensors file. The header has room for checksums, which writeChecked
+// fills in after all tensors are written.
 func writeChecked(path, modeOf string, tensors []torch.Named, metadata map[string]string) (err error) {
 	f, err := newUnfinished(path, modeOf, safefile.Safetensors)
 	if err != nil {

@@ -23,7 +23,7 @@ func Save(path string, tensors []torch.Named, metadata map[string]string) error 
 	return saveSafetensors(path, path, tensors, metadata)
 }
 
-// IsPyTorchPath reports whether a path ends in .pt or .pth, so that [Save] writes a PyTorch file.
+// IsPyTorchPath reports whether a path ends in .pt or .pth. [Save] then writes a PyTorch file.
 func IsPyTorchPath(path string) bool {
 	ext := strings.ToLower(filepath.Ext(path))
 	return ext == ".pt" || ext == ".pth"

@@ -14,7 +14,7 @@ import (
 type StoredTensor struct {
 	from  *File
 	entry entry
-	name  string // in the file; "" for the whole file
+	name  string // the tensor's name in the file; "" for the file's root value
 }
 
 // Spec returns the tensor's name, dtype and shape. For a tensor of a [File.Value] the name is the
@@ -43,7 +43,7 @@ func (s *StoredTensor) Read() (*torch.Tensor, error) {
 // ReadPart returns n elements of the tensor, on the CPU, as a row. The elements are numbered in the
 // memory order of a dense tensor with these strides; first is the number of the row's first
 // element. If the file has this order, ReadPart reads and allocates only these elements. Otherwise
-// it reads the whole tensor. A file has the order of Contiguous strides, except for tensors that
+// it reads the whole tensor. In a file, tensors have contiguous strides, except for tensors that
 // ranks have written. The row belongs to the caller.
 func (s *StoredTensor) ReadPart(strides []int64, first, n int64) (*torch.Tensor, error) {
 	t, err := s.from.readPart(s.entry, strides, first, n)
@@ -173,7 +173,7 @@ func (f *File) readPlain(b []byte, e entry, offset int64) error {
 	return f.readFull(b, f.data+e.begin+offset)
 }
 
-// checkBools returns an error if elements of a file are not bools.
+// checkBools returns an error if dtype is Bool and a byte is neither 0 nor 1.
 func checkBools(b []byte, dtype torch.DType) error {
 	if dtype != torch.Bool {
 		return nil

@@ -29,7 +29,7 @@ func Append(sums, data []byte) []byte {
 // Read calls it at most three times, and allocates at most one block.
 func Read(p []byte, offset, size int64, sums []byte, read func(p []byte, offset int64) error) error {
 	var buf []byte
-	part := func() error { // for the block at offset, if p has only a part of it
+	part := func() error { // reads the part that p needs of the block at offset
 		begin := offset - offset%BlockBytes
 		if buf == nil {
 			buf = make([]byte, min(BlockBytes, size))

@@ -31,13 +31,13 @@ import (
 	"github.com/torchstream/torchstream/checkpoint/internal/blocksum"
 )
 
-// minBound is a lower bound for the size limit of compressed members. A compressed member may
-// unpack to as many bytes as the file has.
+// A compressed member may unpack to as many bytes as the whole file has, or to minBound bytes if
+// the file is smaller.
 const minBound = 1 << 20
 
 // File is an open file. Several goroutines may read its tensors at the same time.
 type File struct {
-	Root    any    // a value as described at Name
+	Root    any    // a value of one of the types that value.go lists
 	Comment string // of the zip archive
 	r       io.ReaderAt
 	size    int64

@@ -327,8 +327,8 @@ func (u *unpickler) object(op byte) (handled bool, err error) {
 			err = u.persistent(id[0])
 		}
 	case opBuild:
-		// Apart from an Opaque, only a state_dict has a state: its _metadata, the versions of its
-		// modules' classes.
+		// BUILD gives an object a state. Apart from an Opaque, only a state_dict gets one: its
+		// _metadata, with the versions of the modules' classes. The state is dropped.
 		if _, err = u.pop(1); err == nil {
 			var target any
 			if target, err = u.top(); err == nil {

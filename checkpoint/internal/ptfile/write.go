@@ -16,10 +16,10 @@ import (
 	"github.com/torchstream/torchstream/checkpoint/internal/blocksum"
 )
 
-// Write writes a file that torch.load(path, weights_only=True) can read. root consists of the
-// values that Open returns, without Names, and of int. Tensors are from NewTensor or from another
-// file. Tensors that share a Storage share it in the file too. The file has checksums, which Open
-// verifies and PyTorch ignores. A storage is in memory while it is written. comment is the zip
+// Write writes a file that torch.load(path, weights_only=True) can read. root may have the types
+// that Open returns, except Name, and also int. Tensors are from NewTensor or from another file.
+// Tensors that share a Storage share it in the file too. The file has checksums, which Open
+// verifies and PyTorch ignores. Write holds one storage in memory at a time. comment is the zip
 // archive's comment, which PyTorch does not read; it may be empty. Values that Open would refuse
 // are an error, and nothing is written.
 func Write(w io.Writer, root any, comment string) error { return write(w, root, comment, usual()) }
@@ -196,8 +196,9 @@ func (p *pickler) value(v any, depth int) error {
 	return nil
 }
 
-// batchItems is the maximum number of items of a container on the reader's stack. It is even, since
-// keys and values alternate. Python writes the same number of keys at once.
+// batchItems is the maximum number of items of a container that the reader has on its stack at
+// once. It is even, because the keys and values of a dict alternate. Python's pickler also writes
+// dicts in batches of 1,000 keys.
 const batchItems = 2000
 
 // items writes the items of the container that precedes them.
