@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// composeNorms makes each BatchNorm2d of m call LibTorch's operator, so that ForwardReLU is the
-// three operators.
+// composeNorms makes each BatchNorm2d of m call LibTorch's batch_norm. ForwardReLU then runs
+// separate operators instead of the fused kernels.
 func composeNorms(m nn.Module) {
 	if b, ok := m.(*nn.BatchNorm2d); ok {
 		b.Synchronize(func(x, weight, bias, mean, variance *torch.Tensor, momentum, eps float64) *torch.Tensor {
@@ -99,7 +99,8 @@ func TestGPUNormsWithReLUTrainAsOperators(t *testing.T) {
 }
 
 // A forward pass keeps no more memory for backward than with LibTorch's operators, except for the
-// weight and bias of each normalisation. Devices that compute nothing use the same memory.
+// weight and bias of each normalisation. The test can run on devices that compute nothing, because
+// these use the same memory.
 func TestNormsWithReLUKeepNoMoreMemory(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	for _, model := range []string{"resnet18", "resnet50"} {
@@ -128,7 +129,7 @@ func TestNormsWithReLUKeepNoMoreMemory(t *testing.T) {
 					return net.Forward(
 						input.In(s).Autocast(torch.BFloat16))
 				}
-				first := torch.NewScope("first") // makes the workspaces of libraries
+				first := torch.NewScope("first") // this pass makes the libraries allocate their workspaces
 				err = forward(first).Err()
 				first.Close()
 				if err != nil {

@@ -21,7 +21,7 @@ func checked[M nn.Module](kind string, m M, err error) (M, error) {
 	return none, fmt.Errorf("models: %s: %w", kind, err)
 }
 
-// invalid returns an error of an option.
+// invalid returns an error for an option.
 func invalid(kind, format string, args ...any) error {
 	return fmt.Errorf("models: %s: %s: %w", kind, fmt.Sprintf(format, args...), cuda.ErrInvalidArgument)
 }
@@ -109,7 +109,8 @@ func (b *invertedResidual) forward(in ...*torch.Tensor) *torch.Tensor {
 	return y.Add_(x)
 }
 
-// Parts returns the layers, and the stochastic depth, which has no parameters but a mode.
+// Parts returns the layers, and the stochastic depth, which has no parameters but has a training
+// mode.
 func (b *invertedResidual) Parts() nn.Parts {
 	p := nn.Parts{Modules: []nn.Child{{Name: "block", Module: b.block}}}
 	if b.depth != nil {

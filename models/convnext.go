@@ -66,8 +66,8 @@ func (c *ConvNeXt) Forward(x *torch.Tensor) *torch.Tensor {
 // Parts returns the modules by torchvision's names.
 func (c *ConvNeXt) Parts() nn.Parts { return featuresAndClassifier(c.features, c.Classifier) }
 
-// convNeXtBlock adds a scaled branch to its input. The branch is a depthwise convolution and a
-// network of two linear layers at each pixel.
+// convNeXtBlock adds a scaled branch to its input. The branch is a depthwise convolution, followed
+// by two linear layers at each pixel.
 type convNeXtBlock struct {
 	scale *torch.Tensor // [channels 1 1]
 	block *nn.Sequential

@@ -23,16 +23,17 @@
 //	gpt2-large            NewGPT2              774,030,080   Hugging Face
 //	gpt2-xl               NewGPT2            1,557,611,200   Hugging Face
 //
-// The zero value of the options is the published model. A constructor returns an error for options
-// that make no sense, or if there is no memory.
+// The zero value of the options is the published model. A constructor returns an error for invalid
+// options, and if memory runs out.
 //
 // The tests compare the logits, the loss and the gradients of each model with torchvision 0.26,
 // Hugging Face's transformers 4.57 and PyTorch 2.11, with parameters filled by a formula. Of the
-// GPT-2s, they compare only the smallest. In float32 on a CPU with one thread the logits are equal
-// to the last bit on the processor that computed the reference, and within 1e-5 of the largest
-// logit on others. Two cases are within 1e-5 everywhere: a ViT with several images, because
-// PyTorch's attention multiplies their rows in another order, and GPT-2 with Hugging Face's default
-// activation, which is GELU with tanh written as elementary operators.
+// GPT-2s, they compare only the smallest. In float32 on a CPU with one thread, the logits are
+// bit-identical on the processor that computed the reference. On other processors they differ by at
+// most 1e-5 of the largest logit. In two cases they differ by up to 1e-5 on the reference's
+// processor too: a ViT with several images, because PyTorch's attention multiplies their rows in
+// another order, and GPT-2 with Hugging Face's default activation, which is GELU with tanh written
+// as elementary operators.
 //
 // Pretrained weights are not part of the package. A checkpoint of the reference (safetensors, .pt
 // or .pth) loads with [nn.Load]. If the head has another number of classes, it loads with
@@ -42,8 +43,8 @@
 // torchvision's ViTs have the names of its older versions, mlp.linear_1 and mlp.linear_2. In
 // Python, load such a file into torchvision's model and save the model's state_dict.
 //
-// [Open] makes the network of a checkpoint that torchstream train, or a program with [Metadata],
-// has written.
+// [Open] makes the network of a checkpoint that torchstream train has written. It also opens
+// checkpoints of other programs that save [Metadata].
 //
 // Images are float32 [N 3 H W], normalised with ImageNet's mean and standard deviation as the
 // reference's weights expect. The memory format torch.ChannelsLast works too, and so do other

@@ -29,8 +29,8 @@ type GPT2Options struct {
 	Layers    int // 0 stands for 12
 	Heads     int // of each layer; 0 stands for 12
 	Width     int // of an embedding, a multiple of Heads; 0 stands for 768
-	// probability of dropout after embeddings, attention and each part; 0 stands for 0.1, a
-	// negative value for none
+	// Dropout is the probability of dropout after embeddings, in attention, and after each part of
+	// a block. 0 stands for 0.1, a negative value for none.
 	Dropout float64
 }
 
@@ -238,14 +238,14 @@ func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) (*torc
 		if caches != nil {
 			cache = caches[i]
 		}
-		y := b.run(x, batch, cache) // a separate handle
+		y := b.run(x, batch, cache) // y does not share x's handle, so x can be closed
 		x.Close()
 		x = y
 	}
 	return g.norm.Forward(x), batch
 }
 
-// embed returns the vectors [N T Width] of the tokens [N T]. The first position is past.
+// embed returns the vectors [N T Width] of the tokens [N T]. The first token's position is past.
 func (g *gpt2Transformer) embed(tokens *torch.Tensor, past int64) *torch.Tensor {
 	shape := tokens.Shape()
 	if shape == nil {
@@ -296,8 +296,8 @@ func (g *gpt2Transformer) initialise() error {
 	return err
 }
 
-// gpt2Block is causal attention followed by a network of two layers. Each of the two normalises its
-// input first, and its result is added to that input.
+// gpt2Block is causal attention followed by a network of two layers. Both are residual: each
+// normalises its input, and its result is added to that input.
 type gpt2Block struct {
 	norm1, norm2 *nn.LayerNorm
 	attention    *gpt2Attention

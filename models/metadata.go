@@ -14,9 +14,9 @@ import (
 	"github.com/torchstream/torchstream/nn"
 )
 
-// Metadata describes a classifier of images. The checkpoints of torchstream train have it, and a
-// program that calls train.Run sets train.Config.Metadata to its Strings. torchstream predict and
-// evaluate, and [Open], read such checkpoints.
+// Metadata describes a classifier of images. torchstream train saves a Metadata in its checkpoints.
+// Another program that calls train.Run does so with train.Config.Metadata = m.Strings().
+// torchstream predict and evaluate, and [Open], read such checkpoints.
 type Metadata struct {
 	Model   string   // one of Classifiers
 	Classes []string // in the order of the labels
@@ -32,7 +32,7 @@ const (
 	uprightKey = "upright"
 )
 
-// maxSize is the largest size of which Transform makes a valid transform.
+// maxSize is the largest size for which Transform returns a valid transform.
 const maxSize = 28672
 
 // MetadataError says which keys a checkpoint's metadata lacks, or has with an invalid value.
@@ -72,7 +72,7 @@ func ParseMetadata(about map[string]string) (Metadata, error) {
 
 // Strings returns the form that a checkpoint stores.
 func (m Metadata) Strings() map[string]string {
-	classes, _ := json.Marshal(m.Classes) // strings have no error
+	classes, _ := json.Marshal(m.Classes) // marshalling strings never fails
 	about := map[string]string{modelKey: m.Model, classesKey: string(classes), sizeKey: strconv.Itoa(m.Size)}
 	if m.Upright {
 		about[uprightKey] = "true"
@@ -80,8 +80,8 @@ func (m Metadata) Strings() map[string]string {
 	return about
 }
 
-// Transform returns the transform for images that the network classifies: the one with which
-// torchstream train evaluates.
+// Transform returns the transform for images that the network classifies. It is the same transform
+// with which torchstream train evaluates.
 func (m Metadata) Transform() transform.Transform {
 	t := transform.Eval(m.Size*8/7, m.Size)
 	t.ApplyEXIFOrientation = m.Upright
@@ -122,9 +122,9 @@ type Classifier struct {
 	Net nn.Module // in evaluation mode: images float32 [N 3 Size Size] to logits float32 [N len(Classes)]
 }
 
-// Open opens a checkpoint of torchstream train, such as "run1/best.pt", or another one with such
-// [Metadata], and makes its network on a device. The error names the file. It wraps fs.ErrNotExist
-// if there is none, and a *[MetadataError] if the file does not describe a network.
+// Open opens a checkpoint with [Metadata], such as "run1/best.pt" of torchstream train, and makes
+// its network on a device. The error names the file. It wraps fs.ErrNotExist if the file does not
+// exist, and a *[MetadataError] if the file does not describe a network.
 func Open(path string, device cuda.Device) (*Classifier, error) {
 	file, err := checkpoint.Open(path)
 	if err != nil {

@@ -66,8 +66,8 @@ func readReference(t *testing.T) reference {
 	return r
 }
 
-// sameProcessor reports whether this machine has the processor on which the reference was made.
-// Its kernels compute the same bits with one thread.
+// sameProcessor reports whether this machine has the processor on which the reference was made. On
+// that processor, kernels compute the same bits with one thread.
 func (r reference) sameProcessor() bool {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -576,7 +576,7 @@ func TestNetworksKeepNoOutputsOfLayers(t *testing.T) {
 	}{
 		{"GPT-2", gpt, tokens, 1},
 		{"a block", gpt.Blocks()[0], vectors, 1},
-		{"ViT", vit, images, 2}, // what the head takes, and the logits
+		{"ViT", vit, images, 2}, // the head's input, and the logits
 		{"ResNet-18", resnet, images, 2},
 		{"a layer", layer(false), vectors, 1},
 		{"a layer, normalised first", layer(true), vectors, 1},
@@ -695,7 +695,7 @@ func TestGPT2GeneratesAsWholePasses(t *testing.T) {
 	}
 	defer nn.Close(net)
 	nn.Train(net, false)
-	// Larger weights than the first ones, with which each token would follow itself.
+	// The initial weights are so small that each token would predict itself, so use larger ones.
 	for _, p := range nn.Parameters(net) {
 		if len(p.Shape()) == 2 {
 			p.NoGrad().MulScalar_(20)
@@ -763,7 +763,7 @@ func TestGPT2GeneratesAsWholePasses(t *testing.T) {
 	}
 }
 
-// Embed, Blocks and Logits are the parts of Forward, to the bit.
+// Embed, Blocks and Logits together compute the same bits as Forward.
 func TestGPT2InParts(t *testing.T) {
 	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 13, Positions: 12, Layers: 3, Heads: 2, Width: 8})
 	if err != nil {
@@ -788,7 +788,7 @@ func TestGPT2InParts(t *testing.T) {
 	if same, err := net.Logits(x).Equal(net.Forward(tokens)); err != nil || !same {
 		t.Errorf("the parts compute other logits than Forward: %v", err)
 	}
-	// The parts of a block take sequences too, though the block gives them rows.
+	// The parts of a block accept sequences too, although the block itself passes them rows.
 	x = net.Embed(tokens.NoGrad())
 	for _, part := range net.Blocks()[0].Parts().Modules {
 		want := []int64{2, 3, 8}

@@ -7,8 +7,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ResNet is a residual network of torchvision. In a bottleneck, the 3x3 convolution has the stride
-// ("ResNet v1.5"; https://arxiv.org/abs/1512.03385).
+// ResNet is a residual network of torchvision. In a bottleneck block, the 3x3 convolution has the
+// stride ("ResNet v1.5"; https://arxiv.org/abs/1512.03385).
 type ResNet struct {
 	FC nn.Module // the head: [N 512] to classes, or [N 2048] from ResNet-50 on; may be replaced
 

@@ -134,8 +134,8 @@ func (e *vitEncoder) Parts() nn.Parts {
 	}
 }
 
-// vitBlock is attention followed by a network of two linear layers. Each of the two normalises its
-// input first, and its result is added to that input.
+// vitBlock is attention followed by a network of two linear layers. Both are residual: each
+// normalises its input, and its result is added to that input.
 type vitBlock struct {
 	norm1, norm2 *nn.LayerNorm
 	attention    *nn.MultiheadAttention
