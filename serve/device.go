@@ -19,13 +19,14 @@ import (
 // The memory limits of a unit. Images that do not fit are decoded on the host.
 const (
 	maxPlanned = 256      // images per call
-	plansBytes = 32 << 20 // plans, which contain the compressed data
-	// coefficients, samples and columns of the largest plan (kMaxPlanScratch of
-	// cshim/src/jpeg/plan.h)
+	plansBytes = 32 << 20 // decoding plans, which contain the compressed data
+	// scratchBytes is the memory for the coefficients, samples and columns of the largest plan
+	// (kMaxPlanScratch of cshim/src/jpeg/plan.h)
 	scratchBytes = 256 << 20
 )
 
-// units are the GPU's decoders. A call of Batch holds one unit until the GPU has decoded.
+// units is the pool of a GPU's decoders. A call of Batch holds one unit until the GPU has decoded
+// the call's images.
 type units struct {
 	free   chan *unit
 	done   chan struct{} // closed by close
@@ -51,7 +52,7 @@ type unit struct {
 	pending bool // nobody has waited for arrived or the stream yet
 }
 
-// newUnits makes n units. On the CPU, for tests, they run the same arithmetic without streams.
+// newUnits makes n units. On the CPU, for tests, the units run the same arithmetic without streams.
 func newUnits(device cuda.Device, n int) (*units, error) {
 	s := &units{free: make(chan *unit, n), done: make(chan struct{})}
 	for range n {
@@ -113,8 +114,8 @@ func (u *unit) open(head int) (err error) {
 	if u.arrived, err = cuda.NewEvent(cuda.EventOptions{}); err != nil {
 		return err
 	}
-	// The decoder's memory then belongs to the stream, and needs no synchronisation with other
-	// work.
+	// Made on the unit's stream, the decoder has memory of that stream, which needs no
+	// synchronisation with other streams' work.
 	return cuda.WithStream(u.stream.Stream, func() (err error) {
 		u.decoder, err = capi.NewGPUDecoder(int32(u.device), maxPlanned, len(u.staging), scratchBytes)
 		return err
@@ -282,7 +283,7 @@ func (d *Decoder) batchOnDevice(ctx context.Context, scope *torch.Scope, images 
 	if err != nil {
 		return nil, err
 	}
-	defer there.close() // the memory is reused in stream order
+	defer there.close() // queued work may still use the memory: it is reused in stream order
 	if len(there.good) == 0 {
 		return d.batchOnHost(ctx, scope, images)
 	}

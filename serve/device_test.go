@@ -242,8 +242,8 @@ func TestHostDecodesBeyondDeviceLimits(t *testing.T) {
 	}
 }
 
-// TestOnDeviceWaitsForATurn checks that, while all units are taken, a call waits until its context
-// ends or the decoder is closed.
+// TestOnDeviceWaitsForATurn checks that a call waits while all units are taken, and that the end of
+// its context and Close both end that wait.
 func TestOnDeviceWaitsForATurn(t *testing.T) {
 	images := photos(t)[:2]
 	for _, device := range devices() {

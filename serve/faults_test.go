@@ -12,7 +12,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A batch for a scope that has ended is an error of the scope, wherever the images are decoded. It
+// If the scope has ended, Batch returns the scope's error, wherever the images are decoded. It
 // leaves no tensor behind, and the decoder serves later calls.
 func TestBatchInAClosedScopeIsAnError(t *testing.T) {
 	for _, device := range devices() {

@@ -75,7 +75,7 @@ func jpegFiles(t *testing.T, names []string) (files []jpegFile) {
 	return files
 }
 
-// wholeJPEG keeps all pixels of an upright square image with the given side.
+// wholeJPEG is a transform that keeps all pixels of an upright square image with the given side.
 func wholeJPEG(side int) transform.Transform {
 	return transform.Transform{Resize: side, Size: side, Bytes: true, ApplyEXIFOrientation: true}
 }
@@ -91,7 +91,7 @@ func TestHostReadsJPEGsAsPillow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pillow := map[string]*uint32{} // the CRC-32 of the RGB bytes, nil where Pillow refuses the file
+	pillow := map[string]*uint32{} // the CRC-32 of the RGB bytes, nil if Pillow refuses the file
 	if err := json.Unmarshal(text, &pillow); err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,7 @@ type Decoder struct {
 	mean    []float32 // nil for bytes
 	std     []float32
 
-	planned, again atomic.Int64 // images sent to the GPU, and the ones among them that the host decoded again
+	planned, again atomic.Int64 // images sent to the GPU, and how many of them the host decoded again
 }
 
 // NewDecoder makes a decoder. It fails if an option is invalid or the libraries are missing. If the
@@ -238,7 +238,7 @@ func (d *Decoder) uploaded(scope *torch.Scope, host *torch.Tensor) (_ *torch.Ten
 	if err != nil {
 		return nil, err
 	}
-	defer src.Close() // the memory is reused in stream order
+	defer src.Close() // queued work may still use the memory: it is reused in stream order
 	if err := copyPixels(src, host); err != nil {
 		return nil, err
 	}
