@@ -334,8 +334,9 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 // format "unknown", and its pixels do not count in Width and Height.
 //
 // InspectIndex uses the options IndexFile, Classes, WebDataset, List, Part, MaxSampleBytes,
-// MaxPixels, OpenSource and Logger. An index that was made with other values of Classes, WebDataset
-// or List is an error. A directory or a zip has no index and is an error.
+// MaxPixels, OpenSource and Logger. An index that was made with labels from another source is not
+// replaced: InspectIndex returns [ErrOtherLabels]. A directory or a zip has no index and is an
+// error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes, o.Masks = false, 1, Masks{} // no contents are held in memory
 	o.MultiLabel = o.MultiLabel && o.List != ""            // without a List, a report has one label a sample

@@ -238,10 +238,10 @@ func TestIndexServesAnyList(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := InspectIndex(t.Context(), path, Options{List: first}, nil); err == nil ||
-		!strings.Contains(err.Error(), "without -webdataset") {
-		t.Errorf("an index of directories is replaced: %v, want an error with %q",
-			err, "without -webdataset")
+	if _, err := InspectIndex(t.Context(), path, Options{List: first}, nil); !errors.Is(err, ErrOtherLabels) ||
+		!strings.Contains(err.Error(), "the labels of directories") {
+		t.Errorf("an index of directories is inspected: error %v, want ErrOtherLabels with %q", err,
+			"the labels of directories")
 	}
 	run(first)
 	r, err := InspectIndex(t.Context(), path, Options{List: first}, nil)

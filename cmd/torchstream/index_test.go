@@ -61,8 +61,8 @@ func TestIndexOfWebDataset(t *testing.T) {
 	}
 	status, _, stderr = command(t, "inspect", "-index", web)
 	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 ||
-		!strings.Contains(stderr, "inspect it with -webdataset") {
-		want := "inspect it with -webdataset"
+		!strings.Contains(stderr, "the labels of -webdataset") {
+		want := "the labels of -webdataset"
 		t.Errorf("status %d, stderr %q, index %v, want a status over 0, %q and the same index",
 			status, stderr, err, want)
 	}
@@ -195,6 +195,41 @@ func TestIndexOfList(t *testing.T) {
 	if status, _, stderr := command(t, "inspect", "-fix", list+".tar", "-list", list, path); status != 2 ||
 		!strings.Contains(stderr, "-fix takes no -list") {
 		t.Errorf("status %d, %q, want status 2, stderr with %q", status, stderr, "-fix takes no -list")
+	}
+}
+
+// The index of a command with -list does not stop later commands without it, and vice versa: the
+// index is made again. inspect -index, which only reads, says what to do.
+func TestIndexOfOtherLabelsIsMadeAgain(t *testing.T) {
+	path := clitest.WriteTar(t, map[string]string{"a/1.png": onePixel(t), "b/2.png": onePixel(t)})
+	list := filepath.Join(t.TempDir(), "labels.csv")
+	writeFile(t, list, "a/1.png,cat\nb/2.png,cat\n")
+	out := filepath.Join(t.TempDir(), "sheet.png")
+	for _, c := range []struct {
+		labels []string
+		says   string
+	}{
+		{[]string{"-list", list}, "2 samples in 1 batch, 1 class"},
+		{nil, "2 samples in 1 batch, 2 classes"},
+		{[]string{"-list", list}, "2 samples in 1 batch, 1 class"},
+	} {
+		args := append([]string{"preview", "-archive", path, "-size", "16", "-o", out}, c.labels...)
+		status, stdout, stderr := command(t, args...)
+		if status != 0 || !strings.Contains(stdout, c.says) {
+			t.Errorf("%q: status %d, %s%s, want 0 and %q", args, status, stdout, stderr, c.says)
+		}
+	}
+	for _, want := range []string{"the index is one of -list, without labels", "torchstream index replaces the index"} {
+		if status, _, stderr := command(t, "inspect", "-index", path); status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("inspect -index: status %d, %s, want 1 and %q", status, stderr, want)
+		}
+	}
+	if status, _, stderr := command(t, "index", path); status != 0 {
+		t.Fatalf("index: status %d, %s, want 0", status, stderr)
+	}
+	if status, stdout, stderr := command(t, "inspect", "-index", path); status != 0 ||
+		!strings.Contains(stdout, "2 in 2 classes") {
+		t.Errorf("inspect -index: status %d, %s%s, want 0 and %q", status, stdout, stderr, "2 in 2 classes")
 	}
 }
 

@@ -169,6 +169,10 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		report, err = imageloader.Inspect(ctx, set.Arg(0), o, progress)
 	}
 	done()
+	if errors.Is(err, imageloader.ErrOtherLabels) {
+		return fmt.Errorf("%w: inspect with their options, such as -list FILE, or without -index; torchstream index "+
+			"replaces the index", err)
+	}
 	var damage *imageloader.ArchiveError
 	if report == nil || err != nil && !errors.As(err, &damage) {
 		return err

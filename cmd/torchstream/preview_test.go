@@ -119,14 +119,13 @@ func TestPreviewErrors(t *testing.T) {
 // images and of images with several labels.
 func TestPreviewDrawsWhatTrainTrains(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "sheet.png")
+	archive := clitest.WriteTar(t, map[string]string{"train/cat/1.png": onePixel(t), "train/dog/2.png": onePixel(t),
+		"test/cat/3.png": onePixel(t), "list.csv": "id,cat,dog\n1,1,1\n2,0,0\n"})
 	for says, args := range map[string][]string{
 		"training on train, evaluating on test\n" + out + ": 2 samples in": {"-mixup", "0.5"},
 		": 2 samples in 1 batch, 2 classes":                                {"-list", "list.csv", "-multi-label"},
 		"1 image without a row in":                                         {"-list", "list.csv", "-multi-label", "-cutmix", "1"},
 	} {
-		// Each case needs a new archive: the first case with a list writes an index without labels.
-		archive := clitest.WriteTar(t, map[string]string{"train/cat/1.png": onePixel(t), "train/dog/2.png": onePixel(t),
-			"test/cat/3.png": onePixel(t), "list.csv": "id,cat,dog\n1,1,1\n2,0,0\n"})
 		status, stdout, stderr := command(t, append([]string{"preview", "-archive", archive, "-o", out, "-size", "32"}, args...)...)
 		if status != 0 || !strings.Contains(stdout, says) {
 			t.Errorf("%q: got status %d, %s%s, want %q", args, status, stdout, stderr, says)

@@ -1114,6 +1114,11 @@ func countClasses(ctx context.Context, path string, labels *cli.Images, stderr i
 	}
 	progress, done := cli.ReadingProgress(stderr)
 	report, err := imageloader.InspectIndex(ctx, path, options, progress)
+	if errors.Is(err, imageloader.ErrOtherLabels) { // the command's loaders would replace the index
+		if _, err = imageloader.MakeIndex(ctx, path, options, progress); err == nil {
+			report, err = imageloader.InspectIndex(ctx, path, options, progress)
+		}
+	}
 	done()
 	if errors.Is(err, imageloader.ErrNeedsNoIndex) { // a zip
 		return countSamples(ctx, path, options)

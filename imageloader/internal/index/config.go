@@ -50,8 +50,8 @@ type Config struct {
 	File string
 	// NoFile disables reading and writing of an index file.
 	NoFile bool
-	// RefuseOtherLabels makes Load fail if it finds an index with labels from another source,
-	// WebDataset or directories. Otherwise Load ignores such an index.
+	// RefuseOtherLabels makes Load fail with ErrOtherLabels if it finds an index with labels from
+	// another source, such as a list. Otherwise Load ignores such an index.
 	RefuseOtherLabels bool
 
 	Codec    Codec

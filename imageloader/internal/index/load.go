@@ -111,16 +111,7 @@ func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 	if !slices.Contains(labelErrors, reason) {
 		l.elsewhere = append(l.elsewhere, otherPlace{path, was})
 	} else if l.c.RefuseOtherLabels {
-		how := map[errIndex]string{
-			errIndexDirectories: "inspect it without -webdataset, like its loaders, or remove it",
-			errIndexWebDataset:  "inspect it with -webdataset, like its loaders, or remove it",
-			errIndexPairs:       "inspect the archive without -index, or remove the index",
-			errIndexLists:       "inspect the archive without -index, or remove the index",
-			errIndexColumns:     "inspect the archive without -index, or remove the index",
-			errIndexColumnLists: "inspect the archive without -index, or remove the index",
-			errIndexList:        "inspect the archive without -index, or remove the index",
-		}[reason]
-		l.otherLabels = fmt.Errorf("imageloader: %s: %w: %s", path, reason, how)
+		l.otherLabels = fmt.Errorf("imageloader: %s: %w: its loaders have other options than this call", path, reason)
 		return nil
 	}
 	if l.again {

@@ -2,12 +2,14 @@ package index
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +31,14 @@ const (
 type errIndex string
 
 func (e errIndex) Error() string { return string(e) }
+
+// Is makes each of labelErrors an ErrOtherLabels.
+func (e errIndex) Is(target error) bool {
+	return target == ErrOtherLabels && slices.Contains(labelErrors, e)
+}
+
+// ErrOtherLabels means that an index has labels from another source than the configuration wants.
+var ErrOtherLabels = errors.New("imageloader: the index has other labels")
 
 const (
 	errIndexDamaged = errIndex("the index is damaged")
