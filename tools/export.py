@@ -69,37 +69,82 @@ def describe(program):
     )
 
 
-def export(module, arguments, keywords=None, *, path, dynamic_shapes=None, config=None):
-    """Compile the module for the device and dtype of its parameters and arguments, and write the package."""
+def export(module, arguments, keywords=None, *, path, dynamic_shapes=None, config=None, metadata=None):
+    """Compile the module for the device and dtype of its parameters and arguments, and write the package.
+
+    metadata adds strings to the package's. torchstream embed and serve read "images" and "classes", as JSON:
+    {"resize": 256, "interpolation": "bilinear", "mean": [...], "std": [...]}, and a list of names.
+    """
     module = module.eval()
     with torch.no_grad():
         program = torch.export.export(module, arguments, keywords or {}, dynamic_shapes=dynamic_shapes)
-        options = {"aot_inductor.metadata": {"torchstream": describe(program)}, **(config or {})}
+        metadata = {"torchstream": describe(program), **(metadata or {})}
+        options = {"aot_inductor.metadata": metadata, **(config or {})}
         return torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=options)
 
 
+def torchvision_metadata(which, weights):
+    """The transform and the classes of torchvision's weights."""
+    import torchvision
+
+    weights = torchvision.models.get_model_weights(which)[weights]
+    t = weights.transforms()
+    return {"resize": t.resize_size[0], "interpolation": t.interpolation.value, "mean": t.mean, "std": t.std}, weights.meta.get(
+        "categories"
+    )
+
+
+def timm_metadata(module):
+    """The transform of timm's weights, and the classes if they are ImageNet's."""
+    import timm.data
+
+    c = timm.data.resolve_model_data_config(module)
+    resize = int(c["input_size"][1] / c["crop_pct"])
+    images = {"resize": resize, "interpolation": c["interpolation"], "mean": c["mean"], "std": c["std"]}
+    subset = timm.data.infer_imagenet_subset(module)
+    if not subset:
+        return images, None
+    info = timm.data.ImageNetInfo(subset)
+    return images, [info.index_to_description(i) for i in range(info.num_classes())]
+
+
+def huggingface_metadata(which, module):
+    """The transform and the classes of a model of Hugging Face."""
+    from transformers import AutoImageProcessor
+
+    p = AutoImageProcessor.from_pretrained(which)
+    resize = p.size["shortest_edge"] if "shortest_edge" in p.size else p.size["height"]
+    images = {"resize": resize, "interpolation": {0: "nearest", 3: "bicubic"}.get(int(p.resample), "bilinear")}
+    images |= {"mean": p.image_mean, "std": p.image_std} if p.do_normalize else {"mean": [0] * 3, "std": [1] * 3}
+    return images, [module.config.id2label[i] for i in range(module.config.num_labels)]
+
+
 def load(name, weights):
-    """The module that a command line names, and its example arguments or None."""
+    """The module that a command line names, its example arguments or None, and its transform and classes or None."""
     source, _, which = name.partition(":")
     if source == "torchvision":
         import torchvision
 
-        return torchvision.models.get_model(which, weights=weights), None
+        about = torchvision_metadata(which, weights) if weights else (None, None)
+        return torchvision.models.get_model(which, weights=weights), None, about
     if source == "timm":
         import timm
 
-        return timm.create_model(which, pretrained=weights is not None), None
+        module = timm.create_model(which, pretrained=weights is not None)
+        return module, None, timm_metadata(module)
     if source == "huggingface":
         from transformers import AutoModelForImageClassification
 
-        return AutoModelForImageClassification.from_pretrained(which), None
+        module = AutoModelForImageClassification.from_pretrained(which)
+        return module, None, huggingface_metadata(which, module)
     spec = importlib.util.spec_from_file_location("exported", source)
     if spec is None or not which:
         raise SystemExit(f"export.py: {name}: write torchvision:NAME, timm:NAME, huggingface:NAME or FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     made = getattr(module, which)()
-    return made if isinstance(made, tuple) else (made, None)
+    module, arguments = made if isinstance(made, tuple) else (made, None)
+    return module, arguments, (None, None)
 
 
 def main():
@@ -115,7 +160,8 @@ def main():
     a = p.parse_args()
 
     dtype = getattr(torch, a.dtype)
-    module, arguments = load(a.model, a.weights)
+    module, arguments, (images, classes) = load(a.model, a.weights)
+    metadata = {k: json.dumps(v) for k, v in {"images": images, "classes": classes}.items() if v}
     module = module.to(a.device, dtype)
     least, _, most = a.batch.partition(":")
     dynamic = None
@@ -126,7 +172,7 @@ def main():
         arguments = (images,)
         if most:
             dynamic = ({0: torch.export.Dim("batch", min=int(least), max=int(most))},)
-    print(export(module, arguments, path=a.path, dynamic_shapes=dynamic))
+    print(export(module, arguments, path=a.path, dynamic_shapes=dynamic, metadata=metadata))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
-"""Write tiny.pt2 with PyTorch 2.11.0 and tools/export.py, and print what PyTorch computes.
+"""Write tiny.pt2 and images.pt2 with PyTorch 2.11.0 and tools/export.py, and print what PyTorch computes.
 
   make_packages.py > expected.json
+
+images.json gets the results of images.pt2 for the first photographs of examples/data/photos-test.tgz.
 """
 
 import json
 import os
 import sys
+import tarfile
 
 import torch
 from torch import nn
+from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms import v2
 
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(here, "../../tools"))
@@ -27,6 +32,41 @@ class Tiny(nn.Module):
     def forward(self, x, *, mask):
         y = self.second(torch.relu(self.first(x))) * self.scale
         return {"logits": torch.where(mask, y, 0.0), "sums": y.sum(1)}
+
+
+class Images(nn.Module):
+    """Images of 32 x 32 to vectors of 5 numbers, which all differ, and logits of 3 classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 5, 4, stride=4), nn.Linear(5, 3)
+
+    def forward(self, images):
+        vectors = torch.relu(self.conv(images)).mean((2, 3))
+        return {"features": vectors, "logits": self.head(vectors)}
+
+
+def write_images():
+    """Write images.pt2 and images.json. The mean and the standard deviation are not ImageNet's."""
+    net, mean, std = Images().eval(), [0.5, 0.4, 0.3], [0.5, 0.25, 0.125]
+    fill(net)
+    transform = v2.Compose([v2.Resize(40), v2.CenterCrop(32), v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
+    names, images = [], []
+    with tarfile.open(os.path.join(here, "../../examples/data/photos-test.tgz")) as archive:
+        for member in archive:
+            if member.isfile() and member.name.endswith(".jpg") and len(names) < 20:
+                data = torch.frombuffer(bytearray(archive.extractfile(member).read()), dtype=torch.uint8)
+                names.append(member.name)
+                images.append(transform(decode_image(data, ImageReadMode.RGB)))
+    images = torch.stack(images)
+    with torch.no_grad():
+        out = net(images)
+    export(net, (images[:16],), path=os.path.join(here, "images.pt2"),
+           dynamic_shapes={"images": {0: torch.export.Dim("batch", min=2, max=16)}},
+           metadata={"images": json.dumps({"resize": 40, "interpolation": "bilinear", "mean": mean, "std": std}),
+                     "classes": json.dumps(["a cat", "a dog", "neither"])})
+    with open(os.path.join(here, "images.json"), "w") as f:
+        json.dump({"names": names, **{k: v.tolist() for k, v in out.items()}}, f)
 
 
 def fill(module):
@@ -48,6 +88,7 @@ def main():
     export(net, (x,), {"mask": mask}, path=os.path.join(here, "tiny.pt2"),
            dynamic_shapes={"x": {0: batch}, "mask": {0: batch}})
     json.dump({k: v.flatten().tolist() for k, v in out.items()}, sys.stdout)
+    write_images()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
 //	torchstream evaluate -archive FILE      accuracy and confusions of a checkpoint of train
 //	torchstream predict IMAGE|FOLDER...     the classes of images, by a checkpoint of train
+//	torchstream embed -archive FILE         a vector for each image, by an exported or trained model
 //	torchstream weights MODEL -url URL      published weights, verified, as safetensors
 //	torchstream bundle PROGRAM -o DIR       a program with all its libraries, for other machines
 //	torchstream version                     the version of torchstream and of Go
@@ -75,6 +76,8 @@ func commands() []cli.Command {
 			Run: evaluateCommand},
 		{Name: "predict", Args: "IMAGE|FOLDER...", About: "the classes of images, by a checkpoint of train",
 			Run: predictCommand},
+		{Name: "embed", Args: "-archive FILE", About: "a vector for each image, by an exported or trained model",
+			Run: embedCommand},
 		{Name: "weights", Args: "MODEL -url URL", About: "published weights, verified, as safetensors",
 			Run: weightsCommand},
 		{Name: "bundle", Args: "PROGRAM -o DIR",

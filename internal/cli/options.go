@@ -116,6 +116,12 @@ func DownloadProgress(stderr io.Writer) (progress func(name string, have, size i
 	}, done
 }
 
+// ImageProgress shows how many images of a total are done, if stderr is a terminal. Otherwise draw
+// is nil.
+func ImageProgress(stderr io.Writer) (draw func(have, total int64), done func()) {
+	return bar(stderr, "images")
+}
+
 // bar returns a function that draws a progress bar, or nil if stderr is no terminal.
 func bar(stderr io.Writer, what string) (draw func(have, size int64), done func()) {
 	f, ok := stderr.(*os.File)

@@ -210,6 +210,7 @@ LAYERS = {
         "trace",
     ],
     "cmd/torchstream": [
+        "aoti",
         "checkpoint",
         "cuda",
         "distributed",

@@ -1,0 +1,431 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/torchstream/torchstream/checkpoint"
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/clitest"
+	"github.com/torchstream/torchstream/models"
+	"github.com/torchstream/torchstream/prefetcher"
+)
+
+// imagesPackage is a package for images of 32 x 32, with the outputs features and logits.
+// aoti/testdata/make_packages.py wrote it.
+const imagesPackage = "../../aoti/testdata/images.pt2"
+
+// pyTorchImages has PyTorch's outputs of imagesPackage for the first images of photos.
+type pyTorchImages struct {
+	Names    []string
+	Features [][]float64
+	Logits   [][]float64
+}
+
+func readPyTorchImages(t *testing.T) (want pyTorchImages) {
+	t.Helper()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("the package has code for amd64")
+	}
+	text, err := os.ReadFile("../../aoti/testdata/images.json")
+	if err == nil {
+		err = json.Unmarshal(text, &want)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return want
+}
+
+// embed runs the command on the CPU, and returns the names, the classes and the vectors that it
+// wrote.
+func embed(t *testing.T, out string, args ...string) (names, classes []string, vectors [][]float32) {
+	t.Helper()
+	status, _, stderr := command(t, append([]string{"embed", "-device", "cpu", "-o", out}, args...)...)
+	if status != 0 {
+		t.Fatalf("%q: status %d, %s, want 0", args, status, stderr)
+	}
+	left, err := filepath.Glob(filepath.Join(filepath.Dir(out), "*.part*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("%q leaves %v, %v, want nothing", args, left, err)
+	}
+	return readVectors(t, out)
+}
+
+func readVectors(t *testing.T, out string) (names, classes []string, vectors [][]float32) {
+	t.Helper()
+	list, err := os.Open(strings.TrimSuffix(out, filepath.Ext(out)) + ".csv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer list.Close()
+	rows, err := csv.NewReader(list).ReadAll()
+	if err != nil || !slices.Equal(rows[0], []string{"name", "class"}) {
+		t.Fatalf("got %v, %v, want the columns name and class", rows, err)
+	}
+	for _, row := range rows[1:] {
+		names, classes = append(names, row[0]), append(classes, row[1])
+	}
+	file, err := checkpoint.Open(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	x, err := file.Read("vectors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	values, err := x.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shape := x.Shape()
+	if len(shape) != 2 || int(shape[0]) != len(names) {
+		t.Fatalf("got vectors %v for %d names, want a row for each", shape, len(names))
+	}
+	return names, classes, slices.Collect(slices.Chunk(values, int(shape[1])))
+}
+
+func requireNear(t *testing.T, what string, got []float32, want []float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: got %v, want %v", what, got, want)
+	}
+	for i := range got {
+		if math.Abs(float64(got[i])-want[i]) > 1e-5*max(1, math.Abs(want[i])) {
+			t.Errorf("%s: got %v, want %v", what, got, want)
+			return
+		}
+	}
+}
+
+// TestEmbedEqualsPyTorch checks a package whose input is normalised by other numbers than
+// ImageNet's, in steps that its smallest and largest batch limit.
+func TestEmbedEqualsPyTorch(t *testing.T) {
+	want := readPyTorchImages(t)
+	for output, rows := range map[string][][]float64{"features": want.Features, "logits": want.Logits} {
+		t.Run(output, func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "vectors.safetensors")
+			names, classes, vectors := embed(t, out, "-archive", photos, "-model", imagesPackage, "-output", output)
+			if len(names) != 192 || !slices.Equal(names[:len(want.Names)], want.Names) || classes[0] != "test/astronaut" &&
+				classes[0] != "astronaut" {
+				t.Fatalf("got %d names from %v of %v, want 192 from %v", len(names), names[:3], classes[:3], want.Names[:3])
+			}
+			for i, row := range rows {
+				requireNear(t, names[i], vectors[i], row)
+			}
+		})
+	}
+}
+
+// The last batch of 191 images in steps of 10 has one image, which is less than the package takes.
+func TestEmbedFillsBatchesThatAreTooSmall(t *testing.T) {
+	readPyTorchImages(t)
+	folder := t.TempDir()
+	args := []string{"-archive", unpacked(t, photos, 11), "-model", imagesPackage, "-output", "features"}
+	_, _, want := embed(t, filepath.Join(folder, "a.safetensors"), append(args, "-batch", "11")...)
+	_, _, got := embed(t, filepath.Join(folder, "b.safetensors"), append(args, "-batch", "10")...)
+	if len(want) != 11 || len(got) != 11 {
+		t.Fatalf("got %d and %d vectors, want 11", len(want), len(got))
+	}
+	for i := range got {
+		if !slices.Equal(got[i], want[i]) {
+			t.Errorf("vector %d in batches of 10 is %v, want %v as in one batch of 11", i, got[i], want[i])
+		}
+	}
+}
+
+// A .npy file has the same rows, after a header of NumPy's format.
+func TestEmbedWritesNumPyFiles(t *testing.T) {
+	readPyTorchImages(t)
+	folder := t.TempDir()
+	_, _, want := embed(t, filepath.Join(folder, "a.safetensors"), "-archive", photos, "-model", imagesPackage, "-output", "features")
+	out, names := filepath.Join(folder, "b.npy"), filepath.Join(folder, "b.txt")
+	status, stdout, stderr := command(t, "embed", "-archive", photos, "-model", imagesPackage, "-output", "features",
+		"-o", out, "-names", names)
+	if status != 0 || !strings.Contains(stdout, "192 vectors of 5 numbers") {
+		t.Fatalf("status %d, %s%s, want 0 and \"192 vectors of 5 numbers\"", status, stdout, stderr)
+	}
+	data, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const head = "\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'fortran_order': False, 'shape': (192, 5), }"
+	if !strings.HasPrefix(string(data), head) || data[127] != '\n' || len(data) != 128+192*5*4 {
+		t.Fatalf("got %d bytes starting with %q, want %d with %q", len(data), data[:128], 128+192*5*4, head)
+	}
+	got := make([]float32, 192*5)
+	if _, err := binary.Decode(data[128:], binary.LittleEndian, got); err != nil || !slices.Equal(got, slices.Concat(want...)) {
+		t.Errorf("%v: the rows differ from those of the .safetensors file", err)
+	}
+	list, err := os.ReadFile(names)
+	if lines := strings.Split(string(list), "\n"); err != nil || len(lines) != 193 || lines[0] != "test/astronaut/000.jpg" {
+		t.Errorf("%v: got %d lines from %q, want 192 names", err, len(lines), lines[0])
+	}
+}
+
+// The vectors of a checkpoint of torchstream train are the input of its last layer.
+func TestEmbedCheckpoint(t *testing.T) {
+	path, net := untrained(t, "a", "b", "c")
+	names, _, got := embed(t, filepath.Join(t.TempDir(), "vectors.safetensors"), "-archive", photos, "-model", path, "-batch", "64")
+	features, err := models.Features(net)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loader, err := imageloader.Open(photos, imageloader.Options{BatchSize: 64, Transform: imageloader.Eval(36, 32)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer loader.Close()
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: cuda.CPU})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer feed.Close()
+	row := 0
+	for batch, err := range feed.Epoch(t.Context(), 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := features.Forward(batch.Images.NoGrad()).Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, sample := range batch.Info.(imageloader.Info).Samples {
+			if names[row] != sample.Name || !slices.Equal(got[row], want[512*i:512*(i+1)]) {
+				t.Errorf("row %d: got %s with %v, want %s with %v", row, names[row], got[row][:3], sample.Name, want[512*i:][:3])
+			}
+			row++
+		}
+	}
+}
+
+// A GPU gives the CPU's vectors, within float32's rounding, also if it decodes the images.
+func TestEmbedOnGPU(t *testing.T) {
+	if cuda.DeviceCount() == 0 {
+		t.Skip("needs a GPU")
+	}
+	path, _ := untrained(t, "a", "b", "c")
+	args := []string{"-archive", photos, "-model", path, "-batch", "7"}
+	names, _, want := embed(t, filepath.Join(t.TempDir(), "cpu.safetensors"), args...)
+	for _, decode := range []string{"host", "device"} {
+		found, _, got := embed(t, filepath.Join(t.TempDir(), "gpu.safetensors"),
+			append(args, "-device", "cuda", "-decode", decode)...)
+		if !slices.Equal(found, names) {
+			t.Fatalf("-decode %s: got the names %v, want %v", decode, found, names)
+		}
+		for i := range want {
+			for j := range want[i] {
+				if diff := math.Abs(float64(got[i][j] - want[i][j])); diff > 1e-3 {
+					t.Fatalf("-decode %s: %s: number %d differs by %g, want at most 1e-3", decode, names[i], j, diff)
+				}
+			}
+		}
+	}
+}
+
+// TestEmbedContinuesToTheSameBytes kills the command, or interrupts it, after its second step.
+func TestEmbedContinuesToTheSameBytes(t *testing.T) {
+	readPyTorchImages(t)
+	folder := t.TempDir()
+	archive := filepath.Join(folder, "photos.tgz")
+	data, err := os.ReadFile(photos)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, archive, string(data))
+	model, err := filepath.Abs(imagesPackage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := func(out string) []string {
+		return []string{"embed", "-archive", archive, "-model", model, "-output", "features", "-batch", "7", "-o", out,
+			"-save-steps", "2", "-log-every", "1"}
+	}
+	whole := filepath.Join(folder, "whole.safetensors")
+	if status, _, stderr := command(t, line(whole)...); status != 0 {
+		t.Fatalf("status %d, %s, want 0", status, stderr)
+	}
+	for name, stop := range map[string]func(t *testing.T, args []string){
+		"killed":      killAfterLines,
+		"interrupted": interruptAfterLines,
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "vectors.safetensors")
+			stop(t, line(out))
+			for _, file := range []string{out, strings.TrimSuffix(out, ".safetensors") + ".csv"} {
+				if fileExists(file) {
+					t.Errorf("%s exists before all vectors are written", file)
+				}
+			}
+			changed := slices.Replace(line(out), 8, 9, "8")
+			status, _, stderr := command(t, changed...)
+			if status != 1 || !strings.Contains(stderr, "-batch 7, which is 8 now") {
+				t.Errorf("with another -batch: status %d, %s, want 1 and what differs", status, stderr)
+			}
+			status, stdout, stderr := command(t, line(out)...)
+			if status != 0 || !strings.Contains(stdout, "continues after") {
+				t.Fatalf("status %d, %s%s, want 0 and \"continues after\"", status, stdout, stderr)
+			}
+			for _, end := range []string{".safetensors", ".csv"} {
+				got, err := os.ReadFile(strings.TrimSuffix(out, ".safetensors") + end)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want, err := os.ReadFile(strings.TrimSuffix(whole, ".safetensors") + end)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(got, want) {
+					t.Errorf("%s: %d bytes differ from the %d of an uninterrupted run", end, len(got), len(want))
+				}
+			}
+		})
+	}
+}
+
+func killAfterLines(t *testing.T, args []string) {
+	t.Helper()
+	c, stderr := clitest.Process(t, args...)
+	stdout, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stdout)
+	for n := 0; n < 5; n++ {
+		if !lines.Scan() {
+			t.Fatalf("the command ends after %d lines: %s", n, stderr)
+		}
+	}
+	if err := c.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Wait()
+	if status, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+		t.Fatalf("the command ended with %v, %s, before it could be killed", c.ProcessState, stderr)
+	}
+}
+
+func interruptAfterLines(t *testing.T, args []string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stdout, stderr := &interrupter{text: "35 of 192", cancel: cancel}, &bytes.Buffer{}
+	if status := program().Run(ctx, args, stdout, stderr); status != 130 || !strings.Contains(stderr.String(), "continues") {
+		t.Fatalf("status %d, %s%s, want 130 and how to continue", status, stdout, stderr)
+	}
+}
+
+// A process that is killed while it renames the files leaves the rest to the next run.
+func TestEmbedCompletesRenames(t *testing.T) {
+	readPyTorchImages(t)
+	for _, left := range [][]string{{".safetensors", ".csv"}, {".csv"}, {}} {
+		t.Run(fmt.Sprint(left), func(t *testing.T) {
+			base := filepath.Join(t.TempDir(), "vectors")
+			args := []string{"-archive", photos, "-model", imagesPackage, "-output", "features"}
+			_, _, want := embed(t, base+".safetensors", args...)
+			o := embedOptions{out: base + ".safetensors", names: base + ".csv", network: networkOptions{path: imagesPackage,
+				output: "features", device: "cpu"}, feeding: feeding{batch: 16}}
+			n, err := o.network.open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			settings, _, err := o.settings(n)
+			if err := n.close(); err != nil {
+				t.Fatal(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := vectorFile{out: o.out, journal: vectorJournal{Embed: settings, Rows: 192, Width: 5, Complete: true}}
+			if err := f.writeJournal(); err != nil {
+				t.Fatal(err)
+			}
+			for _, end := range left {
+				if err := os.Rename(base+end, base+end+part); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, _, got := embed(t, o.out, args...); !slices.Equal(slices.Concat(got...), slices.Concat(want...)) {
+				t.Error("the vectors changed")
+			}
+		})
+	}
+}
+
+// Images that cannot be decoded end the command, or are left out of the vectors and the names.
+func TestEmbedBadImages(t *testing.T) {
+	readPyTorchImages(t)
+	folder := unpacked(t, photos, 5)
+	writeFile(t, filepath.Join(folder, "broken.jpg"), "\xff\xd8\xff\xe0 no picture")
+	parent := t.TempDir()
+	if err := os.Rename(folder, filepath.Join(parent, "class")); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"-archive", parent, "-model", imagesPackage, "-output", "features"}
+	status, _, stderr := command(t, append([]string{"embed", "-o", filepath.Join(t.TempDir(), "v.npy")}, args...)...)
+	if status != 1 || !strings.Contains(stderr, "broken.jpg") || !strings.Contains(stderr, "-bad-samples skip") {
+		t.Errorf("status %d, %s, want 1, the bad image and -bad-samples skip", status, stderr)
+	}
+	names, _, vectors := embed(t, filepath.Join(t.TempDir(), "v.safetensors"), append(args, "-bad-samples", "skip")...)
+	if len(vectors) != 5 || slices.ContainsFunc(names, func(n string) bool { return strings.Contains(n, "broken") }) {
+		t.Errorf("got %d vectors of %v, want 5 without the bad image", len(vectors), names)
+	}
+}
+
+func TestEmbedCommandLine(t *testing.T) {
+	readPyTorchImages(t)
+	text := filepath.Join(t.TempDir(), "text.safetensors")
+	writeFile(t, text, "a letter")
+	checkpoint, _ := untrained(t, "a", "b")
+	for _, c := range []struct {
+		args   string
+		status int
+		says   string
+	}{
+		{"", 2, "-archive FILE"},
+		{"-archive " + photos + " -batch 0", 2, "-batch"},
+		{"-archive " + photos + " -bad-samples substitute", 2, "fail or skip"},
+		{"-archive " + photos + " -o v.pt -model " + checkpoint, 2, ".safetensors or a .npy"},
+		{"-archive " + photos + " -model " + imagesPackage, 1, "choose one with -output: features, logits"},
+		{"-archive " + photos + " -model " + imagesPackage + " -output x", 1, "no output x; it has features, logits"},
+		{"-archive " + photos + " -model " + imagesPackage + " -output logits -batch 17", 2, "at most 16 images"},
+		{"-archive " + photos + " -model " + imagesPackage + " -output logits -mean 1,2", 2, "-mean"},
+		{"-archive " + photos + " -model " + imagesPackage + " -output logits -std 1,0,1", 2, "-std"},
+		{"-archive " + photos + " -model " + imagesPackage + " -output logits -resize 20", 1, "-resize 20"},
+		{"-archive " + photos + " -model " + imagesPackage + " -output logits -o " + text, 1, text},
+		{"-archive " + photos + " -model ../../aoti/testdata/tiny.pt2", 1, "2 inputs"},
+		{"-archive " + photos + " -model missing.pt2", 1, "missing.pt2"},
+		{"-archive " + photos + " -model missing.pt", 1, "-model FILE"},
+		{"-archive " + photos + " -model " + checkpoint + " -mean 1,1,1", 2, "for packages"},
+		{"-archive " + photos + " -model " + checkpoint + " -upright", 2, "-upright"},
+	} {
+		status, stdout, stderr := command(t, append([]string{"embed", "-device", "cpu"}, strings.Fields(c.args)...)...)
+		if status != c.status || !strings.Contains(stderr, c.says) || stdout != "" {
+			t.Errorf("embed %s: status %d, %q, %q, want %d, and %q on stderr", c.args, status, stdout, stderr, c.status, c.says)
+		}
+	}
+	if got, err := os.ReadFile(text); err != nil || string(got) != "a letter" {
+		t.Errorf("got %q, %v, want the file of another kind unchanged", got, err)
+	}
+}

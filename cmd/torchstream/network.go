@@ -1,0 +1,254 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/torchstream/torchstream/aoti"
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/cli"
+	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/models"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/tensor"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// networkOptions is the part of a command line that chooses a network of images: a package of
+// tools/export.py, or a checkpoint of torchstream train.
+type networkOptions struct {
+	path, device, output string
+	resize               int
+	mean, std            string // three numbers; "": the package's
+	instances            int    // of a package
+	features             bool   // of a checkpoint: the input of the last layer, and not the logits
+}
+
+// register adds the options to a command.
+func (o *networkOptions) register(set *flag.FlagSet) {
+	set.StringVar(&o.path, "model", filepath.Join("trained", "best.pt"),
+		"`FILE`: a package (.pt2) of tools/export.py, or a checkpoint of torchstream train. A package has native code, "+
+			"which this command runs: take it only from where you take programs")
+	set.StringVar(&o.output, "output", "", "`NAME` of the package's output to use (default: the only one)")
+	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: the package's; a GPU if there is one)")
+	set.IntVar(&o.resize, "resize", 0, "with a package: pixels of an image's shorter side before the crop to the "+
+		"network's size (default: the package's, or 8/7 of the network's size)")
+	set.StringVar(&o.mean, "mean", "", "with a package: `R,G,B` to subtract, from 0 to 1 (default: the package's, or "+
+		"ImageNet's)")
+	set.StringVar(&o.std, "std", "", "with a package: `R,G,B` to divide by (default: the package's, or ImageNet's)")
+}
+
+// network is an open network of images. Several goroutines may run it at once.
+type network struct {
+	path      string
+	device    cuda.Device
+	classes   []string // nil: the file does not name them
+	transform transform.Transform
+	batch     aoti.Dim // the numbers of images that a run takes
+	run       func(ctx context.Context, x *torch.Tensor) (*torch.Tensor, error)
+	close     func() error
+}
+
+// isPackage reports whether a path is a package's, and not a checkpoint's.
+func isPackage(path string) bool { return strings.EqualFold(filepath.Ext(path), ".pt2") }
+
+// open opens the file of -model.
+func (o *networkOptions) open() (*network, error) {
+	if isPackage(o.path) {
+		return o.openPackage()
+	}
+	if o.resize != 0 || o.mean != "" || o.std != "" || o.output != "" {
+		return nil, cli.UsageError{Message: "-resize, -mean, -std and -output are for packages (.pt2): a checkpoint of " +
+			"torchstream train has its own transform and one output"}
+	}
+	device, err := cli.PickDevice(o.device)
+	if err != nil {
+		return nil, err
+	}
+	file, err := openTrained(o.path)
+	if err != nil {
+		return nil, modelFlag(err)
+	}
+	defer file.Close()
+	if err := cli.CheckSize(file.about.Size, 1); err != nil {
+		return nil, fmt.Errorf("%s: its metadata: %w", printable.Name(o.path), err)
+	}
+	net, err := file.about.Load(file.File, device)
+	if err != nil {
+		return nil, err
+	}
+	used := net
+	if o.features {
+		if used, err = models.Features(net); err != nil {
+			return nil, errors.Join(err, nn.Close(net))
+		}
+	}
+	return &network{path: o.path, device: device, classes: file.about.Classes, transform: file.about.Transform(),
+		batch: aoti.Dim{Min: 1}, close: func() error { return nn.Close(net) },
+		run: func(_ context.Context, x *torch.Tensor) (*torch.Tensor, error) {
+			y := used.Forward(x.NoGrad())
+			return y, y.Err()
+		}}, nil
+}
+
+// modelFlag names -model where an error names -checkpoint.
+func modelFlag(err error) error {
+	if text := err.Error(); strings.Contains(text, "-checkpoint") {
+		return errors.New(strings.ReplaceAll(text, "-checkpoint", "-model"))
+	}
+	return err
+}
+
+// openPackage loads a package.
+func (o *networkOptions) openPackage() (*network, error) {
+	var device cuda.Device
+	if o.device != "" {
+		var err error
+		if device, err = cli.ParseDevice(o.device); err != nil {
+			return nil, err
+		}
+	}
+	m, err := aoti.Load(o.path, aoti.Options{Device: device, Instances: o.instances})
+	if err != nil {
+		return nil, err
+	}
+	n, err := o.describe(m)
+	if err == nil && o.device != "" && device != m.Device() {
+		err = cli.Usagef("-device %s: %s was compiled for the CPU: leave the option out, or export the model again",
+			o.device, printable.Name(o.path))
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return n, nil
+}
+
+// describe returns a package's network.
+func (o *networkOptions) describe(m *aoti.Model) (*network, error) {
+	wrong := func(format string, args ...any) error {
+		return fmt.Errorf("%s: %w", printable.Name(o.path), fmt.Errorf(format, args...))
+	}
+	if len(m.Inputs) != 1 || m.Inputs[0].DType == "" {
+		return nil, wrong("it has %s, and no description of one batch of images: export it with tools/export.py",
+			printable.Counted(len(m.Inputs), "input", "inputs"))
+	}
+	in := m.Inputs[0]
+	dtype, float := map[string]tensor.DType{"float32": tensor.Float32, "float16": tensor.Float16,
+		"bfloat16": tensor.BFloat16}[in.DType]
+	square := len(in.Shape) == 4 && in.Shape[1] == aoti.Dim{Min: 3, Max: 3} && in.Shape[2] == in.Shape[3] &&
+		in.Shape[2].Min == in.Shape[2].Max
+	if !float || !square {
+		return nil, wrong("its input is %v, and this command gives float images [N 3 size size] of a fixed size", in)
+	}
+	output, err := o.chooseOutput(m.Outputs)
+	if err != nil {
+		return nil, wrong("%w", err)
+	}
+	n := &network{path: o.path, device: m.Device(), batch: in.Shape[0], close: m.Close,
+		transform: transform.Eval(0, int(in.Shape[2].Min)),
+		run: func(ctx context.Context, x *torch.Tensor) (*torch.Tensor, error) {
+			outputs, err := m.Run(ctx, x)
+			if err != nil {
+				return nil, err
+			}
+			return outputs[output], nil
+		}}
+	n.transform.DType, n.transform.Contiguous = dtype, in.MemoryFormat == "contiguous"
+	if err := o.setImages(n, m.Metadata); err != nil {
+		return nil, wrong("%w", err)
+	}
+	return n, nil
+}
+
+// chooseOutput returns the index of -output.
+func (o *networkOptions) chooseOutput(outputs []aoti.Value) (int, error) {
+	var names []string
+	for i, v := range outputs {
+		if v.Name == o.output || o.output == "" && len(outputs) == 1 {
+			return i, nil
+		}
+		names = append(names, printable.Name(v.Name))
+	}
+	if o.output == "" {
+		return 0, fmt.Errorf("it has %d outputs: choose one with -output: %s", len(outputs), strings.Join(names, ", "))
+	}
+	return 0, fmt.Errorf("it has no output %s; it has %s", printable.Name(o.output), strings.Join(names, ", "))
+}
+
+// packageImages is the JSON in a package's metadata about the images of its network.
+type packageImages struct {
+	Resize        int        `json:"resize"`
+	Interpolation string     `json:"interpolation"`
+	Mean          [3]float32 `json:"mean"`
+	Std           [3]float32 `json:"std"`
+}
+
+// setImages sets the transform and the classes, by the options and the metadata of a package.
+func (o *networkOptions) setImages(n *network, metadata map[string]string) error {
+	var images packageImages
+	for key, to := range map[string]any{"images": &images, "classes": &n.classes} {
+		if text := metadata[key]; text != "" {
+			if err := json.Unmarshal([]byte(text), to); err != nil {
+				return fmt.Errorf("its metadata %q: %w", key, err)
+			}
+		}
+	}
+	t := &n.transform
+	t.Interpolation = map[string]transform.Interpolation{"bicubic": transform.Bicubic,
+		"nearest": transform.Nearest}[images.Interpolation]
+	t.Resize = cmp.Or(o.resize, images.Resize, t.Size*8/7)
+	if t.Resize < t.Size {
+		return fmt.Errorf("-resize %d is less than the %d pixels of the network", t.Resize, t.Size)
+	}
+	if images.Std != [3]float32{} {
+		t.Mean, t.Std = images.Mean, images.Std
+	}
+	return cmp.Or(setColours(&t.Mean, "mean", o.mean), setColours(&t.Std, "std", o.std))
+}
+
+// setColours parses -mean or -std.
+func setColours(to *[3]float32, option, text string) error {
+	if text == "" {
+		return nil
+	}
+	parts := strings.Split(text, ",")
+	for i, part := range parts {
+		value, err := strconv.ParseFloat(strings.TrimSpace(part), 32)
+		if len(parts) != len(to) || err != nil || option == "std" && value <= 0 {
+			return cli.Usagef("-%s %q: want three numbers for red, green and blue, such as 0.5,0.5,0.5", option, text)
+		}
+		to[i] = float32(value)
+	}
+	return nil
+}
+
+// forward runs the network on a batch of n images, which may be fewer than the network's least
+// number: copies of the first image then fill it up. The result has n rows.
+func (n *network) forward(ctx context.Context, x *torch.Tensor, images int64) (*torch.Tensor, error) {
+	missing := n.batch.Min - images
+	if missing > 0 {
+		shape := x.Shape()
+		format := torch.ChannelsLast
+		if n.transform.Contiguous {
+			format = torch.Contiguous
+		}
+		filler := x.Narrow(0, 0, 1).Expand(append([]int64{missing}, shape[1:]...)...)
+		x = torch.Cat([]*torch.Tensor{x, filler}, 0).Contiguous(format)
+	}
+	y, err := n.run(ctx, x)
+	if err != nil || missing <= 0 {
+		return y, err
+	}
+	y = y.Narrow(0, 0, images)
+	return y, y.Err()
+}
