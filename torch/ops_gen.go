@@ -5172,7 +5172,8 @@ func (t *Tensor) MaskedFill_(mask *Tensor, value float64) *Tensor {
 	return opMaskedFill_.self([]*Tensor{t, mask}, args, nil)
 }
 
-// MaskedScatter_ works in place: the elements where mask is true become those of source in order.
+// MaskedScatter_ works in place: the elements where mask is true become the elements of source, in
+// order.
 //
 //	aten::masked_scatter_(Tensor(a!) self, Tensor mask, Tensor source) -> Tensor(a!)
 func (t *Tensor) MaskedScatter_(mask *Tensor, source *Tensor) *Tensor {
@@ -5205,7 +5206,8 @@ type IndexAddOptions struct {
 	Alpha *float64 // default 1
 }
 
-// IndexAdd_ works in place: the elements of the dimension at the indices grow by Alpha * source's.
+// IndexAdd_ works in place: Alpha * source's elements are added to the elements of the dimension at
+// the indices.
 //
 //	aten::index_add_(Tensor(a!) self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) ->
 //	    Tensor(a!)
@@ -5304,7 +5306,8 @@ type GeometricOptions struct {
 	Generator *Generator // default none
 }
 
-// Geometric_ works in place: random numbers of trials until the first success of probability p.
+// Geometric_ works in place: each element becomes a random number of trials until the first
+// success, which has probability p in each trial.
 //
 //	aten::geometric_(Tensor(a!) self, float p, *, Generator? generator=None) -> Tensor(a!)
 func (t *Tensor) Geometric_(p float64, o GeometricOptions) *Tensor {
@@ -5669,7 +5672,8 @@ func (t *Tensor) Imag() *Tensor {
 	return opImag.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
-// Conj returns the complex conjugates; a view that is resolved when its elements are needed.
+// Conj returns the complex conjugates, as a view; LibTorch computes them when an operator needs the
+// elements.
 //
 //	aten::conj(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Conj() *Tensor {
@@ -5756,8 +5760,8 @@ type LinalgLstSqOptions struct {
 	Driver string  // default none
 }
 
-// LinalgLstSq returns the solution x of least squares of t x - b, the squared residuals, the rank
-// of t and its singular values, of which the latter depend on the driver.
+// LinalgLstSq returns the x that minimises the norm of t x - b, the squared residuals, the rank of
+// t, and the singular values of t. With some drivers the rank or the singular values are empty.
 //
 //	aten::linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor
 //	    solution, Tensor residuals, Tensor rank, Tensor singular_values)
@@ -6474,7 +6478,7 @@ type RFFTOptions struct {
 	Norm string // default none
 }
 
-// RFFT returns the half of FFT of real numbers that determines the other.
+// RFFT returns the first half of the FFT of real numbers, which determines the second half.
 //
 //	aten::fft_rfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor
 func (t *Tensor) RFFT(o RFFTOptions) *Tensor {
@@ -6524,7 +6528,7 @@ type HFFTOptions struct {
 	Norm string // default none
 }
 
-// HFFT returns the FFT of a signal that is Hermitian in time, which is real.
+// HFFT returns the FFT, which is real, of a signal that is Hermitian in time.
 //
 //	aten::fft_hfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor
 func (t *Tensor) HFFT(o HFFTOptions) *Tensor {
@@ -7218,9 +7222,9 @@ func (t *Tensor) GroupNorm(numGroups int64, weight *Tensor, bias *Tensor, eps fl
 	return opGroupNorm.one([]*Tensor{t, weight, bias}, args, nil)
 }
 
-// InstanceNorm returns t [N C ...] with each channel of each sample normalised by its own mean and
-// variance if useInputStats, and by runningMean and runningVar (else nil) otherwise; useInputStats
-// updates these two in place with momentum.
+// InstanceNorm returns t [N C ...] with each channel of each sample normalised: by its own mean and
+// variance if useInputStats is set, and otherwise by runningMean and runningVar. useInputStats also
+// updates these two in place with momentum, unless they are nil.
 //
 //	aten::instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor?
 //	    running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) ->
@@ -8315,8 +8319,8 @@ func (t *Tensor) Pad(pad []int64, o PadOptions) *Tensor {
 	return opPad.one([]*Tensor{t}, args, &capi.Lists{Ints: ints, Text: text})
 }
 
-// AffineGrid returns the grid for GridSampler of the affine maps t [N 2 3], for images of the size
-// [N C H W].
+// AffineGrid returns the grid with which GridSampler applies the affine maps t [N 2 3] to images of
+// the size [N C H W].
 //
 //	aten::affine_grid_generator(Tensor theta, SymInt[] size, bool align_corners) -> Tensor
 func (t *Tensor) AffineGrid(size []int64, alignCorners bool) *Tensor {
@@ -8398,8 +8402,8 @@ func (t *Tensor) UpsampleTrilinear3dScale(alignCorners bool, scaleFactors []floa
 	return opUpsampleTrilinear3dScale.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
-// OneHot returns a new last dimension with a 1 at the class and zeros elsewhere, for classes int64;
-// -1 takes the largest class, for which a GPU is waited for.
+// OneHot returns the class numbers t (int64) as vectors, in a new last dimension: 1 at the class, 0
+// elsewhere. With numClasses -1 the host waits for a GPU, to find the largest class.
 //
 //	aten::one_hot(Tensor self, int num_classes=-1) -> Tensor
 func (t *Tensor) OneHot(numClasses int64) *Tensor {
@@ -8438,8 +8442,8 @@ func EmbeddingBag(weight *Tensor, indices *Tensor, offsets *Tensor, o EmbeddingB
 	return opEmbeddingBag.four([]*Tensor{weight, indices, offsets, o.PerSampleWeights}, args, nil)
 }
 
-// EmbeddingRenorm_ works in place: the rows at the indices whose norm is above maxNorm are scaled
-// to it.
+// EmbeddingRenorm_ works in place: among the rows at the indices, each row whose norm exceeds
+// maxNorm is scaled down to the norm maxNorm.
 //
 //	aten::embedding_renorm_(Tensor(a!) self, Tensor indices, float max_norm, float norm_type) ->
 //	    Tensor(a!)
@@ -8945,7 +8949,8 @@ type MultilabelMarginLossOptions struct {
 	Reduction Reduction // default Mean
 }
 
-// MultilabelMarginLoss returns the loss of MultiMarginLoss for several targets, which -1 ends.
+// MultilabelMarginLoss returns the loss of MultiMarginLoss for several targets; -1 ends a list of
+// targets.
 //
 //	aten::multilabel_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) MultilabelMarginLoss(target *Tensor, o MultilabelMarginLossOptions) *Tensor {
@@ -9417,8 +9422,8 @@ type RepeatInterleaveTensorOptions struct {
 	Dim *int64 // default none
 }
 
-// RepeatInterleaveTensor returns each element of the dimension repeated as often as repeats says,
-// for which a GPU is waited for.
+// RepeatInterleaveTensor returns each element of the dimension repeated as often as repeats says.
+// The host waits for a GPU, to find the size of the result.
 //
 //	aten::repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt?
 //	    output_size=None) -> Tensor
@@ -9440,7 +9445,8 @@ func (t *Tensor) Flip(dims ...int64) *Tensor {
 	return opFlip.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
-// Roll returns t with its elements moved along the dimensions, those at the end to the beginning.
+// Roll returns t with its elements moved along the dimensions; elements that pass the end continue
+// at the start.
 //
 //	aten::roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor
 func (t *Tensor) Roll(shifts []int64, dims []int64) *Tensor {
@@ -9471,7 +9477,8 @@ func (t *Tensor) SqueezeDims(dim ...int64) *Tensor {
 	return opSqueezeDims.one([]*Tensor{t}, args, &capi.Lists{Ints: ints})
 }
 
-// AtLeast2d returns t with new dimensions of size 1 before, if it has fewer than two.
+// AtLeast2d returns t with dimensions of size 1 added in front, if it has fewer than two
+// dimensions.
 //
 //	aten::atleast_2d(Tensor self) -> Tensor
 func (t *Tensor) AtLeast2d() *Tensor {
@@ -9706,8 +9713,8 @@ func (t *Tensor) TakeAlongDim(indices *Tensor, o TakeAlongDimOptions) *Tensor {
 	return opTakeAlongDim.one([]*Tensor{t, indices}, args, nil)
 }
 
-// MaskedSelect returns the elements where mask is true, as a vector, for whose length a GPU is
-// waited for.
+// MaskedSelect returns the elements where mask is true, as a vector. The host waits for a GPU, to
+// find its length.
 //
 //	aten::masked_select(Tensor self, Tensor mask) -> Tensor
 func (t *Tensor) MaskedSelect(mask *Tensor) *Tensor {
@@ -9723,8 +9730,8 @@ func (t *Tensor) MaskedScatter(mask *Tensor, source *Tensor) *Tensor {
 	return opMaskedScatter.one([]*Tensor{t, mask, source}, args, nil)
 }
 
-// NonZero returns the indices of elements that are not zero, as rows (int64), for whose number a
-// GPU is waited for.
+// NonZero returns the indices of elements that are not zero, as rows (int64). The host waits for a
+// GPU, to find their number.
 //
 //	aten::nonzero(Tensor self) -> Tensor
 func (t *Tensor) NonZero() *Tensor {
@@ -9738,8 +9745,8 @@ func (t *Tensor) ArgWhere() *Tensor {
 	return opArgWhere.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
-// IndexAdd returns a copy of t where the elements of the dimension at the indices have grown by
-// Alpha * source's.
+// IndexAdd returns a copy of t with Alpha * source's elements added to the elements of the
+// dimension at the indices.
 //
 //	aten::index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) ->
 //	    Tensor
@@ -9775,7 +9782,7 @@ func (t *Tensor) ScatterScalar(dim int64, index *Tensor, value float64) *Tensor 
 	return opScatterScalar.one([]*Tensor{t, index}, args, nil)
 }
 
-// ScatterAdd returns a copy of t where the element at index, along dim, has grown by src's.
+// ScatterAdd returns a copy of t with src's elements added to the elements at index, along dim.
 //
 //	aten::scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor
 func (t *Tensor) ScatterAdd(dim int64, index *Tensor, src *Tensor) *Tensor {
@@ -9819,8 +9826,8 @@ type SearchSortedOptions struct {
 	Sorter   *Tensor // default none
 }
 
-// SearchSorted returns the positions (int64) in the sorted t at which self's elements keep it
-// sorted.
+// SearchSorted returns the positions (int64) at which self's elements can be inserted into the
+// sorted t so that it stays sorted.
 //
 //	aten::searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool
 //	    right=False, str? side=None, Tensor? sorter=None) -> Tensor
@@ -9846,7 +9853,8 @@ type BucketizeOptions struct {
 	Right    bool // default False
 }
 
-// Bucketize returns the intervals between boundaries in which the elements lie (int64).
+// Bucketize returns for each element the number (int64) of the interval between boundaries that
+// contains it.
 //
 //	aten::bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool
 //	    right=False) -> Tensor
@@ -10441,8 +10449,8 @@ func (t *Tensor) CumulativeTrapezoid(dx float64, dim int64) *Tensor {
 	return opCumulativeTrapezoid.one([]*Tensor{t}, args, nil)
 }
 
-// HistC returns the number of elements in each of bins intervals of [min, max]; with min = max, of
-// the elements' range.
+// HistC returns the number of elements in each of the bins, which are equal intervals of [min,
+// max]. If min equals max, they are intervals of the elements' range.
 //
 //	aten::histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor
 func (t *Tensor) HistC(bins int64, min float64, max float64) *Tensor {
@@ -10483,8 +10491,8 @@ type BinCountOptions struct {
 	Minlength int64   // default 0
 }
 
-// BinCount returns the number of times that each integer from 0 on occurs, for whose maximum a GPU
-// is waited for.
+// BinCount returns the number of times that each integer from 0 on occurs. The host waits for a
+// GPU, to find the largest integer.
 //
 //	aten::bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor
 func (t *Tensor) BinCount(o BinCountOptions) *Tensor {
@@ -10495,7 +10503,8 @@ func (t *Tensor) BinCount(o BinCountOptions) *Tensor {
 	return opBinCount.one([]*Tensor{t, o.Weights}, args, nil)
 }
 
-// Renorm returns t with the slices of the dimension whose p-norm is above maxNorm scaled to it.
+// Renorm returns t with each slice of the dimension whose p-norm exceeds maxnorm scaled down to the
+// norm maxnorm.
 //
 //	aten::renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor
 func (t *Tensor) Renorm(p float64, dim int64, maxnorm float64) *Tensor {
@@ -10602,9 +10611,9 @@ type UniqueConsecutiveOptions struct {
 	Dim           *int64 // default none
 }
 
-// UniqueConsecutive returns the elements without repetitions of the one before, the index of each
-// in them and the number of each; the latter two are empty unless options ask for them. A GPU is
-// waited for.
+// UniqueConsecutive returns t without elements that repeat the element before them, the index in
+// this result of each element of t, and the number of occurrences of each. The last two are empty
+// unless options ask for them. The host waits for a GPU.
 //
 //	aten::unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False,
 //	    int? dim=None) -> (Tensor, Tensor, Tensor)
@@ -10623,8 +10632,9 @@ type UniqueOptions struct {
 	ReturnCounts  bool  // default False
 }
 
-// Unique returns the different elements, the index of each in them and the number of each; the
-// latter two are empty unless options ask for them. A GPU is waited for.
+// Unique returns the different elements of t, the index among them of each element of t, and the
+// number of occurrences of each. The last two are empty unless options ask for them. The host waits
+// for a GPU.
 //
 //	aten::_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool
 //	    return_counts=False) -> (Tensor, Tensor, Tensor)
@@ -10684,7 +10694,8 @@ type MultinomialOptions struct {
 	Generator   *Generator // default none
 }
 
-// Multinomial returns indices (int64) drawn with the probabilities that each row has as weights.
+// Multinomial returns indices (int64), drawn at random for each row of t, which holds their
+// weights.
 //
 //	aten::multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator?
 //	    generator=None) -> Tensor
@@ -10868,10 +10879,10 @@ type ToOptions struct {
 	NonBlocking bool // default False
 }
 
-// ToWith returns t on the device, as To: NonBlocking does not wait for a copy from pinned host
-// memory to a GPU, and the source must then stay unchanged until the copy is done; nor for a copy
-// to the host, whose result is in pinned memory, and whatever reads the result (Float32s, Bytes, an
-// operator) waits for the copy.
+// ToWith returns t on the device, as To does. With NonBlocking it does not wait for a copy from
+// pinned host memory to a GPU: the source must then stay unchanged until the copy is done. It does
+// not wait for a copy to the host either: the result is in pinned memory, and a read of it
+// (Float32s, Bytes, an operator) waits for the copy.
 //
 //	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device?
 //	    device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False,
