@@ -38,9 +38,9 @@ const Enabled = origin.Enabled
 // Site is one place of the program, and the number of handles of one kind that it made.
 type Site struct {
 	// Kind of the handles: "tensor", "scope", "event", "graph", "stream", "pinned memory", "memory
-	// pool", "generator", "out-of-memory observer", "shared tensor", "image decoder", "prefetcher",
-	// "batch" (a batch that the loop has now, or that is retained) or "retained batch" (once for
-	// each Retain; Release undoes the latest).
+	// pool", "generator", "out-of-memory observer", "shared tensor", "image decoder", "batcher",
+	// "prefetcher", "batch" (a batch that the loop has now, or that is retained) or "retained
+	// batch" (once for each Retain; Release undoes the latest).
 	Kind  string
 	Count int64
 	// Stack is the call stack that made the handles, innermost call first, at most 32 calls deep.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"sync"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader/decode"
@@ -72,4 +73,49 @@ func ExampleOptions() {
 	// Output:
 	// 1 not an image
 	// [3 3 224 224] true
+}
+
+// A server's requests share batches. A network of package nn computes them.
+func ExampleBatcher() {
+	net := nn.NewSequential(nn.NewConv2d(3, 8, 7, nn.Conv2dOptions{Stride: 4}), nn.NewAdaptiveAvgPool2d(1),
+		nn.NewFlatten(),
+		nn.NewLinear(8, 10, nn.LinearOptions{}))
+	b, err := serve.NewBatcher(serve.BatcherOptions{
+		Model: func(cuda.Device) (serve.Run, error) { // the network is on the CPU
+			return func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
+				return []*torch.Tensor{net.Forward(x).Softmax(1)}, nil
+			}, nil
+		},
+		Images:   serve.Options{Decode: decode.Options{Transform: transform.Eval(256, 224), MaxBytes: 10 << 20}},
+		Devices:  []cuda.Device{cuda.CPU},
+		MaxBatch: 8,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	upload, err := os.ReadFile("../cshim/test/data/420.jpg")
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	var requests sync.WaitGroup
+	for range 8 {
+		requests.Go(func() {
+			answer, err := b.Do(context.Background(), serve.Request{Image: upload})
+			switch {
+			case errors.Is(err, serve.ErrQueueFull):
+				log.Print("503: try again later")
+			case err != nil:
+				log.Print(err) // decode.Errors if the upload is at fault
+			case len(answer.Outputs[0].Values) != 10:
+				log.Print(answer.Outputs[0].Shape)
+			}
+		})
+	}
+	requests.Wait()
+	if err := b.Close(context.Background()); err != nil { // answers all requests first
+		log.Fatal(err)
+	}
+	fmt.Println(b.Stats().Answered)
+	// Output: 8
 }

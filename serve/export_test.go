@@ -1,6 +1,10 @@
 package serve
 
-import "context"
+import (
+	"context"
+
+	"github.com/torchstream/torchstream/cuda"
+)
 
 // OpenUnits makes a CPU decoder decode with units, like a GPU decoder with Options.OnDevice. It
 // runs the arithmetic of the GPU's kernels.
@@ -17,3 +21,20 @@ const (
 	MaxPlanned = maxPlanned
 	PlansBytes = plansBytes
 )
+
+// NewProbedBatcher is NewBatcher whose devices are lost when probe returns an error.
+func NewProbedBatcher(o BatcherOptions, probe func(cuda.Device) error) (*Batcher, error) {
+	return newBatcher(o, hooks{NewDecoder, func(w *worker) error { return probe(w.gpu) }})
+}
+
+// NewUnitBatcher is NewBatcher whose decoders on the CPU decode with units, as on a GPU with
+// Options.OnDevice.
+func NewUnitBatcher(o BatcherOptions) (*Batcher, error) {
+	return newBatcher(o, hooks{func(o Options) (*Decoder, error) {
+		d, err := NewDecoder(o)
+		if err == nil {
+			err = d.openUnits(o.Concurrent)
+		}
+		return d, err
+	}, (*worker).synchronize})
+}

@@ -1,4 +1,5 @@
-// Package serve converts the encoded images of a request to a network's input on a device.
+// Package serve converts the encoded images of requests to a network's input on a device, and makes
+// batches of requests.
 //
 //	d, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: transform.Eval(256, 224)}})
 //	...
@@ -15,6 +16,10 @@
 // same batch and with the same bits:
 //
 //	d, err := serve.NewDecoder(serve.Options{OnDevice: true, Decode: decode.Options{MaxBytes: 10 << 20}})
+//
+// A [Batcher] makes batches of the requests of many goroutines, runs a model on them, and gives
+// each request its row of the outputs. It bounds its queue, cancels requests by context, and
+// drains.
 package serve
 
 import (

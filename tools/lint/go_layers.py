@@ -172,7 +172,7 @@ LAYERS = {
     "imagefeed": ["imageloader", "prefetcher"],
     "train": ["checkpoint", "cuda", "distributed", "imageloader", "internal/resident", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
     # internal/capi: the decoder.
-    "serve": ["cuda", "imageloader/decode", "internal/capi", "internal/decodeplan", "tensor", "torch"],
+    "serve": ["cuda", "imageloader/decode", "internal/capi", "internal/decodeplan", "internal/origin", "tensor", "torch"],
     # For other people's tests.
     "cudatest": ["cuda", "internal/capi", "leaks", "torch"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.

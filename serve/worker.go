@@ -1,0 +1,504 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader/decode"
+	"github.com/torchstream/torchstream/tensor"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// worker runs batches on one device, one at a time, on one OS thread.
+type worker struct {
+	*core
+	gpu     cuda.Device // or cuda.CPU
+	device  *device
+	decoder *Decoder // nil for rows
+	run     Run
+	stream  *cuda.OwnedStream // nil on the CPU, as is restore
+	restore func() error
+	slot    slot
+	back    readback
+}
+
+// main opens the worker, sends the result, and runs batches until the queue ends.
+func (w *worker) main(started chan<- error) {
+	// The goroutine stays locked until it exits, and its thread then exits too. LibTorch thereby
+	// frees the thread's caches. On the CPU, LibTorch has a thread pool for each calling thread.
+	runtime.LockOSThread()
+	err := w.open()
+	if err == nil {
+		err = w.warmUp()
+	}
+	if started <- err; err == nil {
+		for batch := w.queue.take(w.device); batch != nil; batch = w.queue.take(w.device) {
+			w.count.began(batch, time.Now())
+			w.serve(batch)
+		}
+	}
+	if err := w.close(); err != nil {
+		w.o.Logger.Warn("serve: closing a worker", "device", w.device.name, "error", err)
+	}
+}
+
+func (w *worker) open() (err error) {
+	if w.gpu != cuda.CPU {
+		if w.stream, err = cuda.NewOwnedStream(w.gpu, cuda.StreamOptions{}); err != nil {
+			return err
+		}
+		if w.restore, err = cuda.SetCUDAStream(w.stream.Stream); err != nil {
+			return err
+		}
+		w.back.stream = w.stream.Stream
+		if w.back.copied, err = cuda.NewEvent(cuda.EventOptions{Blocking: true}); err != nil {
+			return err
+		}
+	}
+	if err := w.slot.open(w.core, w.gpu, w.decoder); err != nil {
+		return err
+	}
+	if w.run, err = w.o.Model(w.gpu); err == nil && w.run == nil {
+		err = errors.New("BatcherOptions.Model returned no function")
+	}
+	return err
+}
+
+func (w *worker) close() error {
+	errs := []error{w.synchronize(), w.slot.close(), w.back.close()}
+	if w.restore != nil {
+		errs = append(errs, w.restore())
+	}
+	return errors.Join(append(errs, w.stream.Close())...)
+}
+
+// synchronize waits for the worker's work on its device.
+func (w *worker) synchronize() error {
+	if w.stream == nil {
+		return nil
+	}
+	return w.stream.Synchronize()
+}
+
+// warmUp runs each bucket once, the largest first. It leaves out buckets for which the device has
+// no memory.
+func (w *worker) warmUp() error {
+	clear(w.slot.memory)
+	for i, bucket := range slices.Backward(w.o.Buckets) {
+		if bucket > w.queue.limitOf(w.device) {
+			continue
+		}
+		scope := torch.NewScope("warm-up")
+		x, err := w.slot.fill(scope, i)
+		if err == nil {
+			_, err = w.outputs(x, bucket)
+		}
+		scope.Close()
+		if errors.Is(err, cuda.ErrOutOfMemory) && w.shrink(bucket, err) {
+			err = nil
+		}
+		if err != nil {
+			return fmt.Errorf("the first batch of %d: %w", bucket, errors.Join(err, w.synchronize()))
+		}
+	}
+	return nil
+}
+
+// bucketOf returns the index of the smallest bucket with room for n requests.
+func (c *core) bucketOf(n int) int {
+	i, _ := slices.BinarySearch(c.o.Buckets, n)
+	return i
+}
+
+// serve answers all requests of a batch. If the device has no memory for them, it runs them again
+// in smaller batches.
+func (w *worker) serve(batch []*request) {
+	for batch = w.dropGone(batch); len(batch) > 0; batch = w.dropGone(batch) {
+		part := batch[:min(len(batch), w.queue.limitOf(w.device))]
+		err := w.attempt(part)
+		if err != nil && errors.Is(err, cuda.ErrOutOfMemory) && w.shrink(w.o.Buckets[w.bucketOf(len(part))], err) {
+			w.count.outOfMemory()
+			continue
+		}
+		if err != nil {
+			err = w.failure(len(part), err)
+			w.release(part)
+			for _, r := range part {
+				r.fail(err)
+			}
+		}
+		batch = batch[len(part):]
+	}
+}
+
+// dropGone removes the requests that have been cancelled.
+func (w *worker) dropGone(batch []*request) []*request {
+	return slices.DeleteFunc(batch, func(r *request) bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.gone {
+			w.release([]*request{r})
+		}
+		return r.gone
+	})
+}
+
+// release ends a worker's use of requests. It precedes their answers, so that Stats counts a batch
+// when its calls of Do return.
+func (w *worker) release(part []*request) {
+	for _, r := range part {
+		w.buffers.put(r.input)
+	}
+	w.count.ended(len(part))
+}
+
+// shrink lowers the device's maximum batch to half of a bucket, if there is a smaller one.
+func (w *worker) shrink(bucket int, err error) bool {
+	if bucket == w.o.Buckets[0] {
+		return false
+	}
+	limit := w.o.Buckets[0]
+	for _, b := range w.o.Buckets {
+		if b <= bucket/2 {
+			limit = b
+		}
+	}
+	w.queue.shrink(w.device, limit)
+	w.o.Logger.Warn("serve: out of memory: batches get smaller", "device", w.device.name, "batch", bucket, "now", limit,
+		"error", err)
+	return true
+}
+
+// failure returns the answer to the requests of a failed batch. It waits for the work that the
+// batch left on the stream, because the next batch reuses its memory. If that fails, the device is
+// lost.
+func (w *worker) failure(rows int, err error) error {
+	lost := w.hooks.probe(w)
+	if lost == nil {
+		w.o.Logger.Warn("serve: a batch has failed", "device", w.device.name, "batch", rows, "error", err)
+		return fmt.Errorf("serve: a batch of %d on %s: %w", rows, w.device.name, err)
+	}
+	err = fmt.Errorf("serve: %s: %w: %w", w.device.name, ErrDeviceLost, lost)
+	if w.queue.lose(w.device, err) {
+		w.o.Logger.Error("serve: a device is lost", "device", w.device.name, "batch", rows, "error", lost)
+	}
+	return err
+}
+
+// attempt runs requests as one batch and answers them. After an error it has answered none of them.
+func (w *worker) attempt(part []*request) error {
+	began := time.Now()
+	scope := torch.NewScope("batch")
+	defer scope.Close()
+	bucket := w.bucketOf(len(part))
+	x, faults, err := w.fill(scope, part, bucket)
+	if err != nil {
+		return err
+	}
+	var outputs []hostOutput
+	if x != nil {
+		if outputs, err = w.outputs(x, len(part)); err != nil {
+			return err
+		}
+	}
+	ran := time.Since(began)
+	if x != nil {
+		w.count.ran(bucket, len(part), ran)
+	}
+	w.release(part)
+	for i, r := range part {
+		if faults[i] != nil {
+			r.fail(faults[i])
+			continue
+		}
+		a := Answer{Device: w.gpu, Batch: len(part), Waited: began.Sub(r.entered), Ran: ran}
+		for _, o := range outputs {
+			a.Outputs = append(a.Outputs, o.row(i))
+		}
+		r.answered <- outcome{answer: a}
+	}
+	return nil
+}
+
+// fill makes the model's input from the requests. Images that a device decodes may be at fault:
+// faults has their errors by row, and x is nil if all of them are.
+func (w *worker) fill(scope *torch.Scope, part []*request, bucket int) (x *torch.Tensor, faults []error, err error) {
+	faults = make([]error, len(part))
+	if w.decoder == nil || w.decoder.units == nil {
+		row := w.buffers.size
+		for i, r := range part {
+			copy(w.slot.memory[i*row:], r.input)
+		}
+		clear(w.slot.memory[len(part)*row : w.o.Buckets[bucket]*row])
+		x, err = w.slot.fill(scope, bucket)
+		return x, faults, err
+	}
+	x, err = w.decode(scope, part, bucket, faults)
+	return x, faults, err
+}
+
+// decode is fill for images that the device decodes.
+func (w *worker) decode(scope *torch.Scope, part []*request, bucket int, faults []error) (*torch.Tensor, error) {
+	images := make([][]byte, len(part))
+	for i, r := range part {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if !r.gone { // otherwise nil, which is no image, and nobody waits for the answer
+			images[i] = r.image
+		}
+	}
+	decoded, err := w.decoder.Batch(w.base, scope, images...)
+	var list decode.Errors
+	if errors.As(err, &list) {
+		for _, f := range list {
+			one := *f
+			one.Image = 0
+			faults[f.Image] = decode.Errors{&one}
+		}
+		err = nil
+	}
+	if err != nil || decoded == nil {
+		return nil, err
+	}
+	x := w.slot.x[bucket].In(scope).NoGrad()
+	return x, load(x, decoded, len(part))
+}
+
+// outputs runs the model, and copies the first rows of its outputs to the host.
+func (w *worker) outputs(x *torch.Tensor, rows int) ([]hostOutput, error) {
+	scope, bucket := x.Scope(), x.Shape()[0]
+	results, err := w.call(x)
+	if err != nil {
+		return nil, err
+	}
+	return w.back.read(scope, results, bucket, int64(rows))
+}
+
+// call runs the model. A panic is an error.
+func (w *worker) call(x *torch.Tensor) (results []*torch.Tensor, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			w.o.Logger.Error("serve: the model panicked", "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("the model panicked: %v", p)
+		}
+	}()
+	return w.run(w.base, x)
+}
+
+// slot is a worker's memory for the input of a batch.
+type slot struct {
+	scope   *torch.Scope // owns the tensors; nil before open
+	memory  []byte       // MaxBatch rows of host memory, pinned for a GPU
+	decoder *Decoder
+	host    []*torch.Tensor // by bucket: memory, pixels on the device, and the model's input
+	staged  []*torch.Tensor // nil unless a GPU normalises pixels
+	x       []*torch.Tensor
+}
+
+func (s *slot) open(c *core, on cuda.Device, decoder *Decoder) error {
+	s.scope, s.decoder = torch.NewScope("the input of a worker"), decoder
+	most := int64(c.o.MaxBatch)
+	o := torch.TensorOptions{Device: cuda.CPU, DType: c.host.DType, MemoryFormat: c.host.MemoryFormat, Scope: s.scope,
+		Pinned: on != cuda.CPU}
+	host, err := o.Empty(append([]int64{most}, c.host.Shape...)...)
+	if err != nil {
+		return err
+	}
+	if s.memory, err = host.Bytes(); err != nil {
+		return err
+	}
+	var staged *torch.Tensor
+	x := host // rows on the CPU need no copy
+	if decoder != nil && on != cuda.CPU {
+		if staged, err = s.empty(on, c.host, most); err != nil {
+			return err
+		}
+	}
+	switch {
+	case decoder != nil:
+		x, err = s.empty(on, decoder.output, most)
+	case on != cuda.CPU:
+		x, err = s.empty(on, c.o.Input, most)
+	}
+	if err != nil {
+		return err
+	}
+	s.host, s.x = views(host, c.o.Buckets), views(x, c.o.Buckets)
+	if staged != nil {
+		s.staged = views(staged, c.o.Buckets)
+	}
+	return nil
+}
+
+func (s *slot) empty(on cuda.Device, spec tensor.Spec, rows int64) (*torch.Tensor, error) {
+	t, err := torch.EmptySpec(on, spec, rows)
+	if err != nil {
+		return nil, err
+	}
+	return s.scope.Own(t), nil
+}
+
+// views returns the first rows of t for each bucket.
+func views(t *torch.Tensor, buckets []int) (list []*torch.Tensor) {
+	for _, bucket := range buckets {
+		list = append(list, t.Narrow(0, 0, int64(bucket)))
+	}
+	return list
+}
+
+func (s *slot) close() error { return s.scope.Close() }
+
+// fill queues the work that makes a bucket's input from the host memory. The scope owns the handle
+// that it returns.
+func (s *slot) fill(scope *torch.Scope, bucket int) (*torch.Tensor, error) {
+	x, pixels := s.x[bucket], s.host[bucket]
+	var err error
+	switch {
+	case s.decoder == nil && x.Device() == cuda.CPU: // x is the host memory
+	case s.decoder == nil:
+		err = copyPixels(x, pixels)
+	default:
+		if s.staged != nil {
+			pixels = s.staged[bucket]
+			err = copyPixels(pixels, s.host[bucket])
+		}
+		if err == nil {
+			err = s.decoder.normalise(x, pixels)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return x.In(scope).NoGrad(), nil
+}
+
+// load queues the copy of n decoded rows into an input, and zeros its other rows.
+func load(x, decoded *torch.Tensor, n int) error {
+	to := x.Narrow(0, 0, int64(n))
+	defer to.Close()
+	if err := copyPixels(to, decoded); err != nil {
+		return err
+	}
+	rest := x.Shape()[0] - int64(n)
+	if rest == 0 {
+		return nil
+	}
+	padding := x.Narrow(0, int64(n), rest)
+	defer padding.Close()
+	zeroed := padding.Zero_()
+	defer zeroed.Close()
+	return zeroed.Err()
+}
+
+// hostOutput is an output's rows of requests in host memory.
+type hostOutput struct {
+	shape  []int64 // of one row
+	values []float32
+	size   int // elements of a row
+}
+
+// row returns a copy of a row.
+func (o hostOutput) row(i int) Output {
+	return Output{Shape: slices.Clone(o.shape), Values: slices.Clone(o.values[i*o.size : (i+1)*o.size])}
+}
+
+// readback copies outputs to the host.
+type readback struct {
+	stream cuda.Stream  // the current stream on a GPU
+	copied *cuda.Event  // nil on the CPU
+	pinned *cuda.Pinned // nil until a GPU's first outputs, and on the CPU
+}
+
+// read waits until a batch's outputs are computed, and returns the rows of the requests. The values
+// are valid until the next call, or until the scope ends.
+func (b *readback) read(scope *torch.Scope, outputs []*torch.Tensor, bucket, rows int64) ([]hostOutput, error) {
+	list, sources, bytes := make([]hostOutput, len(outputs)), make([]*torch.Tensor, len(outputs)), 0
+	for i, t := range outputs {
+		t = t.In(scope)
+		if err := t.Err(); err != nil {
+			return nil, fmt.Errorf("output %d: %w", i, err)
+		}
+		shape := t.Shape()
+		if len(shape) == 0 || shape[0] != bucket {
+			return nil, fmt.Errorf("output %d has the shape %v, want the batch's %d rows first", i, shape, bucket)
+		}
+		sources[i] = t.Narrow(0, 0, rows).ToDType(torch.Float32).Contiguous(torch.Contiguous)
+		if err := sources[i].Err(); err != nil {
+			return nil, fmt.Errorf("output %d: %w", i, err)
+		}
+		row := tensor.Spec{DType: torch.Float32, Shape: shape[1:]}
+		list[i] = hostOutput{shape: row.Shape, size: int(row.Elements())}
+		bytes += int(rows * row.Bytes())
+	}
+	if b.copied != nil {
+		return list, b.copy(list, sources, rows, bytes)
+	}
+	for i, source := range sources {
+		values, err := torch.Memory[float32](source)
+		if err != nil {
+			return nil, fmt.Errorf("output %d: %w", i, err)
+		}
+		list[i].values = values
+	}
+	return list, nil
+}
+
+// copy copies the sources from a GPU to pinned memory, and waits.
+func (b *readback) copy(list []hostOutput, sources []*torch.Tensor, rows int64, bytes int) error {
+	if err := b.reserve(bytes); err != nil {
+		return err
+	}
+	memory := b.pinned.Bytes()
+	for i, source := range sources {
+		n := 4 * int(rows) * list[i].size
+		if n == 0 {
+			continue
+		}
+		part := memory[:n:n]
+		memory = memory[n:]
+		list[i].values = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(part))), n/4)
+		target, err := torch.FromMemory(part, torch.Float32, source.Shape()...)
+		if err != nil {
+			return err
+		}
+		defer target.Close()
+		if err := copyPixels(target, source); err != nil {
+			return err
+		}
+	}
+	if err := b.copied.Record(b.stream); err != nil {
+		return err
+	}
+	return b.copied.Synchronize() // the next batch may then use all memory of the worker again
+}
+
+// reserve makes room for outputs. All copies to the pinned memory are done.
+func (b *readback) reserve(bytes int) (err error) {
+	if b.pinned != nil && len(b.pinned.Bytes()) >= bytes {
+		return nil
+	}
+	if b.pinned != nil {
+		if err := b.pinned.Close(); err != nil {
+			return err
+		}
+	}
+	b.pinned, err = cuda.NewPinned(max(bytes, 1))
+	return err
+}
+
+func (b *readback) close() error {
+	var errs []error
+	if b.pinned != nil {
+		errs = append(errs, b.pinned.Close())
+	}
+	if b.copied != nil {
+		errs = append(errs, b.copied.Close())
+	}
+	return errors.Join(errs...)
+}
