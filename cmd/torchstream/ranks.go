@@ -159,8 +159,9 @@ func (j *jobOptions) close(err error) error {
 	return j.explain(err)
 }
 
-// explain returns the error that this rank prints. Only one rank prints in full why the job has
-// ended: the others refer to that rank. Only rank 0 prints the message of an interruption.
+// explain returns the error that this rank prints. Only one rank prints why the job has ended: the
+// rank that left with an error of its own, or else rank 0, or rank 1 if rank 0 is lost. Only rank 0
+// prints the message of an interruption.
 func (j *jobOptions) explain(err error) error {
 	rank := j.rank()
 	if errors.As(err, &cli.InterruptedError{}) {
@@ -172,13 +173,19 @@ func (j *jobOptions) explain(err error) error {
 	var e *distributed.Error
 	if errors.As(err, &e) && e.Culprit >= 0 && e.Culprit != e.Rank {
 		speaker := 0
-		if e.Culprit == 0 {
+		switch {
+		case errors.Is(err, distributed.ErrLeft):
+			speaker = e.Culprit
+		case e.Culprit == 0:
 			speaker = 1
 		}
-		if e.Rank != speaker {
-			return fmt.Errorf("rank %d ends with the job: rank %d says why", e.Rank, speaker)
+		if e.Rank == speaker {
+			return err
 		}
-		return err
+		if env := j.world.Environment(); env.LocalSize == env.Size { // the same terminal shows the speaker's error
+			return cli.ErrFound
+		}
+		return fmt.Errorf("rank %d ends with the job: rank %d says why", e.Rank, speaker)
 	}
 	if rank > 0 {
 		return fmt.Errorf("rank %d: %w", rank, err)

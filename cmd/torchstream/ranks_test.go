@@ -58,6 +58,13 @@ func TestTrainWithRanks(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	// A refused run prints one error, once. Rank 0 alone reads and writes files.
+	for _, args := range [][]string{{"-resume", "-lr", "0.3"}, nil} {
+		status, _, stderr := process(t, nil, smallJob(archive, out, append([]string{"-test", test}, args...)...)...)
+		if n := strings.Count(stderr, "torchstream: "); status != 1 || n != 1 || !strings.Contains(stderr, out) {
+			t.Errorf("%q again: status %d and %d errors, %s\nwant 1 and one error about %s", args, status, n, stderr, out)
+		}
+	}
 	if stdout := trainSmall(t, archive, out, "-test", test, "-resume"); !strings.Contains(stdout, "2 of 2 epochs, 6 steps") {
 		t.Errorf("one process says\n%s\nwant that the run is finished", stdout)
 	}
@@ -138,8 +145,9 @@ func TestFailedRankEndsTheTraining(t *testing.T) {
 		"dog/b.png": image[:len(image)-30]})
 	begin := time.Now()
 	status, _, stderr := process(t, nil, smallJob(archive, filepath.Join(t.TempDir(), "out"), "-epochs", "40")...)
-	if status != 1 || !strings.Contains(stderr, `"dog/b.png"`) || !strings.Contains(stderr, "-bad-samples skip") {
-		t.Errorf("status %d and %s, want 1 and an error that names dog/b.png", status, stderr)
+	if status != 1 || strings.Count(stderr, "torchstream: ") != 1 || !strings.Contains(stderr, `"dog/b.png"`) ||
+		!strings.Contains(stderr, "-bad-samples skip") {
+		t.Errorf("status %d and %s, want 1 and one error, which names dog/b.png", status, stderr)
 	}
 	if took := time.Since(begin); took > 3*leaveTime {
 		t.Errorf("the job took %v to end, want less than %v", took, 3*leaveTime)
