@@ -80,7 +80,8 @@ type AttentionOptions struct {
 	// nn.MultiheadAttention, a bool mask is true where a query must not see a key; a floating-point
 	// mask is added to the products.
 	Mask *torch.Tensor
-	// Causal lets a query see the keys up to its own position. It excludes Mask.
+	// Causal lets a query see only the keys up to its own position. Causal and Mask cannot be
+	// combined.
 	Causal bool
 	// Cache, if not nil, keeps the keys and values for later calls. The queries attend to all
 	// cached keys; the positions of query and key follow the cached ones. The inputs must not

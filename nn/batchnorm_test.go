@@ -37,8 +37,8 @@ func noise(t *testing.T, shape ...int64) *torch.Tensor {
 	return x
 }
 
-// ForwardReLU equals normalisation, sum and ReLU: in training, in evaluation, and with a function
-// instead of the operator.
+// ForwardReLU computes the same as normalisation, sum and ReLU one after the other: in training, in
+// evaluation, and with a function passed to Synchronize.
 func TestForwardReLUIsThreeOperators(t *testing.T) {
 	x, residual := noise(t, 2, 3, 4, 5), noise(t, 2, 3, 4, 5)
 	calls := 0
@@ -135,7 +135,7 @@ func TestSequentialOfNormAndReLU(t *testing.T) {
 	}
 }
 
-// In training on a GPU, normalisation and ReLU launch as many kernels as a fused call.
+// In training on a GPU, a normalisation followed by a ReLU launches only two kernels.
 func TestNormAndReLUAreTwoKernels(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	x, err := torch.Randn(0, torch.BFloat16, 2, 8, 6, 6)

@@ -33,8 +33,8 @@ type ConvOptions struct {
 	// 1 row and 7 columns.
 	KernelSize, StrideSize, PaddingSize, DilationSize []int
 
-	// Same pads so that the output has the input's size. It excludes Padding and requires a stride
-	// of 1.
+	// Same pads so that the output has the input's size. Same cannot be combined with Padding, and
+	// requires a stride of 1.
 	Same bool
 	// PaddingMode selects the padding values as [PadOptions].Mode does: "reflect", "replicate" or
 	// "circular". The default is zeros.
@@ -238,7 +238,7 @@ type ConvTranspose struct {
 type ConvTransposeOptions struct {
 	Stride        int // 0 stands for 1
 	Padding       int // removes this many pixels from each side of the output
-	OutputPadding int // enlarges one side of the output; less than Stride or Dilation
+	OutputPadding int // enlarges one side of the output; must be less than Stride or Dilation
 	Dilation      int // 0 stands for 1
 	Groups        int // 0 stands for 1
 	NoBias        bool

@@ -10,8 +10,8 @@ import (
 // errChanged reports numbers that the other dtype cannot represent.
 var errChanged = errors.New("the conversion would change numbers")
 
-// convertible reports whether a load converts a file's dtype to the module's. PyTorch's
-// load_state_dict converts every dtype to every other one, and does not report losses.
+// convertible reports whether loading may convert a tensor from a file's dtype to the module's.
+// PyTorch's load_state_dict converts every dtype to every other one, and does not report losses.
 //
 // Floating-point numbers are rounded to any floating-point dtype, as in PyTorch. Conversion to an
 // integer dtype requires that the dtype can represent every number: withDType checks the values.

@@ -6,11 +6,11 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// BatchCounts updates the batch counts of a model's normalisations in one call per forward pass.
-// Without it, each [BatchNorm] adds 1 to its NumBatches for every training batch, and each addition
-// costs the host as much as any other operator. Between Begin and End the additions are deferred;
-// End makes all of them. So NumBatches equals PyTorch's num_batches_tracked before Begin and after
-// End.
+// BatchCounts updates the batch counts of a model's normalisation layers in one call per forward
+// pass. Without it, each [BatchNorm] adds 1 to its NumBatches for every training batch, and each
+// addition costs the host as much as any other operator. Between Begin and End the additions are
+// deferred; End makes all of them. So NumBatches equals PyTorch's num_batches_tracked before Begin
+// and after End.
 //
 // Only one goroutine at a time may call Begin and End. The forward pass in between may use several
 // goroutines.
@@ -18,11 +18,11 @@ type BatchCounts struct {
 	mu      sync.Mutex
 	scope   *torch.Scope // the scope of the pass, or nil; guarded by mu
 	waiting []*torch.Tensor
-	known   map[*torch.Tensor]bool // the counts in waiting; mu guards both fields
+	known   map[*torch.Tensor]bool // the same tensors as waiting; mu guards both fields
 }
 
-// NewBatchCounts makes every BatchNorm of the model count through the result, which replaces an
-// earlier BatchCounts. Do not call it while another goroutine uses the model.
+// NewBatchCounts makes every BatchNorm of the model count through the returned BatchCounts, instead
+// of an earlier one. Do not call it while another goroutine uses the model.
 func NewBatchCounts(m Module) *BatchCounts {
 	c := &BatchCounts{known: map[*torch.Tensor]bool{}}
 	walk("", m, func(_ string, part Module, _ Parts) {
@@ -33,8 +33,8 @@ func NewBatchCounts(m Module) *BatchCounts {
 	return c
 }
 
-// Begin starts a pass. A normalisation whose input belongs to the scope is counted by End. Others
-// count at once, for example in a function that is captured as a separate graph.
+// Begin starts a pass. A normalisation whose input belongs to the scope is counted by End. Other
+// normalisations count at once, for example in a function that is captured as a separate graph.
 func (c *BatchCounts) Begin(scope *torch.Scope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,8 +1,8 @@
 // Package nn provides the layers that networks are built from, and loads files into them.
 //
-// A [Module] computes an output and lists its parts. A network can be written as one expression: a
-// constructor that fails (a size that makes no sense, no memory) keeps its error in the module's
-// parameters, and [Err], Forward and an optimizer report it:
+// A [Module] computes an output and lists its parts. A network can be written as one expression: if
+// a constructor fails, for example because of an invalid size or a lack of memory, the module's
+// parameters hold the error, and [Err], Forward and an optimizer report it:
 //
 //	net := nn.NewSequential(
 //		nn.NewConv2d(3, 32, 3, nn.Conv2dOptions{Padding: 1, NoBias: true}),

@@ -5,9 +5,11 @@ package nn
 //
 //	defer nn.Eval(net)()
 //
-// A [Moder] of a program that has a method Training() bool gets its own mode back. Others get
-// training mode if any other module of m was in training mode. No other goroutine may use m's modes
-// until the call of restore. [Train] changes modes for good.
+// restore can read the modes of this package's modules, and of a program's [Moder] that has a
+// method Training() bool: each of these gets the mode that it had. Every other Moder is put into
+// training mode if one of these modules was in training mode, or if there are none. No other
+// goroutine may use or change m's modes between Eval and restore. To change modes for good, call
+// [Train].
 func Eval(m Module) (restore func()) {
 	type mode struct {
 		module   Moder

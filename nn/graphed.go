@@ -6,8 +6,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Graphed runs a module's forward and backward passes as CUDA graphs within eager training. See
-// [torch.GraphedModule] for the meaning and for the calls that run eagerly. A call also runs
+// Graphed runs a module's forward and backward passes as CUDA graphs within eager training.
+// [torch.GraphedModule] documents this, and which calls run eagerly instead. A call also runs
 // eagerly in evaluation mode, and while a part of the module is in another mode than in the first
 // training call.
 //

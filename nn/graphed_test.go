@@ -89,7 +89,7 @@ func TestGraphedReplacesItsModule(t *testing.T) {
 	if s := g.Stats(); s.Calls != 12 || s.Eager != 12 || s.Fallback == nil {
 		t.Errorf("%+v, want 12 calls in training, on the CPU", s)
 	}
-	Train(net.Parts().Modules[1].Module, false) // a part alone
+	Train(net.Parts().Modules[1].Module, false) // changes the mode of one part only
 	scope := torch.NewScope("one more")
 	defer scope.Close()
 	x, err := torch.TensorOptions{Device: cuda.CPU, DType: torch.Float32, Scope: scope}.Full(1, 2, 3, 8, 8)

@@ -58,9 +58,9 @@ func XavierNormal() Init {
 }
 
 // Orthogonal draws a matrix whose rows or columns, whichever are fewer, are orthogonal and have
-// length gain. A tensor with more than 2 dimensions counts as a matrix whose rows are its first
-// dimension. It suits the weights of recurrent layers (Saxe et al., "Exact solutions to the
-// nonlinear dynamics of learning in deep linear neural networks").
+// length gain. In a tensor with more than 2 dimensions, each index of the first dimension is a row.
+// Orthogonal suits the weights of recurrent layers (Saxe et al., "Exact solutions to the nonlinear
+// dynamics of learning in deep linear neural networks").
 func Orthogonal(gain float64) Init {
 	return func(t *torch.Tensor) *torch.Tensor {
 		shape := t.Shape()

@@ -15,7 +15,7 @@ import (
 var errNoModule = errors.New("the module is nil")
 
 // layer is embedded in the package's modules. It stores the module's place in the model, for errors
-// and for [Summary]. Its zero value works: the path and the line are then unknown.
+// and for [Summary]. The zero value works too: the path and the line are then unknown.
 type layer struct {
 	kind  string                   // "Conv2d"
 	made  [8]uintptr               // the stack of the constructor

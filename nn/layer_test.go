@@ -95,7 +95,8 @@ func TestErrorNamesTheLayersPathAndLine(t *testing.T) {
 	}
 }
 
-// The compiler inlines these constructors, so that their closures have names of this package.
+// The error of a module names the line of the program's call. The compiler inlines these
+// constructors, which gives their closures names in the package that calls them.
 func TestErrorNamesTheLineOfTheCall(t *testing.T) {
 	for _, m := range []nn.Module{nn.NewUpsample(nn.UpsampleOptions{Scale: 2}),
 		nn.NewLeakyReLU(nn.LeakyReLUOptions{}), nn.NewSoftmax(1)} {
@@ -351,7 +352,8 @@ func TestCacheEqualsTheWholeSequence(t *testing.T) {
 
 func TestLayersHoldNoMemoryOutsideOfScopes(t *testing.T) {
 	p := openLayers(t)
-	// A collection during the passes would free what other tests forgot, and hide what these leak.
+	// A garbage collection during the passes would free tensors that other tests forgot to close.
+	// That would hide leaks of this test.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	for name, build := range layerCases() {
@@ -379,7 +381,7 @@ func TestLayersHoldNoMemoryOutsideOfScopes(t *testing.T) {
 			for range 3 {
 				forward()
 			}
-			// There may be fewer tensors than before, because cleanups of that collection were
+			// There may be fewer tensors than before, because cleanups of the first collection were
 			// still running.
 			if n := torch.LiveTensors(); n > before {
 				t.Errorf("%d references more after three passes, want none", n-before)
@@ -428,7 +430,7 @@ head           Linear       [2 2]      8
 		t.Errorf("Summary left the model in evaluation mode: %d batches, %v, want 1, nil", n, err)
 	}
 
-	// One layer in two places, and a failing model.
+	// Next, a model that has one layer in two places, and a model that fails.
 	shared := nn.NewLinear(3, 3, nn.LinearOptions{})
 	twice := nn.NewSequential(shared, shared)
 	defer nn.Close(shared)
@@ -571,7 +573,7 @@ func TestToDTypeConvertsInPlace(t *testing.T) {
 	}
 }
 
-// PyTorch's load_state_dict(strict=True) takes a state_dict without the counts too.
+// Load accepts a file without batch counts, as PyTorch's load_state_dict(strict=True) does.
 func TestLoadTakesFilesWithoutCountsOfBatches(t *testing.T) {
 	make := func() *nn.Sequential {
 		net := nn.NewSequential(nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{}),
@@ -581,7 +583,7 @@ func TestLoadTakesFilesWithoutCountsOfBatches(t *testing.T) {
 	}
 	old, net := make(), make()
 	for _, name := range []string{"old.safetensors", "old.pth"} {
-		for _, n := range nn.State(net) { // differ from the file, whose count is 0
+		for _, n := range nn.State(net) { // make all values differ from the file's, where the count is 0
 			if err := n.Tensor.NoGrad().Fill_(7).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -719,7 +721,8 @@ tensor 2.weight is not in the module`
 	}
 }
 
-// A program makes its mask once, by operators, and uses it in the scope of each batch.
+// A program may compute a mask once and use it in the scope of each batch: attention does not close
+// the mask.
 func TestAttentionLeavesTheMaskOpen(t *testing.T) {
 	a := nn.NewMultiheadAttention(8, 2, nn.MultiheadAttentionOptions{BatchFirst: true})
 	defer nn.Close(a)

@@ -46,7 +46,7 @@ func (g *gptBlock) Parts() nn.Parts {
 
 func (g *gptBlock) Forward(tokens *torch.Tensor) *torch.Tensor { return g.generate(tokens, nil) }
 
-// generate computes the logits of the tokens after those in the cache.
+// generate computes the logits of tokens that follow the cached ones.
 func (g *gptBlock) generate(tokens *torch.Tensor, cache *nn.KVCache) *torch.Tensor {
 	if err := tokens.Err(); err != nil {
 		return tokens
@@ -116,7 +116,8 @@ func newDCGAN() *nn.Sequential {
 	)
 }
 
-// crossAttention attends from the first two positions to all, in another order, without the last.
+// crossAttention attends from the first two positions to all positions. The values are in reverse
+// order, and the last key is masked.
 type crossAttention struct{ *nn.MultiheadAttention }
 
 func (c crossAttention) Forward(x *torch.Tensor) *torch.Tensor {
@@ -141,7 +142,8 @@ func (e maskedEncoder) Forward(x *torch.Tensor) *torch.Tensor {
 	return e.Encode(x, mask(x, []byte{0, 0, 0, 0, 0, 1}, 2, 1, 1, 3))
 }
 
-// decoder decodes the first two positions from all except the last.
+// decoder decodes the first two positions. Their attention to the memory, which is all positions,
+// has a mask for the last one.
 type decoder struct{ *nn.TransformerDecoder }
 
 func (d decoder) Forward(x *torch.Tensor) *torch.Tensor {
@@ -180,8 +182,8 @@ func (u unrolledLSTM) Forward(x *torch.Tensor) *torch.Tensor {
 	return torch.Stack(states, 0)
 }
 
-// withLengths computes the outputs and the state of a recurrent layer for sequences of the lengths,
-// joined in one vector.
+// withLengths computes a recurrent layer's outputs and state for sequences of the given lengths,
+// and joins them in one vector.
 type withLengths struct {
 	recurrent
 	lengths []int
@@ -205,7 +207,7 @@ func (l lstmLengths) Forward(x *torch.Tensor) *torch.Tensor {
 	return torch.Cat([]*torch.Tensor{y.Flatten(0, -1), h.Flatten(0, -1), c.Flatten(0, -1)}, 0)
 }
 
-// bags has bags of 3, 0 and 4 indices, with weights.
+// bags is an EmbeddingBag that computes bags of 3, 0 and 4 indices, with weights.
 type bags struct{ *nn.EmbeddingBag }
 
 func (b bags) Forward(x *torch.Tensor) *torch.Tensor {
@@ -520,7 +522,7 @@ func TestLayersMatchPyTorch(t *testing.T) {
 				t.Errorf("%d tensors in the state, PyTorch has %d", len(state), want)
 			}
 			nn.Train(m, !strings.HasSuffix(name, "_eval"))
-			// The second pass starts from the first one's buffers, except in float64's digits.
+			// Both passes must start from the same buffers, so restore them after the first pass.
 			before := make(map[string]*torch.Tensor)
 			for _, b := range nn.NamedBuffers(m) {
 				before[b.Name] = b.Tensor.Clone()

@@ -9,11 +9,12 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// RunLengths is like Run, for padded sequences: sequence i of the batch has lengths[i] steps, 1
-// to L. The outputs [L N directions*hidden] are 0 after a sequence's end. The returned states are
-// the states after each sequence's last step. The second direction of a bidirectional layer starts
-// at that step. The result equals PyTorch's pack_padded_sequence, layer and pad_packed_sequence,
-// for lengths in any order. On a GPU RunLengths waits for the copy of the batch's order.
+// RunLengths is like Run, for padded sequences: sequence i of the batch has lengths[i] steps, 1 to
+// L. The outputs [L N directions*hidden] are 0 after a sequence's end. The returned states are the
+// states after each sequence's last step. The second direction of a bidirectional layer starts at
+// that step. In PyTorch, pack_padded_sequence, the layer and pad_packed_sequence compute the same
+// result. The lengths may be in any order. RunLengths sorts the batch by length; on a GPU it waits
+// until the order has been copied to the device.
 func (l *LSTM) RunLengths(x *torch.Tensor, lengths []int, hidden, cell *torch.Tensor) (y, lastHidden,
 	lastCell *torch.Tensor) {
 	y, last := l.runLengths("lstm.data", x, lengths, hidden, cell)
@@ -103,7 +104,7 @@ func (t *temporaries) close() {
 // requires.
 type sortedBatch struct {
 	dim            int           // the batch dimension of x
-	lengths        *torch.Tensor // int64 [N] on the CPU, in that order
+	lengths        *torch.Tensor // int64 [N] on the CPU, longest first
 	order, inverse *torch.Tensor // int64 [N] on the device of x
 }
 

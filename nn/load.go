@@ -41,7 +41,7 @@ func Load(path string, m Module) (map[string]string, error) {
 type LoadOptions struct {
 	// Partial loads the tensors that file and module have in common, and does not change the
 	// module's other tensors. Use it to fine-tune with another head, or to load a part of a model.
-	// It is still an error if the file has no parameter of the module.
+	// It is still an error if the file and the module have no parameter in common.
 	Partial bool
 	// Rename, if not nil, maps a tensor's name in the file to its name in the module, or to "" to
 	// skip the tensor. Load then neither removes nor adds prefixes.
@@ -60,7 +60,7 @@ type LoadReport struct {
 	Unexpected []string   // tensors of the file, by its names, that are not in the module
 	Mismatched []Mismatch // tensors whose shapes differ, or whose dtypes cannot be converted
 
-	Parameters, AllParameters int   // the parameters that were loaded, and all of the module's
+	Parameters, AllParameters int   // the numbers of loaded parameters and of all parameters
 	Elements, AllElements     int64 // the numbers in Loaded, and the numbers in all parameters and buffers
 
 	// Notes are sentences about names: a removed prefix, a tied weight that the file lists under

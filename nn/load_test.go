@@ -158,7 +158,8 @@ func TestReportCountsConvertedTensors(t *testing.T) {
 	}
 }
 
-// A count that float16 cannot represent is infinite in the file. PyTorch turns it into -2^63.
+// A batch count that float16 cannot represent is infinite in the file. PyTorch turns it into -2^63;
+// Load keeps the module's count.
 func TestLoadKeepsACountThatTheFileLost(t *testing.T) {
 	net := loadingNet(t)
 	r, err := nn.LoadWith(loading("infinite_count.safetensors"), net, nn.LoadOptions{})

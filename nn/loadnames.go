@@ -312,8 +312,9 @@ func (s *source) describeNames() error {
 	return fmt.Errorf("the file has %d tensors%s: %s", len(quoted), where, listFirst(quoted))
 }
 
-// partPrefix returns the prefix of some of the file's names whose removal makes most names match
-// the module, with the same shapes.
+// partPrefix finds a prefix of some of the file's names. If it is removed, these names match the
+// module's tensors, with the same shapes. partPrefix returns the prefix that gives the most
+// matches, and their number.
 func (s *source) partPrefix(state []torch.Named) (best string, most int) {
 	shapes := map[string][]int64{}
 	for _, n := range state {

@@ -154,7 +154,8 @@ func TestNameErrorListsTheFilesTensors(t *testing.T) {
 	checkState(t, "gan.pt", net, expectedLoads(t)["network"].State)
 }
 
-// tiedNet is the network of tied.safetensors, which lists the tensor once or by both names.
+// tiedNet is the network of tied.safetensors. It lists the tied tensor under the given names, one
+// or both.
 func tiedNet(t *testing.T, names ...string) nn.Module {
 	t.Helper()
 	m := nn.NewEmbedding(5, 3, nn.EmbeddingOptions{})

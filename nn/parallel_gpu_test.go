@@ -216,7 +216,7 @@ func TestParallelBackward(t *testing.T) {
 			}
 			loss.Close()
 			for i, w := range weights {
-				// The product of v*w_j over all j, by w_i.
+				// The derivative of the product of all v*w_j with respect to w_i.
 				want := 24 * v * v * v * v / float64(i+1)
 				g := w.In(s.scope).Grad()
 				s.want("a gradient", g, float32(want))
@@ -226,8 +226,8 @@ func TestParallelBackward(t *testing.T) {
 	})
 }
 
-// Whole networks give the same numbers as in turn: nested, on both kinds of caller's stream, and
-// from several goroutines at once.
+// Whole networks compute the same numbers as if the branches ran one after another. The test has
+// nested Parallels, both kinds of callers' streams, and several goroutines at once.
 func TestParallelEqualsInTurnOnTheGPU(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	b := newBranches(t)
@@ -488,7 +488,7 @@ func TestParallelCloseOnTheGPU(t *testing.T) {
 
 // Every capture uses a stream of the branches. No memory stays after the end of the captured graph.
 func TestCapturesOfAParallelKeepDeviceMemoryFlat(t *testing.T) {
-	runtime.LockOSThread() // each thread takes separate handles and a workspace
+	runtime.LockOSThread() // LibTorch makes handles and a workspace for every thread
 	defer runtime.UnlockOSThread()
 	s := newStage(t)
 	square := func(value float64) *torch.Tensor { return s.full(value, 64*64).View(64, 64) }

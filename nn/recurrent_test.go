@@ -139,8 +139,8 @@ func stepped(step func(x, h *torch.Tensor) *torch.Tensor) func(*torch.Tensor, st
 	}
 }
 
-// A layer continues from the states that it returned, and they equal the states after a cell's
-// steps.
+// A layer continues from the states that it has returned. These equal the states after the steps of
+// a cell.
 func TestRecurrentLayersContinueFromTheirState(t *testing.T) {
 	for name, build := range recurrentPairs() {
 		t.Run(name, func(t *testing.T) {

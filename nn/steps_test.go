@@ -118,7 +118,8 @@ func (p peer) trainAsInPyTorch(name, bits string, parameters []torch.Named, x *t
 	}
 }
 
-// leaf returns x of the case as a leaf of the dtype, which has a gradient unless it has indices.
+// leaf returns the case's x as a leaf of the dtype. The leaf requires a gradient, unless it holds
+// indices.
 func (p peer) leaf(layers peer, name string, dtype torch.DType) *torch.Tensor {
 	p.t.Helper()
 	x := layers.tensor(name + "/x")

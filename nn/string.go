@@ -14,7 +14,8 @@ import (
 //
 //	func (n *Net) String() string { return nn.Tree(n) }
 //
-// A module with the method Unwrap() nn.Module has the kind of the module that it returns.
+// If a module has the method Unwrap() nn.Module, Tree prints the kind of the module that the method
+// returns.
 //
 // A Linear prints as
 //

@@ -12,7 +12,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The notation is that of PyTorch's print(net), with shapes for the options.
+// Tree writes modules as PyTorch's print(net) does, but with shapes instead of options.
 func TestModulesPrintAsTrees(t *testing.T) {
 	block := func() Module {
 		return NewSequential(NewConv2d(3, 3, 3, Conv2dOptions{NoBias: true}), NewBatchNorm2d(3, BatchNorm2dOptions{}))
@@ -34,7 +34,8 @@ func TestModulesPrintAsTrees(t *testing.T) {
 	}
 }
 
-// Every module prints as a tree, also those that are added later: fmt would print addresses.
+// Every module of this package has a String method that returns its tree. Without one, fmt would
+// print addresses. The test reads the source, so it includes modules that are added later.
 func TestEveryModuleHasAStringMethod(t *testing.T) {
 	names, err := filepath.Glob("*.go")
 	if err != nil {
@@ -88,7 +89,8 @@ func receiver(t ast.Expr) any {
 	return t
 }
 
-// mode is a module of a program with a mode that can be read; blind is one without.
+// mode and blind stand for a program's modules. The mode of a mode can be read, and the mode of a
+// blind cannot.
 type mode struct {
 	Func
 	on bool

@@ -61,7 +61,8 @@ func Summary(m Module, input *torch.Tensor) (*SummaryTable, error) {
 	return t, nil
 }
 
-// output identifies a module: a layer, or the child of a Sequential that is not a layer.
+// output identifies a module. If the module is a layer, child is "". Otherwise layer is its
+// Sequential or Parallel, and child is its name there.
 type output struct {
 	layer *layer
 	child string

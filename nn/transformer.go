@@ -8,7 +8,8 @@ import (
 )
 
 // TransformerEncoderLayer is self-attention and a feed-forward network, each with a residual
-// connection, normalisation and dropout. It has the names of PyTorch's nn.TransformerEncoderLayer.
+// connection, normalisation and dropout. The parameters have the names of PyTorch's
+// nn.TransformerEncoderLayer.
 type TransformerEncoderLayer struct {
 	layer
 	SelfAttn         *MultiheadAttention
@@ -40,7 +41,7 @@ type TransformerLayerOptions struct {
 	Feedforward int     // the hidden size of the feed-forward network; 0 stands for 2048
 	Dropout     float64 // 0 stands for 0.1
 	NoDropout   bool
-	Activation  Module  // nil stands for ReLU; it must have no parameters, and leave no tensor elsewhere
+	Activation  Module  // nil stands for ReLU; it must have no parameters and store no tensors
 	Eps         float64 // epsilon of the normalisations; 0 stands for 1e-5
 	NormFirst   bool    // normalise each part's input rather than its output
 	BatchFirst  bool    // sequences are [N L size] rather than PyTorch's default [L N size]
@@ -69,8 +70,7 @@ func (o TransformerLayerOptions) attention(size, heads int, causal bool) *Multih
 	})
 }
 
-// feed returns the two linear layers of the feed-forward network, and the activation and dropout
-// between them.
+// feed returns the two linear layers of the feed-forward network, and the activation between them.
 func (o TransformerLayerOptions) feed(size int) (linear1, linear2 *Linear, activation Module) {
 	hidden := o.Feedforward
 	if hidden == 0 {
@@ -147,8 +147,8 @@ func (t *TransformerEncoderLayer) copy() *TransformerEncoderLayer {
 }
 
 // TransformerDecoderLayer is self-attention, attention to the output of an encoder, and a
-// feed-forward network, each with a residual connection, normalisation and dropout. It has the
-// names of PyTorch's nn.TransformerDecoderLayer.
+// feed-forward network, each with a residual connection, normalisation and dropout. The parameters
+// have the names of PyTorch's nn.TransformerDecoderLayer.
 type TransformerDecoderLayer struct {
 	layer
 	SelfAttn, MultiheadAttn *MultiheadAttention // the second attends to the encoder's output
@@ -190,7 +190,7 @@ func (t *TransformerDecoderLayer) Forward(x *torch.Tensor) *torch.Tensor {
 
 // DecodeMasks are the masks of a decoder layer's attentions: see [AttentionOptions].
 type DecodeMasks struct {
-	Mask       *torch.Tensor // for the self-attention; it excludes the option Causal
+	Mask       *torch.Tensor // for the self-attention; not together with the option Causal
 	MemoryMask *torch.Tensor // for the attention to the encoder's output
 }
 
