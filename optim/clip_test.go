@@ -27,8 +27,8 @@ func TestClipGradNorm(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a, still, b := leaf(t, 1.5, 2), leaf(t, 1), leaf(t, 6)
-			turn(t, a) // 3, 4
-			turn(t, b) // 12
+			turn(t, a) // the gradient is 3, 4
+			turn(t, b) // the gradient is 12
 			before := settled(t)
 			norm, err := optim.ClipGradNorm([]*torch.Tensor{a, still, b}, c.max, optim.ClipOptions{NormType: c.ord})
 			if err != nil {

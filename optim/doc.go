@@ -43,8 +43,8 @@
 // [MultiStepLR], [ExponentialLR], [LinearWarmup], [CosineLR], [CosineRestarts], [OneCycleLR],
 // several in a row ([Sequential]) or at once ([Chained]), or the program's function
 // ([ScheduleFunc]). A [Plateau] reduces rates when a metric stops improving. Call [ClipGradNorm] or
-// [ClipGradValue] between Backward and Step. [EMA] keeps averages of the parameters. None of them
-// waits for the device.
+// [ClipGradValue] between Backward and Step. [EMA] keeps averages of the parameters. None of these
+// calls waits for the device.
 //
 // # Mixed precision
 //

@@ -19,10 +19,10 @@ type EMAOptions struct {
 //	average = Decay*average + (1-Decay)*tensor
 //
 // It matches torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn and use_buffers=True.
-// NewEMA makes the copy that PyTorch makes in a first update before training. Integer tensors are
-// copied; PyTorch truncates their averages. An average has its tensor's dtype. 16 bits are too few
-// for a Decay near 1: average the float32 masters instead. Only one goroutine at a time may use an
-// EMA.
+// PyTorch copies the tensors in the first update; NewEMA copies them at once. So the two match if
+// PyTorch's first update precedes training. For integer tensors Update copies the values, and
+// PyTorch stores truncated averages. An average has its tensor's dtype. 16 bits are too few for a
+// Decay near 1: average the float32 masters instead. Only one goroutine at a time may use an EMA.
 type EMA struct {
 	decay   float64
 	names   []string
@@ -134,7 +134,7 @@ func (e *EMA) Swap() error {
 		return err
 	}
 	for _, s := range e.spare {
-		if d := s.Device(); d != cuda.CPU { // the first Swap may have been on another stream
+		if d := s.Device(); d != cuda.CPU { // the first Swap may have run on another stream
 			stream, err := cuda.GetCurrentCUDAStream(d)
 			if err == nil {
 				err = s.RecordStream(stream)

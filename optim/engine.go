@@ -174,8 +174,9 @@ func check(name string, options ...option) error {
 	return nil
 }
 
-// decoupled returns the weight decay: 0 with none, the default if decay is zero. It refuses a
-// decay together with none.
+// decoupled returns the weight decay of AdamW, LAMB or Muon. If none (NoWeightDecay) is set, it
+// returns 0, or an error if decay is set too. Otherwise it returns decay, or the default def if
+// decay is zero.
 func decoupled(name string, decay float64, none bool, def float64) (float64, error) {
 	switch {
 	case none && decay != 0:

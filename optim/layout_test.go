@@ -93,7 +93,8 @@ func TestStepDoesNotDependOnTheMemoryFormat(t *testing.T) {
 	})
 }
 
-// A step does not copy gradients in channels_last, though LibTorch's fused operators on a CPU do.
+// A step does not copy gradients in channels_last, although LibTorch's fused operators would do so
+// on a CPU.
 func TestStepCopiesNoGradientInChannelsLast(t *testing.T) {
 	onEach(t, func(t *testing.T, of func(w *torch.Tensor) optim.Optimizer) {
 		ones, err := torch.Ones(cuda.CPU, torch.Float32, 2, 3, 2, 2)
@@ -137,7 +138,8 @@ func TestStepCopiesNoGradientInChannelsLast(t *testing.T) {
 	})
 }
 
-// A view with gaps is updated without a change to its gaps, or refused.
+// If a parameter is a view with gaps, Step either updates it and leaves the gaps unchanged, or
+// refuses it.
 func TestStepLeavesGapsAlone(t *testing.T) {
 	onEach(t, func(t *testing.T, of func(w *torch.Tensor) optim.Optimizer) {
 		base, err := torch.Ones(cuda.CPU, torch.Float32, 4, 4)
@@ -157,7 +159,9 @@ func TestStepLeavesGapsAlone(t *testing.T) {
 	})
 }
 
-// checkGaps reports elements of 4 x 4 ones with wrong values after a Step of the left half.
+// checkGaps checks the 4 x 4 tensor base, initially ones, after a Step on its left half returned
+// the error step. Without an error exactly the left half must have changed, and with an error
+// nothing.
 func checkGaps(t *testing.T, base *torch.Tensor, step error) {
 	t.Helper()
 	for i, v := range values(t, base) {

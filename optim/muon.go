@@ -34,7 +34,7 @@ type MuonOptions struct {
 	WeightDecay    float64     // 0 stands for 0.1
 	NoWeightDecay  bool        // turns weight decay off
 	Momentum       float64     // 0 stands for 0.95
-	NoNesterov     bool        // uses the velocity itself as update
+	NoNesterov     bool        // uses the velocity itself as the update
 	NSCoefficients *[3]float64 // a, b and c; nil stands for {3.4445, -4.775, 2.0315}
 	NSSteps        int         // below 100; 0 stands for 5
 	Eps            float64     // 0 stands for 1e-7
@@ -185,8 +185,8 @@ func (r muonRule) apply(b *batch, update, params []*torch.Tensor) error {
 	if r.o.MatchAdamW {
 		factor = 0.2 * math.Sqrt(float64(max(rows, columns)))
 	}
-	// Foreach operators run a kernel per tensor if its layout differs from the parameter's.
-	// Updates of tall matrices are transposed.
+	// Make the updates contiguous, because the updates of tall matrices are transposed: foreach
+	// operators run a kernel per tensor if an update's layout differs from the parameter's.
 	updates, err := r.orthogonalise(x, rows > columns).ToDType(b.dtype).Contiguous(torch.Contiguous).Unbind(0)
 	if err != nil {
 		return err

@@ -51,8 +51,8 @@ func NewPlateau(opt Optimizer, o PlateauOptions) (*Plateau, error) {
 	return &Plateau{opt: opt, o: o}, nil
 }
 
-// Step gets the metric, usually one per epoch. After more than Patience steps without improvement
-// it reduces the rates of all groups. NaN is no improvement.
+// Step takes the current metric, usually once per epoch. After more than Patience steps without
+// improvement it reduces the rates of all groups. NaN is no improvement.
 func (p *Plateau) Step(metric float64) error {
 	s := p.state
 	if p.better(metric) {

@@ -43,7 +43,7 @@ func (s State) PyTorch() (map[string]any, error) {
 	return map[string]any{"state": state, groupsKey: numbers(groups)}, nil
 }
 
-// numbers replaces JSON's numbers by int64, or by float64 where they are no integers.
+// numbers replaces JSON's numbers by int64, or by float64 if they are not integers.
 func numbers(v any) any {
 	switch v := v.(type) {
 	case []any:

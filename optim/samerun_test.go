@@ -63,7 +63,7 @@ func stepsOfPyTorch(t *testing.T, device cuda.Device) file {
 	path := filepath.Join(t.TempDir(), "steps.pt")
 	out, err := exec.Command(program, filepath.Join("testdata", "make_parity.py"), "--device",
 		device.String(), "--out", path).CombinedOutput()
-	const skip = 77 // of make_parity.py
+	const skip = 77 // make_parity.py's exit status if PyTorch does not fit
 	var exit *exec.ExitError
 	if errors.Is(err, exec.ErrNotFound) || errors.As(err, &exit) && exit.ExitCode() == skip {
 		t.Skipf("%s has no PyTorch for %v: set TORCHSTREAM_PYTHON to a Python that has: %v %.200s", program,

@@ -22,11 +22,11 @@ import (
 //	...
 //	err = scaler.Update()
 //
-// The scale and the flag for gradients that are not finite are in device memory. With [SGD] without
-// Dampening, [Adam] and [AdamW] the device itself skips a step. No call waits then, and the calls
-// can be captured in a graph after one step outside it. Otherwise Step waits for the flag and
-// cannot be captured: with other optimizers, with parameters on several devices, and with
-// parameters on another device than the scaler.
+// The scale and the flag for gradients that are not finite are in device memory. With [Adam],
+// [AdamW], and [SGD] without Dampening, the device itself skips a step. No call waits then, and the
+// calls can be captured in a graph after one step outside it. With other optimizers, with
+// parameters on several devices, and with parameters on another device than the scaler, Step waits
+// for the flag and cannot be captured.
 //
 // A skipped step leaves parameters, state and step counts unchanged, and drops the gradients as any
 // Step does. A schedule counts the skipped step. Only one goroutine at a time may use a GradScaler.
@@ -129,7 +129,7 @@ func (s *GradScaler) unscale(o Optimizer, step *scaledStep) error {
 			index++
 		}
 	}
-	// In float64, as PyTorch does.
+	// Compute the inverse in float64, as PyTorch does.
 	wide := open.add(s.scale.ToDType(torch.Float64))
 	inverse := open.add(open.add(wide.Reciprocal()).ToDType(torch.Float32))
 	for _, k := range slices.SortedFunc(maps.Keys(byKind), gradKind.compare) {

@@ -232,17 +232,18 @@ type OneCycleLR struct {
 	// CycleMomentum makes the [Scheduler] set the momentum of all groups of the optimizer, which
 	// must have a method SetMomentum. A part of Sequential or Chained must not set it.
 	CycleMomentum bool
-	BaseMomentum  float64 // where the rate is highest; 0 stands for 0.85
+	BaseMomentum  float64 // at the highest rate; 0 stands for 0.85
 	MaxMomentum   float64 // at the start and the end; 0 stands for 0.95
 }
 
-// LR returns the rate of a step. After the last step the rate stays.
+// LR returns the rate of a step. After the last step the rate stays the same.
 func (s OneCycleLR) LR(base float64, step int) float64 {
 	initial := base / orDefault(s.DivFactor, 25)
 	return s.at(step, initial, base, initial/orDefault(s.FinalDivFactor, 1e4))
 }
 
-// Momentum returns the momentum of a step, with CycleMomentum. After the last step it stays.
+// Momentum returns the momentum of a step, with CycleMomentum. After the last step it stays the
+// same.
 func (s OneCycleLR) Momentum(step int) float64 {
 	outer := orDefault(s.MaxMomentum, 0.95)
 	return s.at(step, outer, orDefault(s.BaseMomentum, 0.85), outer)

@@ -37,7 +37,7 @@ func schedules() map[string]optim.Schedule {
 	}
 }
 
-// relative fails if a value differs from PyTorch's by more than 1e-10 of it.
+// relative fails if a value differs from PyTorch's by more than 1e-10 of PyTorch's value.
 func relative(t *testing.T, got, want []float64) {
 	t.Helper()
 	for i := range want {
@@ -130,7 +130,7 @@ func TestOneCycleMomentaMatchPyTorch(t *testing.T) {
 	}
 }
 
-// Twenty steps with a cycled momentum match PyTorch's, also if another Scheduler continues in
+// Twenty steps with a cycled momentum match PyTorch's, even if a new Scheduler takes over in
 // between.
 func TestOneCycleTrainingMatchesPyTorch(t *testing.T) {
 	cycle := optim.OneCycleLR{Steps: paritySteps, CycleMomentum: true, BaseMomentum: 0.7}

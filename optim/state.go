@@ -193,8 +193,8 @@ func (e *engine) State() (State, error) {
 	for _, g := range e.groups {
 		o := g.rule.options()
 		o["lr"], o["initial_lr"], o["weight_decay"] = g.lr, g.base, g.decay
-		// PyTorch chooses its implementation itself. Its Capturable would refuse to load the state
-		// for parameters on the CPU.
+		// With nil, PyTorch chooses its implementation itself. With capturable set, PyTorch could
+		// not load the state for parameters on the CPU.
 		o["foreach"], o["fused"], o["capturable"], o["differentiable"] = nil, nil, false, false
 		indexes := []int{}
 		for _, p := range g.slots {

@@ -82,7 +82,8 @@ func TestResumeIsExact(t *testing.T) {
 	}
 }
 
-// A state that PyTorch saved resumes as in PyTorch. A state saved here has the same names.
+// Training resumed from a state that PyTorch saved continues as in PyTorch. A state saved here has
+// the same names.
 func TestStateOfPyTorch(t *testing.T) {
 	f := openFile(t, "parity.safetensors")
 	p := newProblem(t, f, "float64")
