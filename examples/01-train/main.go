@@ -69,7 +69,8 @@ type usageError struct{ message string }
 
 func (e usageError) Error() string { return e.message }
 
-// flags returns a flag set whose -h explains a command. call is its name with its arguments.
+// flags returns a flag set whose -h explains a command. call is the command's name with its
+// arguments.
 func flags(call, about string, stderr io.Writer) *flag.FlagSet {
 	set := flag.NewFlagSet("01-train", flag.ContinueOnError)
 	set.SetOutput(stderr)

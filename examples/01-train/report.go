@@ -44,7 +44,7 @@ type trainResult struct {
 }
 
 // setTimes sets the epoch's speed and waiting times from the prefetcher's statistics before and
-// after it.
+// after the epoch.
 func (e *epochResult) setTimes(took time.Duration, samples int, before, after prefetcher.Stats) {
 	e.Seconds = took.Seconds()
 	e.ImagesPerSecond = float64(samples) / e.Seconds

@@ -68,7 +68,7 @@ type handler struct {
 	computing chan struct{} // limits concurrent forward passes, which no cancellation ends
 }
 
-// answer is one class of an answer.
+// answer is one of the classes in a response.
 type answer struct {
 	Class       string  `json:"class"`
 	Probability float64 `json:"probability"`
@@ -134,8 +134,9 @@ func tooLong(w http.ResponseWriter) {
 	http.Error(w, fmt.Sprintf("over %d bytes", maxUpload), http.StatusRequestEntityTooLarge)
 }
 
-// readBody reads a body of length bytes, or of an unknown length if length is -1. It allocates the
-// length once, and for an unknown one a growing buffer of at most maxUpload.
+// readBody reads a body of length bytes, or of an unknown length if length is -1. If the length is
+// known, it allocates the body's memory once. Otherwise it uses a growing buffer of at most
+// maxUpload bytes.
 func readBody(body io.Reader, length int64) ([]byte, error) {
 	if length < 0 {
 		length = 64 << 10

@@ -187,8 +187,8 @@ func (b blocking) Forward(x *torch.Tensor) *torch.Tensor {
 	return b.Module.Forward(x)
 }
 
-// TestCancelledUploadsFreeTheirPlaces cancels a server full of uploads. Only uploads that are being
-// computed keep their places, so the next ones are answered.
+// TestCancelledUploadsFreeTheirPlaces cancels a server full of uploads. Only the uploads that the
+// network is computing keep their places, so the next uploads are answered.
 func TestCancelledUploadsFreeTheirPlaces(t *testing.T) {
 	_, h := newServer(t)
 	image, err := os.ReadFile(extract(t, 1)[0])

@@ -79,7 +79,8 @@ type choice struct {
 	CopyPeer    float64 `json:"copy_peer_ms"`
 	Blocking    float64 `json:"copy_from_ms"`
 	NonBlocking float64 `json:"copy_from_non_blocking_ms"`
-	// Hidden is the share of the shorter of copy and compute that CopyPeer hides.
+	// Hidden is how much of the shorter time, CopyPeer's or the computation's, the overlap hides,
+	// from 0 to 1.
 	Hidden float64 `json:"hidden"`
 }
 
@@ -94,8 +95,8 @@ type peerJSON struct {
 	} `json:"workloads"`
 }
 
-// hidden returns the share of the shorter of two times that is hidden if both together take
-// `together`.
+// hidden returns how much of the shorter of the times a and b is hidden if both activities run at
+// once and take together, from 0 to 1.
 func hidden(a, b, together float64) float64 {
 	return max(0, min(1, (a+b-together)/min(a, b)))
 }

@@ -1,14 +1,14 @@
 // Command 04-graph measures the gain from a CUDA graph when the host cannot queue kernels as fast
-// as the GPU runs them. The examples are clipping 64 small gradients by their common norm, kernel
-// by kernel and with LibTorch's foreach operators, and an optimizer's step. It runs each sequence
-// eagerly and as a captured graph, and prints PyTorch's times for the same work.
+// as the GPU runs them. It measures sequences of operators: clipping 64 small gradients by their
+// common norm, kernel by kernel and with LibTorch's foreach operators, and an optimizer's step. It
+// runs each sequence eagerly and as a captured graph, and prints PyTorch's times for the same work.
 //
 //	go run ./examples/04-graph [-json] [-timeline graph.svg]
 //
-// Then it shows that a graph stores addresses. The graph keeps a closed tensor's memory alive.
-// torch.Graphed notices a replaced argument, and either captures again or refuses. The next replay
-// reads a value that is copied into an argument. Finally it measures how much memory two graphs
-// save by sharing a pool.
+// Then it shows the consequences of a graph storing addresses. If the program closes an argument,
+// the graph keeps its memory alive. If the program replaces an argument, torch.Graphed notices, and
+// either captures again or refuses. If the program copies a value into an argument, the next replay
+// reads that value. Finally it measures how much memory two graphs save by sharing a pool.
 //
 // It needs a GPU.
 package main

@@ -239,7 +239,7 @@ func follow(t *testing.T, ranks []*rank, c part, signal os.Signal) {
 // place is a global batch.
 type place struct{ epoch, batch int }
 
-// history records a training's steps at each place.
+// history records the steps of a training run at each place.
 type history struct {
 	names  map[place][]string
 	losses map[place]float64
@@ -250,8 +250,8 @@ func newHistory() history {
 	return history{map[place][]string{}, map[place]float64{}, map[place][]uint32{}}
 }
 
-// add adds the steps that all ranks have completed. They replace steps that a checkpoint has
-// undone.
+// add adds the steps that all ranks have completed. They replace earlier steps at the same places,
+// which were lost because the run resumed from a checkpoint.
 func (h history) add(t *testing.T, ranks []*rank) {
 	t.Helper()
 	count := len(ranks[0].steps)
@@ -298,10 +298,10 @@ func requireEnd(t *testing.T, ranks []*rank) {
 	}
 }
 
-// requireEqual compares an interrupted training with an uninterrupted one. Each place must have the
-// same samples, each sample once per epoch, and losses that differ only by the rounding of other
-// reduction orders. Where the same number of ranks shared a batch, each rank must have the same
-// pixels.
+// requireEqual compares an interrupted training run with an uninterrupted one. At each place both
+// must have the same samples, and losses that differ only by rounding, because the order of a
+// reduction may differ. Each sample must occur once per epoch. Where the same number of ranks
+// shared a batch, each rank must have the same pixels.
 func requireEqual(t *testing.T, got, want history, rounding float64) {
 	t.Helper()
 	if len(want.names) != 2*globalBatches {
@@ -352,7 +352,8 @@ func TestElastic(t *testing.T) {
 	elastic(t, "cpu", 1e-4, part{3, 1, 8}, part{2, 0, 7}, part{3, 2, 13}, part{2, 1, 4}, part{3, -1, 0})
 }
 
-// For other batch sizes a GPU uses other matrix kernels.
+// On GPUs the losses may differ more, because a GPU uses other matrix kernels for other batch
+// sizes.
 func TestGPUElastic(t *testing.T) {
 	cudatest.RequireGPUs(t, 2)
 	elastic(t, "gpu", 0.02, part{2, 1, 8}, part{1, 0, 7}, part{2, 0, 13}, part{1, 0, 4}, part{2, -1, 0})
@@ -398,7 +399,7 @@ func elastic(t *testing.T, device string, rounding float64, parts ...part) {
 	requireEqual(t, got, want, rounding)
 }
 
-// SIGTERM to one rank ends all ranks after the same step, with a checkpoint of it.
+// SIGTERM to one rank ends all ranks after the same step, with a checkpoint after that step.
 func TestTerminated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "last.pt")
 	c := part{2, 1, 4}

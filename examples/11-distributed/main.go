@@ -112,8 +112,8 @@ func main() {
 	}
 }
 
-// message returns a rank's description of its failure. One rank reports in full the reason why the
-// job has ended, so the others do not repeat it.
+// message returns the text that a rank prints about its failure. Only one rank prints the full
+// reason why the job has ended.
 func message(err error) string {
 	var e *distributed.Error
 	if !errors.As(err, &e) || e.Culprit < 0 {
@@ -278,10 +278,10 @@ type trainer struct {
 	net      nn.Module
 	parallel *distributed.DataParallel
 	opt      optim.Optimizer
-	stop     *distributed.Flag // set when a rank was told to leave
+	stop     *distributed.Flag // raised when a rank has been told to leave
 	state    train.Checkpoint
 	saving   *train.Saving // the checkpoint being written, or nil
-	first    int           // epoch
+	first    int           // the epoch to start with
 	steps    int           // of this process
 	rec      *trace.Recorder
 }

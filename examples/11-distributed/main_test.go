@@ -31,7 +31,7 @@ func small() options {
 		dist: distributed.Options{CPU: true, Timeout: time.Minute}}
 }
 
-// patience is the time limit of a hanging test.
+// patience is how long a test waits before it fails.
 const patience = 4 * time.Minute
 
 // The test runs itself as the ranks of a job.

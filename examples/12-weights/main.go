@@ -12,9 +12,10 @@
 // accepts the safetensors file of a published GPT-2: its tensors have the same names
 // (h.0.ln_1.weight).
 //
-// A copy costs nothing as long as it takes less time than the computation of a block. A parameter
-// of four bytes needs two operations per token of the batch, so the number of tokens decides. The
-// logits are bit-identical to the whole model's: TestLogitsAreThoseOfTheWholeModel compares them.
+// A copy costs nothing as long as it takes less time than the computation of a block. Computing
+// with a parameter of four bytes takes two operations per token of the batch. So with enough tokens
+// in a batch, copies are free. The logits are bit-identical to the whole model's:
+// TestLogitsAreThoseOfTheWholeModel compares them.
 package main
 
 import (
@@ -82,7 +83,7 @@ type result struct {
 	whole, resident int64   // bytes of parameters: in the model, and on the device at a time
 	refused         bool    // the whole model exceeded the limit
 	pass, copies    time.Duration
-	waited          float64 // share of a pass
+	waited          float64 // share of a pass that was spent waiting for blocks
 	peak            int64   // bytes allocated on the GPU
 }
 

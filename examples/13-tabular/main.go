@@ -1,5 +1,5 @@
 // Command 13-tabular trains a small network on a CSV file: its numeric columns are the features,
-// and one column names the class. It shows a source of a function that writes one row, and
+// and one column names the class. It shows a source made from a function that writes one row, and
 // train.Run without images.
 //
 //	13-tabular                               draw a table of three kinds of seeds, and learn them

@@ -17,7 +17,7 @@ import (
 type table struct {
 	features, classes []string
 	cells             [][]float64 // by row and feature; the mean for an empty cell
-	labels            []int64     // by row, the class's place among the sorted classes
+	labels            []int64     // by row, the class's index in the sorted classes
 	mean, deviation   []float64   // by feature
 }
 
