@@ -1,6 +1,9 @@
 package imageloader
 
 import (
+	"archive/zip"
+	"fmt"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -43,6 +46,62 @@ func (d countingDecoder) Close() {
 		d.c.sum.EntriesRefused += s.EntriesRefused
 	}
 	d.Decoder.Close()
+}
+
+// TestSourcesWithoutAnIndexFileKeepEntryPoints: the second epoch over a zip or a directory uses the
+// entry points that the first has made, and its batches equal those of a loader without entry
+// points. They end with the loader, and leave no file.
+func TestSourcesWithoutAnIndexFileKeepEntryPoints(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", cache)
+	var members []archivetest.Member
+	for i := range 12 {
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("%c/%d.jpg", 'a'+i%3, i),
+			Data: string(archivetest.Photo(t, uint64(i)))})
+	}
+	data := archivetest.Tar(t, members...)
+	dir := writeNamed(t, map[string][]byte{"stored.zip": zipped(t, data, zip.Store),
+		"deflated.zip": zipped(t, data, zip.Deflate)})
+	for _, path := range []string{filepath.Join(dir, "stored.zip"), filepath.Join(dir, "deflated.zip"),
+		archivetest.Extract(t, members)} {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			var want []string
+			for _, o := range []Options{{NoIndex: true}, {NoEntryPoints: true}, {}, {TrustIndex: true}, {}} {
+				o.BatchSize, o.Transform, o.Shuffle, o.Workers = 8, Train(64), true, 3
+				l, err := Open(path, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for epoch := range 2 {
+					batches, err := collect(t, l, epoch, 2)
+					if err != nil {
+						t.Fatal(err)
+					}
+					got := digest(batches)
+					if len(want) == epoch { // of the first loader, which has no entry points
+						want = append(want, got)
+					}
+					if got != want[epoch] {
+						t.Errorf("%+v: epoch %d has digest %s, want %s", o, epoch, got, want[epoch])
+					}
+				}
+				made, used := int64(12), int64(12)
+				if o.NoIndex || o.NoEntryPoints {
+					made, used = 0, 0
+				}
+				if s := l.Stats(); s.EntriesMade != made || s.Decoded[ByEntryPoints] != used || s.EntriesRefused != 0 {
+					t.Errorf("%+v: entry points of %d images made, %d used, %d refused, want %d, %d and 0", o,
+						s.EntriesMade, s.Decoded[ByEntryPoints], s.EntriesRefused, made, used)
+				}
+				if err := l.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+	if found, _ := filepath.Glob(filepath.Join(cache, "torchstream", "index", "*")); len(found) > 0 {
+		t.Errorf("got the files %v, want none", found)
+	}
 }
 
 // TestEntryPointsChangeNoBatch: the first epoch makes entry points, and the second uses them. The

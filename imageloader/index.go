@@ -111,10 +111,9 @@ func (l *Loader) plansOf(x *index.Index) epoch.Plans {
 	return epoch.Plans{Points: l.entryPoints(x), Searches: l.searches(x), MaxCopyBytes: l.o.MaxTranscodedBytes}
 }
 
-// entryPoints returns the entry points of an index. It returns nil if the index stores none or the
-// options disable them.
+// entryPoints returns the entry points of an index. It returns nil if the options disable them.
 func (l *Loader) entryPoints(x *index.Index) *devplan.EntryPoints {
-	if x == nil || !x.HasFile() || !l.keepsEntryPoints() {
+	if x == nil || !l.keepsEntryPoints() {
 		return nil
 	}
 	for {

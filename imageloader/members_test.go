@@ -1,6 +1,8 @@
 package imageloader
 
 import (
+	"archive/zip"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -15,13 +17,20 @@ func TestMemberBytes(t *testing.T) {
 	held, huge := small, small
 	held.ShuffleBytes = 0
 	huge.BatchSize = 1 << 16
-	packed := planArchive(t, "t.tgz", 60, 2)
+	packed, tar := planArchive(t, "t.tgz", 60, 2), planArchive(t, "t.tar", 5, 0)
+	data, err := os.ReadFile(planArchive(t, "t.tar", 60, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := writeNamed(t, map[string][]byte{"deflated.zip": zipped(t, data, zip.Deflate),
+		"stored.zip": zipped(t, data, zip.Store)})
 	for _, test := range []struct {
 		name, path string
 		o          Options
 		inflates   bool
 	}{{"tgz", packed, small, true}, {"huge batches", packed, huge, true}, {"kept in memory", packed, held, false},
-		{"tar", planArchive(t, "t.tar", 5, 0), small, false}} {
+		{"tar", tar, small, false}, {"deflated zip", filepath.Join(dir, "deflated.zip"), held, true},
+		{"stored zip", filepath.Join(dir, "stored.zip"), small, false}} {
 		t.Run(test.name, func(t *testing.T) {
 			test.o.IndexFile = filepath.Join(t.TempDir(), "index")
 			l, err := Open(test.path, test.o)

@@ -1,6 +1,7 @@
 package imageloader
 
 import (
+	"archive/zip"
 	"bytes"
 	"fmt"
 	"os"
@@ -13,17 +14,30 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
-// TestPartsOfATar: from the second pass with plans by entry points on, only parts of the files are
-// read. A file that has changed is not planned, because its bytes do not match its digests. Here
-// the first epoch finds no entry points, and the second one makes them.
-func TestPartsOfATar(t *testing.T) {
+// TestPartsOfAnArchive: from the second pass with plans by entry points on, only parts of the files
+// of a .tar or a zip of stored members are read. A file that has changed is not planned, because
+// its bytes do not match its digests. Here the first epoch finds no entry points, and the second
+// one makes them.
+func TestPartsOfAnArchive(t *testing.T) {
 	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)
 	} else {
 		d.Close()
 	}
 	const photos = 20
-	path := planArchive(t, "parts.tar", photos, 0)
+	tar := planArchive(t, "parts.tar", photos, 0)
+	data, err := os.ReadFile(tar)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := writeNamed(t, map[string][]byte{"stored.zip": zipped(t, data, zip.Store)})
+	for _, path := range []string{tar, filepath.Join(dir, "stored.zip")} {
+		t.Run(filepath.Ext(path), func(t *testing.T) { planParts(t, path, photos) })
+	}
+}
+
+// planParts tests the plans of an archive of photographs.
+func planParts(t *testing.T, path string, photos int) {
 	var read atomic.Int64 // bytes read from the archive
 	counting := func(path string) (archive.File, error) {
 		f, err := os.Open(path)

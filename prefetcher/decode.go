@@ -24,8 +24,8 @@ import (
 //   - Baseline JPEGs. The GPU finds entry points that are unknown or unconfirmed. Under
 //     Options.Damaged Refuse of the loader, the workers decode such images instead.
 //   - The steps of Transform.Ops. The GPU runs them for a sample only if it can run all of them.
-//   - Inflating the members of a .tgz that is not kept in memory, once an epoch of this process has
-//     read them.
+//   - Inflating the members of a .tgz that is not kept in memory, and the deflated members of a
+//     zip, once an epoch of this process has read them.
 //
 // The source's workers decode all other images at the same time. This includes the whole first
 // epoch over a .tgz without an index. docs/imageloader.md has the list.
@@ -37,12 +37,12 @@ import (
 //   - the images of a batch,
 //   - scratch memory, from 256 to 512 MiB,
 //   - a host slot's plans, and
-//   - for a .tgz up to 256 MiB for the inflated members of a batch.
+//   - for a .tgz or a zip with deflated members up to 256 MiB for the inflated members of a batch.
 //
 // The pinned memory consists of
 //
-//   - in each host slot, the plans and, for a .tgz, the compressed members: the size that a random
-//     batch needs, at most 256 MiB;
+//   - in each host slot, the plans and, for a .tgz or a zip, the compressed members: the size that
+//     a random batch needs, at most 256 MiB;
 //   - in each device slot, the entry points: a quarter of the size of a batch's plans without
 //     compressed members.
 //

@@ -4,6 +4,7 @@ package prefetcher
 
 import (
 	"archive/tar"
+	"archive/zip"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -35,6 +36,8 @@ import (
 // files, damaged files, and JPEGs that are too small for entry points.
 func decodeArchive(t *testing.T, photos int) string { return decodeArchiveOf(t, photos, "set.tar") }
 
+// decodeArchiveOf writes the archive of decodeArchive in the format of its name: a .tar, a .tgz,
+// stored.zip, or a .zip of deflated members.
 func decodeArchiveOf(t *testing.T, photos int, name string) string {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -43,17 +46,9 @@ func decodeArchiveOf(t *testing.T, photos int, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	to, finish := io.Writer(file), func() error { return nil }
-	if filepath.Ext(name) == ".tgz" {
-		z := gzip.NewWriter(file)
-		to, finish = z, z.Close
-	}
-	w := tar.NewWriter(to)
+	write, finish := newMemberWriter(file, name)
 	add := func(name string, data []byte) {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data))}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(data); err != nil {
+		if err := write(name, data); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -81,13 +76,34 @@ func decodeArchiveOf(t *testing.T, photos int, name string) string {
 			add(name+"-damaged.jpg", b.Bytes()[:b.Len()/3])
 		}
 	}
-	if err := errors.Join(w.Close(), finish()); err != nil {
-		t.Fatal(err)
-	}
-	if err := file.Close(); err != nil {
+	if err := errors.Join(finish(), file.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// newMemberWriter returns functions that add a member to an archive, and that finish the archive.
+func newMemberWriter(to io.Writer, name string) (add func(name string, data []byte) error, finish func() error) {
+	switch {
+	case name == "stored.zip":
+		return newZipWriter(to, zip.Store)
+	case filepath.Ext(name) == ".zip":
+		return newZipWriter(to, zip.Deflate)
+	}
+	end := func() error { return nil }
+	if filepath.Ext(name) == ".tgz" {
+		z := gzip.NewWriter(to)
+		to, end = z, z.Close
+	}
+	w := tar.NewWriter(to)
+	add = func(name string, data []byte) error {
+		err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data))})
+		if err == nil {
+			_, err = w.Write(data)
+		}
+		return err
+	}
+	return add, func() error { return errors.Join(w.Close(), end()) }
 }
 
 // decoderFeed returns a prefetcher whose device decodes.
@@ -397,7 +413,7 @@ func decodeHandsDamageBack(t *testing.T, decoder decoderFeed) {
 // they are decoded. The stream sanitizer checks every edge, too.
 func TestGPUDecodeOrder(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	for _, name := range []string{"set.tar", "set.tgz"} {
+	for _, name := range []string{"set.tar", "set.tgz", "deflated.zip"} {
 		t.Run(name, func(t *testing.T) { decodeInOrder(t, decodeArchiveOf(t, 150, name)) })
 	}
 }

@@ -193,7 +193,13 @@ func TestCPUDecodeFindsAChangedArchive(t *testing.T) {
 // again. Such devices find no entry points either, so the host finds them.
 func TestSanitizerOfInflatedMembers(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
-	l := newLoader(t, decodeArchiveOf(t, 60, "set.tgz"), memberOptions(imageloader.Skip, false))
+	for _, name := range []string{"set.tgz", "deflated.zip"} {
+		t.Run(name, func(t *testing.T) { sanitizeInflatedMembers(t, decodeArchiveOf(t, 60, name)) })
+	}
+}
+
+func sanitizeInflatedMembers(t *testing.T, path string) {
+	l := newLoader(t, path, memberOptions(imageloader.Skip, false))
 	cudatest.NoFindings(t)
 	for _, err := range l.Epoch(t.Context(), 0) {
 		if err != nil {
@@ -224,9 +230,11 @@ func TestSanitizerOfInflatedMembers(t *testing.T) {
 }
 
 // TestDecoderBytesCountRooms: the memory for inflated members is reported, and is part of the
-// decoders' memory: a .tar needs none.
+// decoders' memory: a .tar and a zip of stored members need
+// none.
 func TestDecoderBytesCountRooms(t *testing.T) {
-	for name, inflates := range map[string]bool{"set.tgz": true, "set.tar": false} {
+	for name, inflates := range map[string]bool{"set.tgz": true, "set.tar": false, "deflated.zip": true,
+		"stored.zip": false} {
 		l := newLoader(t, decodeArchiveOf(t, 20, name), memberOptions(imageloader.Skip, false))
 		p := onCPU(t, l)
 		d := p.slots.decode

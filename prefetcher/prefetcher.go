@@ -406,8 +406,8 @@ type Stats struct {
 	// images.
 	Decoded, DecodedAgain int64
 	// Inflated is the number of the Decoded images that the device has also inflated, from members
-	// of a .tgz. If the checksum of an inflated image differs from the checksum that the host has
-	// read, the image also counts in DecodedAgain.
+	// of a .tgz or a zip. If the checksum of an inflated image differs from the checksum that the
+	// host has read, the image also counts in DecodedAgain.
 	Inflated     int64
 	DecoderBytes int64 // device memory of the decoders, including their results
 	// DecodeMultiprocessors is the number of the GPU's multiprocessors that may decode, according

@@ -16,17 +16,20 @@ import (
 
 // Member is an archive entry that is neither a directory nor metadata.
 type Member struct {
-	Name   string // path in the archive, cleaned
-	Shard  int
-	Offset int64 // of the content in the shard's (inflated) tar stream
+	Name  string // path in the archive, cleaned
+	Shard int
+	// Offset is the offset of the content in the shard's (inflated) tar stream, or of the local
+	// header in a zip.
+	Offset int64
 	Size   int64 // of the content, in bytes
 	Kind   Kind
 	// Block is the CRC-32 of the 512 bytes of header right before the content, in a tar.
 	Block uint32
-	// Labels are the labels of a row of a Parquet file. Stored means that the row's image is not
-	// compressed: Offset is then a position in the file. Otherwise a walk sets Offset to the
-	// position in the stream of all decompressed pages.
+	// Labels are the labels of a row of a Parquet file.
 	Labels []string
+	// Stored means that the content is not compressed in a zip or a Parquet file. In a Parquet
+	// file, Offset is then a position in the file. Otherwise a walk sets Offset to the position in
+	// the stream of all decompressed pages.
 	Stored bool
 	// Page is an argument for ReadForward, for an image that is not Stored: the offset of the
 	// image's page in the file. ReadForward then takes Offset as the position in this page after

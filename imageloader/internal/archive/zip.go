@@ -98,7 +98,7 @@ func (a *Archive) nextOfZip() (m Member, found bool, err error) {
 	a.at.in.offset = h.offset // for Progress
 	m = Member{Name: name, Shard: a.at.index, Offset: h.offset, Kind: h.kind}
 	if m.Kind == Regular {
-		m.Size = h.size
+		m.Size, m.Stored = h.size, h.method == zipStored
 		if e, ok := z.directory.find(h.offset, z.listed-1); !ok || e.record() != h.record() {
 			return m, false, a.Fail(ErrSourceChanged)
 		}
@@ -284,21 +284,18 @@ func (z *zipDirectories) known(shard int) *zipDirectory {
 // ReadZipped fills p with the content of the member whose Offset is at, in a zip. The length of p
 // must be the member's size. If the member is damaged, the error is a [MemberError].
 func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
-	if err := r.enter(shard); err != nil {
-		return err
-	}
-	d, err := r.a.zips.directory(shard, r.file, r.a.shards[shard].Info.Size())
+	r.deflated.begin, r.deflated.end = 0, 0
+	d, e, err := r.zipEntry(shard, at)
 	if err != nil {
 		return err
 	}
-	e, found := d.find(at, 0)
-	if !found || e.size != int64(len(p)) {
+	if e.size != int64(len(p)) {
 		return ErrSourceChanged
 	}
 	if err := e.check(); err != nil {
 		return err
 	}
-	packed, err := r.readPacked(d, &e)
+	packed, begin, err := r.readPacked(d, &e)
 	if err != nil {
 		return err
 	}
@@ -310,32 +307,81 @@ func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	if crc32.ChecksumIEEE(p) != e.crc {
 		return errMemberSum
 	}
+	if e.method == zipDeflated {
+		r.deflated.begin, r.deflated.end = begin, begin+e.packed
+	}
 	return nil
 }
 
-// readPacked reads the compressed bytes of an entry. Nearly always, one read gets the local header
-// and the content. The bytes are valid until the next call.
-func (r *Reader) readPacked(d *zipDirectory, e *zipEntry) ([]byte, error) {
+// Deflated returns the range of the file that has the compressed bytes of the member that the last
+// call of ReadZipped has read. The range is empty if that call failed, or if the member is stored.
+func (r *Reader) Deflated() (begin, end int64) { return r.deflated.begin, r.deflated.end }
+
+// ReadStored fills p with the bytes of a stored member's content that start at offset from, in a
+// zip. at is the member's Offset. All of the bytes must be within the content. The caller verifies
+// them: they have no checksum.
+func (r *Reader) ReadStored(shard int, at, from int64, p []byte) error {
+	d, e, err := r.zipEntry(shard, at)
+	if err != nil {
+		return err
+	}
+	if e.method != zipStored || e.packed != e.size || from > e.size-int64(len(p)) {
+		return ErrSourceChanged
+	}
+	n := int(min(int64(e.lead), d.at-e.offset))
+	r.zipped = slices.Grow(r.zipped[:0], n)[:n]
+	if got, err := r.file.ReadAt(r.zipped, e.offset); got < n {
+		return err
+	}
+	head, err := readLocal(r.file, &e, r.zipped)
+	if err != nil {
+		return err
+	}
+	if got, err := r.file.ReadAt(p, e.offset+int64(head)+from); got < len(p) {
+		return err
+	}
+	return nil
+}
+
+// zipEntry opens a zip, and returns its directory and the entry whose local header is at an offset.
+func (r *Reader) zipEntry(shard int, at int64) (d *zipDirectory, e zipEntry, err error) {
+	if err := r.enter(shard); err != nil {
+		return nil, e, err
+	}
+	if d, err = r.a.zips.directory(shard, r.file, r.a.shards[shard].Info.Size()); err != nil {
+		return nil, e, err
+	}
+	e, found := d.find(at, 0)
+	if !found {
+		return nil, e, ErrSourceChanged
+	}
+	return d, e, nil
+}
+
+// readPacked reads the compressed bytes of an entry, which start at offset begin of the file.
+// Nearly always, one read gets the local header and the content. The bytes are valid until the next
+// call.
+func (r *Reader) readPacked(d *zipDirectory, e *zipEntry) (packed []byte, begin int64, err error) {
 	n := int(min(int64(e.lead)+e.packed, d.at-e.offset))
 	r.zipped = slices.Grow(r.zipped[:0], n)[:n]
 	if got, err := r.timed.ReadAt(r.zipped, e.offset); got < n {
-		return nil, err
+		return nil, 0, err
 	}
 	head, err := readLocal(&r.timed, e, r.zipped)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	end := int64(head) + e.packed
 	if end > d.at-e.offset {
-		return nil, damagedMember("its content overlaps the zip's central directory")
+		return nil, 0, damagedMember("its content overlaps the zip's central directory")
 	}
 	if have := int64(n); have < end {
 		r.zipped = slices.Grow(r.zipped, int(end-have))[:end]
 		if got, err := r.timed.ReadAt(r.zipped[have:], e.offset+have); int64(got) < end-have {
-			return nil, err
+			return nil, 0, err
 		}
 	}
-	return r.zipped[head:end], nil
+	return r.zipped[head:end], e.offset + int64(head), nil
 }
 
 // unzip inflates the compressed bytes of an entry into p.

@@ -13,8 +13,9 @@
 //   - [Planner.Plan]: a baseline JPEG whose bytes are on the host, by its entry points.
 //   - [Planner.PlanScan]: a baseline JPEG without entry points. The device finds and returns them.
 //   - [Planner.PlanCopy]: a progressive JPEG, from a baseline copy in memory.
-//   - [Planner.PlanPart]: a JPEG in a local .tar. Only the crop's share of the file is read.
-//   - [Planner.PlanMember]: a JPEG in a .tgz. The device inflates the member.
+//   - [Planner.PlanPart]: a JPEG in a local .tar, or stored in a local zip. Only the crop's share
+//     of the file is read.
+//   - [Planner.PlanMember]: a JPEG in a .tgz, or deflated in a zip. The device inflates the member.
 //
 // Package epoch decides which images are planned, and chooses one of these ways for each (plan.go
 // there).

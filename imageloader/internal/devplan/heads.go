@@ -14,13 +14,13 @@ import (
 // Head holds the data for planning a JPEG whose bytes are not on the host.
 type Head struct {
 	Info     imagecapi.Info
-	tables   string   // segments that several images may share
-	frame    string   // segments of the frame and the scan
-	scan     int      // offset of the scan's data in the file
-	end      int64    // shard offset of the end of the compressed bytes (index.Inflated); 0: the host inflates them
-	checksum uint32   // CRC-32 of the tar's headers and the file
-	pieces   []uint64 // digests of the file's pieces, if parts of it are read: see PlanPart
-	entries  uint64   // hash of the blob of entry points that was compared with the file
+	tables   string         // segments that several images may share
+	frame    string         // segments of the frame and the scan
+	scan     int            // offset of the scan's data in the file
+	from     index.Inflated // its End is 0 if the host inflates the image
+	checksum uint32         // CRC-32 of the tar's headers and the file
+	pieces   []uint64       // digests of the file's pieces, if parts of it are read: see PlanPart
+	entries  uint64         // hash of the blob of entry points that was compared with the file
 }
 
 // heads holds the heads of an index's samples. It is safe for concurrent use.
@@ -141,7 +141,7 @@ func (h *heads) make(data []byte, info *imagecapi.Info, from index.Inflated) *He
 	if !known {
 		return nil
 	}
-	return &Head{Info: *info, tables: shared, frame: string(frame), scan: scan, end: from.End,
+	return &Head{Info: *info, tables: shared, frame: string(frame), scan: scan, from: from,
 		checksum: crc32.Update(from.Lead, crc32.IEEETable, data)}
 }
 
@@ -149,7 +149,7 @@ func (h *heads) make(data []byte, info *imagecapi.Info, from index.Inflated) *He
 func (h *heads) refuse(i int) {
 	if head := h.heads[i].Load(); head != nil {
 		refused := *head
-		refused.end = 0
+		refused.from.End = 0
 		h.heads[i].Store(&refused)
 	}
 }

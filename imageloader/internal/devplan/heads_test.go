@@ -93,7 +93,7 @@ func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 			index.Inflated{Lead: crc32.ChecksumIEEE(lead), End: int64(i)}, []byte("entries"))
 		got := h.heads[i].Load()
 		if got == nil || got.checksum != crc32.ChecksumIEEE(slices.Concat(lead, data)) ||
-			got.Info.Width != int32(i) || got.end != int64(i) {
+			got.Info.Width != int32(i) || got.from.End != int64(i) {
 			t.Fatalf("%d: %+v", i, got)
 		}
 	}
@@ -108,8 +108,8 @@ func TestHeadsAreKeptForTheirEntryPoints(t *testing.T) {
 	}
 	h.refuse(2)
 	h.keep(2, archivetest.Photo(t, 2), &imagecapi.Info{}, index.Inflated{End: 7}, []byte("entries"))
-	if got := h.heads[2].Load(); got.end != 0 || got.scan == 0 {
-		t.Errorf("a refused head is %+v, want got.end = 0, got.scan not 0", got)
+	if got := h.heads[2].Load(); got.from.End != 0 || got.scan == 0 {
+		t.Errorf("a refused head is %+v, want got.from.End = 0, got.scan not 0", got)
 	}
 	h.keep(0, archivetest.Photo(t, 0), &imagecapi.Info{}, index.Inflated{}, []byte("others"))
 	if h.heads[0].Load() == first {

@@ -7,23 +7,27 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// A consumer that inflates (decodeplan.Plans.Rooms) receives a JPEG of a .tgz still compressed. The
-// image's bytes are then not on the host, so the plan uses a head that an earlier pass of this
-// process stored. That pass compared the image's bytes with the index's checksum. It also compared
-// the entry points with the bytes, unless the entry points are trusted. The consumer computes the
-// checksum of the inflated bytes, including the tar header, and compares it with the earlier
-// checksum. If the checksums differ, it returns the image to the host.
+// A consumer that inflates (decodeplan.Plans.Rooms) receives a JPEG of a .tgz, or a deflated JPEG
+// of a zip, still compressed. The image's bytes are then not on the host, so the plan uses a head
+// that an earlier pass of this process stored. That pass compared the image's bytes with the
+// checksum of the index or the zip. It also compared the entry points with the bytes, unless the
+// entry points are trusted. The consumer computes the checksum of the inflated bytes, including the
+// tar header, and compares it with the earlier checksum. If the checksums differ, it returns the
+// image to the host.
+//
+// A zip's first pass needs the host too: whether a member is damaged decides which samples a batch
+// has, and the proof of the entry points is a hash of the image's bytes.
 
 // maxMember is the maximum number of bytes that a device inflates for a member, and maxPacked the
 // maximum number of compressed bytes. The host inflates larger members. It also inflates members
 // that are far from the checkpoint before them.
 const maxMember, maxPacked = 8 << 20, 4 << 20
 
-// packed describes the compressed range of sample i, which ends at end in the file. ok is false if
+// packed describes the compressed range of sample i, which is at from in the file. ok is false if
 // the host has to inflate it.
-func packed(x *index.Index, i int, end int64) (at index.Packed, ok bool) {
+func packed(x *index.Index, i int, from index.Inflated) (at index.Packed, ok bool) {
 	at, ok = x.Packed(i)
-	at.EndAt(end)
+	at.Within(from)
 	return at, ok && at.Input > 0 && at.Input <= maxPacked && at.Skip <= maxMember &&
 		x.Size(i) <= maxMember-int64(at.Skip)
 }
@@ -60,7 +64,7 @@ func (p *Planner) MemberHead(i int, to *Staging) *Head {
 	if head == nil {
 		return nil
 	}
-	if _, ok := packed(p.Known, i, head.end); !ok {
+	if _, ok := packed(p.Known, i, head.from); !ok {
 		return nil
 	}
 	return head
@@ -69,7 +73,7 @@ func (p *Planner) MemberHead(i int, to *Staging) *Head {
 // PlanMember plans an image from its head, and reads the compressed member into the slot. It
 // returns false if the host has to inflate the member.
 func (p *Planner) PlanMember(head *Head, m *Image, r PackedReader, to *Staging) (Placed, bool) {
-	at, ok := packed(p.Known, m.Index, head.end)
+	at, ok := packed(p.Known, m.Index, head.from)
 	if !ok || p.d == nil {
 		return Placed{}, false
 	}

@@ -11,7 +11,7 @@ import (
 
 // A crop needs only a part of its file. The head, which an earlier pass of this process has stored,
 // and the entry points together tell which bytes of the scan the crop needs. That part can
-// therefore be read from a local .tar straight into the slot's memory. The earlier pass also
+// therefore be read from a local .tar or zip straight into the slot's memory. The earlier pass also
 // compared the whole file with its entry points, and stored the digests of the file's pieces. If a
 // piece now has another digest, the whole file is read and checked.
 

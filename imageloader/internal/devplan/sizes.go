@@ -61,8 +61,9 @@ func PlanBytes(x *index.Index, batch int, scans bool) int {
 
 // MemberBytes returns two sizes for a batch whose members the device inflates: the memory for the
 // plans, and the device memory for the inflated members. Both are 0 if the host inflates all
-// members, because the archive is not a .tgz or is kept in memory. If x is nil, the kind of the
-// archive is not known yet, and MemberBytes assumes a .tgz of typical images.
+// members, because none is in a .tgz or deflated in a zip, or because they are kept in memory. If x
+// is nil, the kind of the archive is not known yet, and MemberBytes assumes a .tgz of typical
+// images.
 func MemberBytes(x *index.Index, batch int) (staging, rooms int) {
 	if x == nil {
 		in, out := spread{}, spread{}
@@ -74,7 +75,7 @@ func MemberBytes(x *index.Index, batch int) (staging, rooms int) {
 	members := 0
 	for i := 0; i < x.Len(); i += 1 + x.Len()/1000 {
 		size := x.Size(i)
-		at, ok := packed(x, i, math.MaxInt64)
+		at, ok := packed(x, i, index.Inflated{End: math.MaxInt64})
 		if !ok {
 			inputs.add(size + planTables) // the plan contains the data
 			outputs.add(0)

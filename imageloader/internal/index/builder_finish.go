@@ -8,7 +8,8 @@ import (
 )
 
 // Finish writes the index file of an archive that has been walked to its end, and makes the Index
-// from the file. If the file can't be written, it makes the Index from the Builder's spools.
+// from the file. If the file can't be written, or the archive needs none, it makes the Index from
+// the Builder's spools.
 func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 	formats := make([]string, len(a.Shards()))
 	for i, s := range a.Shards() {
@@ -30,7 +31,12 @@ func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 		}
 		b.config.Logger.Warn("index that was just written is not readable", "index", s.path, "error", err)
 	}
-	return b.index(a, formats, b.records.sections())
+	x, err := b.index(a, formats, b.records.sections())
+	if err != nil {
+		return nil, err
+	}
+	x.spool = spoolOf(&b.config, a)
+	return x, nil
 }
 
 // writeFile writes the index file of an archive that has been walked to its end, and opens the

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"os"
 	"sync"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -30,7 +31,7 @@ type Index struct {
 	// memory has the contents of samples that are kept in memory.
 	memory contents
 
-	side    *sidecar // nil: no index file
+	entryPoints
 	windows windows
 	closing sync.Once
 }
@@ -62,6 +63,14 @@ type recordTable struct {
 	// oversize holds the headers of samples over Config.MaxPixels, from the sidecar. These samples
 	// need not be read.
 	oversize map[int32]header
+}
+
+// entryPoints holds the blobs of entry points. Without an index file they last as long as the
+// Index.
+type entryPoints struct {
+	side  *sidecar // nil: no index file
+	blobs unsavedBlobs
+	spool func() (*os.File, error) // creates the file of blobs; nil: memory only
 }
 
 // windows holds the windows of marks, in the sidecar or in a spool.
@@ -191,7 +200,7 @@ func (x *Index) Oversize(i int) (info imagecapi.Info, found bool) {
 // names the difference.
 func (x *Index) Changed(a *archive.Archive) error { return a.Changed(x.info) }
 
-// HasFile reports whether there is an index file, so that entry points can be kept.
+// HasFile reports whether there is an index file.
 func (x *Index) HasFile() bool { return x.side != nil }
 
 // Work returns the average number of bytes to read or inflate for each byte of a sample, if samples
@@ -270,22 +279,24 @@ func (x *Index) Headers() iter.Seq2[Header, error] {
 	}
 }
 
-// EntryPoints returns the blob that was passed to KeepEntryPoints for sample i, in this run or an
-// earlier run. It stores the blob in buffer if it fits, and otherwise in new memory. The result is
-// empty if there is no blob.
+// EntryPoints returns the blob that was passed to KeepEntryPoints for sample i, in this run or,
+// with an index file, an earlier run. It stores the blob in buffer if it fits, and otherwise in new
+// memory. The result is empty if there is no blob.
 func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	if x.side == nil {
-		return nil
+		return x.blobs.blob(int32(x.at(i)), buffer)
 	}
 	return x.side.blob(x.number(x.at(i)), buffer)
 }
 
 // KeepEntryPoints keeps a copy of a blob of entry points for sample i, unless this run has already
-// kept one for it. The copy replaces a blob of an earlier run. Close writes it to the index file.
-// KeepEntryPoints returns false if it can't keep the blob, because there is no index file or no
-// room.
+// kept one for it. The copy replaces a blob of an earlier run. Close writes it to the index file,
+// if there is one. KeepEntryPoints returns false if it has no room for the blob.
 func (x *Index) KeepEntryPoints(i int, blob []byte) bool {
-	return x.side != nil && x.side.keep(x.number(x.at(i)), blob)
+	if x.side == nil {
+		return x.blobs.keep(int32(x.at(i)), blob, uint64(len(x.samples)), x.spool)
+	}
+	return x.side.keep(x.number(x.at(i)), blob)
 }
 
 // number returns the number of record i among the members of the sidecar.
@@ -301,6 +312,7 @@ func (x *Index) Close() error {
 	x.closing.Do(func() {
 		x.windows.spool.close()
 		x.memory.arena.Free()
+		x.blobs.close()
 	})
 	if x.side == nil {
 		return nil

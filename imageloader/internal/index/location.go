@@ -81,13 +81,14 @@ func indexMode(a *archive.Archive) fs.FileMode {
 	return mode | 0o600
 }
 
-// spoolOf returns a function that creates unnamed files for the records of an archive, or nil. The
-// records of a zip, which has no index file, go into the cache folder: a zip may have millions of
-// members, and while its index is made, memory would otherwise hold their records twice.
+// spoolOf returns a function that creates unnamed files for the records and the entry points of an
+// archive, or nil. Those of a zip or a directory, which have no index file, go into the cache
+// folder: a zip may have millions of members, and while its index is made, memory would otherwise
+// hold their records twice.
 func spoolOf(c *Config, a *archive.Archive) func() (*os.File, error) {
 	paths := indexPaths(c, a)
-	if dir := cacheFolder(); a.Format() == archive.Zip && !c.NoFile && dir != "" {
-		paths = []string{filepath.Join(dir, "zip"+sidecarSuffix)}
+	if dir := cacheFolder(); len(paths) == 0 && !c.NoFile && dir != "" {
+		paths = []string{filepath.Join(dir, "unnamed"+sidecarSuffix)}
 	}
 	return spoolBeside(paths)
 }

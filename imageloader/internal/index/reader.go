@@ -99,21 +99,27 @@ func (r *Reader) read(i int, p, room []byte) error {
 	if x.memory.lazy != nil {
 		x.memory.keep(at, p)
 	}
-	if s.format == archive.TarGzip {
+	switch s.format {
+	case archive.TarGzip:
 		lead := min(archive.Lead(x.Name(i)), int64(len(r.segment))) // readGzip has compared the headers
-		r.inflated.Lead, r.inflatedOf = crc32.ChecksumIEEE(r.segment[int64(len(r.segment))-lead:]), i
+		r.inflated.Lead, r.inflated.Begin = crc32.ChecksumIEEE(r.segment[int64(len(r.segment))-lead:]), 0
+		r.inflatedOf = i
+	case archive.Zip:
+		r.inflated, r.inflatedOf = Inflated{}, i
+		r.inflated.Begin, r.inflated.End = r.archive.Deflated()
 	}
 	return nil
 }
 
 // Parts reports whether ReadPart can be used for sample i. The sample must be a regular file in a
-// local, uncompressed tar, or an image in a local, uncompressed page of a Parquet file. The index
-// must not keep samples in memory.
+// local, uncompressed tar, a stored member of a local zip, or an image in a local, uncompressed
+// page of a Parquet file. The index must not keep samples in memory.
 func (x *Index) Parts(i int) bool {
 	defer runtime.KeepAlive(x)
 	m := &x.samples[x.at(i)]
 	s := &x.shards[m.shard]
-	plain := s.format == archive.Tar || s.format == archive.Parquet && m.flags&recordStored != 0
+	plain := s.format == archive.Tar ||
+		(s.format == archive.Parquet || s.format == archive.Zip) && m.flags&recordStored != 0
 	return plain && m.kind == archive.Regular && !archive.IsURL(s.path) && !x.memory.holds()
 }
 
@@ -122,22 +128,30 @@ func (x *Index) Parts(i int) bool {
 func (r *Reader) ReadPart(i int, p []byte, from int) error {
 	defer runtime.KeepAlive(r.x)
 	m := &r.x.samples[r.x.at(i)]
+	if r.x.shards[m.shard].format == archive.Zip {
+		return r.archive.ReadStored(int(m.shard), m.offset, int64(from), p)
+	}
 	if n, err := r.archive.ReadAt(int(m.shard), p, m.offset+int64(from)); n < len(p) {
 		return err
 	}
 	return nil
 }
 
-// Inflated describes the compressed bytes of a sample in a gzip shard, as Read has found them.
+// Inflated describes the compressed bytes of a sample in a gzip shard or a zip, as Read has found
+// them.
 type Inflated struct {
 	Lead uint32 // CRC-32 of the Packed.Lead bytes before the content
+	// Begin is the offset in a zip of the content's compressed bytes. It is 0 in a gzip shard,
+	// whose marks say where inflating starts.
+	Begin int64
 	// End is the offset in the shard right after the content's compressed bytes. It is 0 if the
-	// sample spans several gzip members. Packed can't be used for such a sample.
+	// sample spans several gzip members, or is stored in a zip. Packed can't be used for such a
+	// sample.
 	End int64
 }
 
 // Inflated describes sample i if it is the last sample that Read or Content has read from a gzip
-// shard. Otherwise its End is 0.
+// shard or a zip. Otherwise its End is 0.
 func (r *Reader) Inflated(i int) Inflated {
 	if r.inflatedOf != i {
 		return Inflated{}
@@ -146,7 +160,7 @@ func (r *Reader) Inflated(i int) Inflated {
 }
 
 // Packed describes the data for inflating a sample's headers and content: compressed bytes and a
-// window.
+// window. A zip's member is a whole deflate stream, so its Packed has no headers and no window.
 type Packed struct {
 	Lead     int // bytes of headers before the content
 	Skip     int // bytes of output before the headers
@@ -159,14 +173,22 @@ type Packed struct {
 	input  int64 // offset in the shard
 }
 
-// Packed returns the description of the bytes to inflate for sample i. ok is false if the sample is
-// not a regular file in a gzip shard, or if the index keeps its samples in memory.
+// Packed returns the description of the bytes to inflate for sample i. Its Input is an upper bound
+// until Within is called. ok is false if the sample is neither a regular file in a gzip shard nor a
+// deflated member of a zip, or if the index keeps its samples in memory.
 func (x *Index) Packed(i int) (p Packed, ok bool) {
 	defer runtime.KeepAlive(x)
 	m := &x.samples[x.at(i)]
 	s := &x.shards[m.shard]
+	if m.kind != archive.Regular || x.memory.holds() {
+		return Packed{}, false
+	}
+	if s.format == archive.Zip {
+		// No compressor adds more than an eighth: a literal of a fixed code has at most 9 bits.
+		return Packed{Input: int(m.size + m.size/8 + 64), shard: int(m.shard)}, m.flags&recordStored == 0
+	}
 	lead := archive.Lead(x.Name(i))
-	if s.format != archive.TarGzip || m.kind != archive.Regular || m.offset < lead || x.memory.holds() {
+	if s.format != archive.TarGzip || m.offset < lead {
 		return Packed{}, false
 	}
 	mark, until := s.enter(m.offset-lead, m.offset+m.size)
@@ -176,8 +198,14 @@ func (x *Index) Packed(i int) (p Packed, ok bool) {
 	return p, p.Input > 0 // the marks are untrusted
 }
 
-// EndAt drops the compressed bytes after the sample's Inflated.End.
-func (p *Packed) EndAt(end int64) { p.Input = int(max(0, min(int64(p.Input), end-p.input))) }
+// Within drops the compressed bytes that the sample does not need. from is its Inflated.
+func (p *Packed) Within(from Inflated) {
+	if from.Begin > 0 {
+		p.input, p.Input = from.Begin, int(max(0, from.End-from.Begin))
+		return
+	}
+	p.Input = int(max(0, min(int64(p.Input), from.End-p.input)))
+}
 
 // ReadPacked fills window and input, which must have the sizes in p.
 func (r *Reader) ReadPacked(p *Packed, window, input []byte) error {

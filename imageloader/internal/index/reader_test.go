@@ -1,13 +1,18 @@
 package index
 
 import (
+	"archive/zip"
+	"bytes"
+	"compress/flate"
 	"compress/gzip"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -225,7 +230,7 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 		if !ok || inflated.Lead != crc32.ChecksumIEEE(data[m.offset-int64(p.Lead):m.offset]) {
 			t.Fatalf("%s: %+v, %+v, %v", x.Name(i), p, inflated, ok)
 		}
-		p.EndAt(inflated.End)
+		p.Within(inflated)
 		if p.Input > whole || i+5 < len(x.samples) && p.Input == whole {
 			t.Errorf("%s: %d bytes of %d end with the sample", x.Name(i), p.Input, whole)
 		}
@@ -246,6 +251,74 @@ func TestPackedSaysWhereASampleIs(t *testing.T) {
 	if _, ok := y.Packed(0); ok || other.Inflated(0).End != 0 {
 		t.Errorf("a sample of a .tar: Packed = %v, Inflated ends at %d, want false, 0", ok,
 			other.Inflated(0).End)
+	}
+}
+
+// TestPackedOfAZipIsTheMembersStream: after a sample has been read, its Packed is the whole deflate
+// stream of its member, for makers with and without data descriptors. Stored members have none, and
+// can be read in parts.
+func TestPackedOfAZipIsTheMembersStream(t *testing.T) {
+	photos := slices.DeleteFunc(archivetest.Photos(12),
+		func(m archivetest.Member) bool { return strings.HasSuffix(m.Name, ".txt") })
+	var b bytes.Buffer
+	w := zip.NewWriter(&b)
+	for i, m := range photos {
+		data := []byte(m.Data)
+		h := &zip.FileHeader{Name: m.Name, Method: zip.Deflate, Extra: bytes.Repeat([]byte{7, 7, 1, 0, 0}, i)}
+		var to io.Writer
+		var err error
+		if i%3 == 0 {
+			h.Method, h.CRC32 = zip.Store, crc32.ChecksumIEEE(data)
+			h.CompressedSize64, h.UncompressedSize64 = uint64(len(data)), uint64(len(data))
+			to, err = w.CreateRaw(h) // no data descriptor
+		} else {
+			to, err = w.CreateHeader(h)
+		}
+		if err == nil {
+			_, err = to.Write(data)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	x, r := readerOf(t, archivetest.WriteFile(t, "a.zip", b.Bytes()))
+	if x.Len() != len(photos) {
+		t.Fatalf("%d samples, want %d", x.Len(), len(photos))
+	}
+	for i, m := range photos {
+		got := make([]byte, len(m.Data))
+		if err := r.Read(i, got); err != nil || string(got) != m.Data {
+			t.Fatalf("Read of %s: error %v, the same bytes: %t, want true", m.Name, err, string(got) == m.Data)
+		}
+		p, ok := x.Packed(i)
+		bound := p.Input
+		p.Within(r.Inflated(i))
+		if i%3 == 0 {
+			part := make([]byte, len(m.Data)/2)
+			err := r.ReadPart(i, part, len(m.Data)/3)
+			if ok || !x.Parts(i) || err != nil || !strings.HasPrefix(m.Data[len(m.Data)/3:], string(part)) {
+				t.Errorf("stored %s: Packed %t, Parts %t, a part has error %v and the right bytes: %t, want "+
+					"false, true, nil, true", m.Name, ok, x.Parts(i), err,
+					strings.HasPrefix(m.Data[len(m.Data)/3:], string(part)))
+			}
+			if err := r.ReadPart(i, part, len(m.Data)-len(part)+1); !errors.Is(err, archive.ErrSourceChanged) {
+				t.Errorf("a part after the end of %s: error %v, want %v", m.Name, err, archive.ErrSourceChanged)
+			}
+			continue
+		}
+		input := make([]byte, p.Input)
+		err := r.ReadPacked(&p, nil, input)
+		stream := bytes.NewReader(input)
+		content, inflateErr := io.ReadAll(flate.NewReader(stream))
+		if !ok || x.Parts(i) || p.Lead+p.Skip+p.SkipBits+p.Window != 0 || p.Input > bound || err != nil ||
+			inflateErr != nil || string(content) != m.Data || stream.Len() != 0 {
+			t.Errorf("deflated %s: Packed %+v, %t, at most %d bytes, Parts %t, errors %v and %v, %d bytes of "+
+				"content, %d bytes left, want a stream of the %d bytes with no header, window or rest", m.Name,
+				p, ok, bound, x.Parts(i), err, inflateErr, len(content), stream.Len(), len(m.Data))
+		}
 	}
 }
 

@@ -24,7 +24,7 @@ const (
 	recordImage  = 1 << iota // the member looks like an image
 	recordSummed             // crc is of the content
 	recordBlock              // crc is of the tar header before the content
-	recordStored             // the content is uncompressed in a Parquet file, and offset is its position there
+	recordStored             // the content is uncompressed in a zip or a Parquet file (archive.Member)
 )
 
 func (r *record) encode() (b [memberBytes]byte) {
