@@ -106,7 +106,7 @@ func benchDistributed(ctx context.Context, args []string, stdout, stderr io.Writ
 	set.IntVar(&b.shardedSteps, "sharded-steps", shardedSteps, "steps of a round, for a GPT-2")
 	python := set.String("python", "python3", "the Python whose torch is the peer; empty for none")
 	set.StringVar(&b.archive, "archive", "",
-		"`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
+		"`FILE` (.tgz, .tar, .zip): feed the first batch size of every network of images from it too")
 	set.IntVar(&b.workers, "workers", 0, "with -archive: a rank's goroutines that decode (default: the number of CPUs)")
 	decode := set.String("decode", "host",
 		"with -archive, where images are decoded: host, device, or auto, which is the device if it can")

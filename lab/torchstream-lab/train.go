@@ -176,7 +176,7 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	set.IntVar(&b.first, "first", 0, "measure so many times how long a new process takes until it has "+
 		"made one step of the first network at its smallest batch")
 	set.StringVar(&b.archive, "archive", "",
-		"`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
+		"`FILE` (.tgz, .tar, .zip): feed the first batch size of every network of images from it too")
 	set.Int64Var(&b.memory, "memory", fedMemory, "`MB` of compressed images: a .tgz that fits in is held in memory")
 	set.IntVar(&b.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	set.IntVar(&b.sms, "decode-sms", 0, cli.DecodeSMsHelp)

@@ -202,7 +202,7 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 	progress, done := cli.ReadingProgress(stderr)
 	_, err = imageloader.MakeIndex(ctx, b.archive, imageloader.Options{}, progress)
 	done()
-	if err != nil {
+	if err != nil && !errors.Is(err, imageloader.ErrNeedsNoIndex) { // a zip or a directory
 		return err
 	}
 	for _, name := range b.models {
