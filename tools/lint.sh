@@ -90,6 +90,9 @@ others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -vE '^\./(internal
 untagged=$(grep -lE '^import "C"$' internal/capi/*.go internal/imagecapi/*.go | xargs grep -LE '^//go:build linux$' || true)
 [[ -z $untagged ]] || fail 'import "C" without //go:build linux, so a Mac with a C compiler would compile it:'$'\n'"$untagged"
 
+check "tests that Makefile and .ci/run list by name"
+python3 tools/lint/test_lists.py || fail "a list names tests that do not exist: give it their new names"
+
 check "the Go version that go.mod asks for"
 for mod in go.mod lab/go.mod imageloader/prometheus/go.mod imageloader/blob/go.mod; do
   grep -qx 'go 1.25.0' "$mod" || fail "$mod asks for another Go version than 1.25.0: remove the dependency that needs a newer one"
