@@ -12,6 +12,9 @@ import "io"
 // Parquet file have no tar headers, so heads is nil for them. In a Parquet file, m.Page and
 // m.Offset together give the position of the content.
 func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, err error) {
+	if a.ctx.Err() != nil {
+		return nil, ErrStopped
+	}
 	a.member.position, a.member.name = position, m.Name
 	for a.at.index < m.Shard {
 		if err := a.finishShard(); err != nil {
@@ -19,9 +22,6 @@ func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, 
 		}
 	}
 	if a.at.tree != nil {
-		if a.ctx.Err() != nil {
-			return nil, ErrStopped
-		}
 		if err := readFile(a.at.tree.root, m.Name, p); err != nil {
 			return nil, a.Fail(err)
 		}
@@ -34,9 +34,6 @@ func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, 
 		return nil, nil
 	}
 	if a.at.table != nil {
-		if a.ctx.Err() != nil {
-			return nil, ErrStopped
-		}
 		if err := a.at.table.readAt(m.Page, m.Offset, p); err != nil {
 			return nil, a.Fail(err)
 		}

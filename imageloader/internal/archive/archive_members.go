@@ -95,6 +95,9 @@ func (a *Archive) Members() iter.Seq2[Member, error] {
 func (a *Archive) next() (m Member, err error) {
 	a.member.peeked, a.member.size = nil, 0
 	for {
+		if a.ctx.Err() != nil {
+			return m, ErrStopped
+		}
 		if a.member.position >= MaxMembers {
 			return m, a.Fail(fmt.Errorf("more than %d members", MaxMembers))
 		}

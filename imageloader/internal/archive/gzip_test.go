@@ -140,3 +140,28 @@ func FuzzGzip(f *testing.F) {
 		}
 	})
 }
+
+// A gzip header that a read ahead has cut off anywhere is not taken for one.
+func TestGzipHeaderIsWholeOrNone(t *testing.T) {
+	fixed := []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255}
+	for flags, fields := range map[byte]string{0: "", 2: "hc", 4: "\x05\x00extra", 8: "name\x00", 16: "comment\x00",
+		4 | 8 | 16 | 2: "\x05\x00extraname\x00comment\x00hc"} {
+		header := append(bytes.Clone(fixed), fields...)
+		header[3] = flags
+		for n := range len(header) {
+			if got := gzipHeader(header[:n]); got != 0 {
+				t.Errorf("flags %d, %d of %d bytes: got a header of %d bytes, want none", flags, n, len(header), got)
+			}
+		}
+		if got := gzipHeader(append(header, "data"...)); got != len(header) {
+			t.Errorf("flags %d: got a header of %d bytes, want %d", flags, got, len(header))
+		}
+	}
+	for i := range 3 {
+		wrong := bytes.Clone(fixed)
+		wrong[i]++
+		if got := gzipHeader(wrong); got != 0 {
+			t.Errorf("with another byte %d: got a header of %d bytes, want none", i, got)
+		}
+	}
+}

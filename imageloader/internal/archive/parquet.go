@@ -99,9 +99,6 @@ func (w *parquetWalk) close() {
 // nextOfParquet moves to the next row. It returns found = false at the end of the shard, and for a
 // row without an image.
 func (a *Archive) nextOfParquet() (m Member, found bool, err error) {
-	if a.ctx.Err() != nil {
-		return m, false, ErrStopped
-	}
 	w := a.at.table
 	if w.next == nil {
 		w.next, w.stop = iter.Pull2(w.file.Rows(w.in))

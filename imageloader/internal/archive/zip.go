@@ -65,9 +65,6 @@ func (a *Archive) startZip() error {
 // nextOfZip moves to the next entry of a zip. It finds no member if the entry is a directory or
 // metadata of macOS, or at the end of the shard.
 func (a *Archive) nextOfZip() (m Member, found bool, err error) {
-	if a.ctx.Err() != nil {
-		return m, false, ErrStopped
-	}
 	z := a.at.zip
 	h, err := z.headers.next()
 	if err == io.EOF {
