@@ -18,7 +18,7 @@
 //
 // Config.Dir holds these files. Each is replaced atomically, so none is ever half written:
 //
-//	last.pt a [Checkpoint] with the position: from which Resume continues
+//	last.pt        a [Checkpoint] with the position: where Resume continues
 //	best.pt        the model of the best epoch, by evaluation if there is one, and the metadata
 //	log.csv        one row for each epoch
 //	curves.png     loss and top-1 over the epochs
