@@ -20,7 +20,7 @@ const (
 	claimName     = "claim"
 )
 
-// folder holds a model's unpacked files. The zero value is no folder.
+// folder holds a model's unpacked files. The zero value means that there is no folder.
 type folder struct {
 	path  string
 	claim *safefile.Claim

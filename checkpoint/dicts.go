@@ -133,7 +133,7 @@ func tensorDicts(root any) []dictAt {
 }
 
 // hasWeights reports whether a dict names a floating-point tensor. A dict that has only tensors of
-// other dtypes is no model: it may hold the states of random generators, for example.
+// other dtypes is not a model: it may hold the states of random generators, for example.
 func hasWeights(d *ptfile.Dict) bool {
 	for key, value := range d.All() {
 		_, named := key.(string)

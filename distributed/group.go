@@ -505,8 +505,8 @@ func ownAddresses(port string) (addresses []string) {
 }
 
 // await runs a call that cannot be cancelled. If the context or the job ends first, await returns
-// without waiting for the call. drop later gets the result of such a call. The store and the groups
-// that the call uses are freed only after it has returned.
+// without waiting for the call. When the call then returns, drop gets its result. The store and the
+// groups that the call uses are freed only after that.
 func await[T any](ctx context.Context, j *job, call func() (T, error), drop func(T)) (T, error) {
 	type result struct {
 		value T

@@ -174,7 +174,7 @@ func check(name string, options ...option) error {
 	return nil
 }
 
-// decoupled returns the weight decay of AdamW, LAMB or Muon. If none (NoWeightDecay) is set, it
+// decoupled evaluates the options WeightDecay and NoWeightDecay. If none (NoWeightDecay) is set, it
 // returns 0, or an error if decay is set too. Otherwise it returns decay, or the default def if
 // decay is zero.
 func decoupled(name string, decay float64, none bool, def float64) (float64, error) {

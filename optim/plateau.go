@@ -52,7 +52,7 @@ func NewPlateau(opt Optimizer, o PlateauOptions) (*Plateau, error) {
 }
 
 // Step takes the current metric, usually once per epoch. After more than Patience steps without
-// improvement it reduces the rates of all groups. NaN is no improvement.
+// improvement it reduces the rates of all groups. NaN does not count as an improvement.
 func (p *Plateau) Step(metric float64) error {
 	s := p.state
 	if p.better(metric) {

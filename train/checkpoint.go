@@ -50,9 +50,9 @@ type Checkpoint struct {
 	// Loader is the loader's position, as found in the Info of a batch. Load sets it from the file,
 	// or to nil if the file has none.
 	Loader *imageloader.State
-	// Device is the device of the training. Save and Load include the states of the CPU's and the
-	// device's random generators, from which Dropout draws. If the file has no state for this GPU,
-	// Load uses the state of another one. 0 stands for cuda.Default().
+	// Device is the device on which the program trains. Save and Load include the states of the
+	// CPU's and the device's random generators, from which Dropout draws. If the file has no state
+	// for this GPU, Load uses the state of another one. 0 stands for cuda.Default().
 	Device cuda.Device
 	// Metadata holds texts of the program, such as the classes. Load replaces it.
 	Metadata map[string]string
@@ -278,7 +278,7 @@ func (w *writing) write() error {
 	return w.shards.Commit(w.file, w.divided)
 }
 
-// device returns the device of the training.
+// device returns the device on which the program trains.
 func (c *Checkpoint) device() cuda.Device {
 	if c.Device == 0 {
 		return cuda.Default()
@@ -286,7 +286,7 @@ func (c *Checkpoint) device() cuda.Device {
 	return c.Device
 }
 
-// generators returns the states of the random generators that a training on the device uses, by
+// generators returns the states of the random generators that training on the device uses, by
 // device name.
 func generators(device cuda.Device) (states []torch.Named, err error) {
 	devices := []cuda.Device{cuda.CPU}

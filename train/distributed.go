@@ -205,9 +205,9 @@ func (s *Saving) Done() <-chan struct{} { return s.done }
 
 // SaveAsync is like Save, but writes the file in the background. It waits for the device, copies
 // the state to host memory, and starts a goroutine that writes the file. Until Wait returns, host
-// memory holds a second copy of the tensors: on rank 0 for whole tensors, on each rank for its
-// shard. The new file replaces the old one as soon as all ranks have written their shards, even
-// before Wait is called. If SaveAsync returns an error, nothing is written.
+// memory holds a second copy of the tensors that this rank writes: its shards and, on rank 0, all
+// tensors that are not sharded. The new file replaces the old one as soon as all ranks have written
+// their shards, even before Wait is called. If SaveAsync returns an error, nothing is written.
 func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
 	w, err := c.collect(path)
 	if err != nil {

@@ -34,7 +34,7 @@ type EvaluateOptions struct {
 // no tensors.
 //
 // Labels come from the feed. A loader numbers the classes that it finds, so set
-// imageloader.Options.Classes to the classes of the training.
+// imageloader.Options.Classes to the classes on which the model was trained.
 //
 // Evaluate locks its OS thread, because LibTorch plans cuDNN's convolutions once per thread. It
 // blocks until the device has the result, and stops when ctx ends. A feed without samples and a

@@ -126,7 +126,7 @@ func (m *meter) confuse(predicted, labels *torch.Tensor) error {
 	return err
 }
 
-// read returns the totals so far. A loss that is not finite is an error. It waits for the device.
+// read returns the totals so far. A loss that is not finite is an error. read waits for the device.
 func (m *meter) read(of string) (s sums, err error) {
 	s.Samples, s.Classes = m.samples, m.classes
 	if s.Loss, err = m.loss.Float64(); err != nil {

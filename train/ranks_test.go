@@ -59,7 +59,7 @@ type ranRank struct {
 	progress string
 }
 
-// rank runs one rank. world is nil for a training in one process.
+// rank runs one rank. world is nil for a run in one process.
 func (k team) rank(ctx context.Context, world *distributed.Group, path string) (o ranRank, err error) {
 	rank, size := 0, 1
 	if world != nil {

@@ -5,9 +5,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// sayIfSlow warns once if a training computes on the CPU in a 16-bit dtype for which LibTorch has
-// no fast kernels. Such a run ends without an error, but takes 4 to 270 times as long as in
-// float32.
+// sayIfSlow warns once if the steps compute on the CPU in a 16-bit dtype for which LibTorch has no
+// fast kernels. Such a run ends without an error, but takes 4 to 270 times as long as in float32.
 func (s *Stepper) sayIfSlow(device cuda.Device) {
 	if s.looked || device != cuda.CPU || s.o.Log == nil {
 		return

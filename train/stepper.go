@@ -40,7 +40,7 @@ type StepperOptions struct {
 	Backward func(pass func() error) error
 	// MicroBatch, if over 0, is the number of rows in one forward and backward pass. A larger batch
 	// is divided into parts whose sizes differ by at most one row. A part has at most MicroBatch
-	// rows, or one more if it would otherwise leave a part of a single row. The gradients of the
+	// rows, or one more if there would otherwise be a part of a single row. The gradients of the
 	// parts add up to the gradients of the whole batch (gradient accumulation), and a step needs
 	// only the memory of one part. The loss must be a mean over the rows, and the targets must have
 	// as many rows as the input. BatchNorm computes its statistics from each part. MicroBatch and

@@ -262,7 +262,7 @@ type runner struct {
 	folder    runFolder
 }
 
-// runFolder is what a run knows about Config.Dir and has to release at its end.
+// runFolder is a run's hold on Config.Dir, and what the run has made there so far.
 type runFolder struct {
 	first bool            // the folder has only this run's initial last.pt
 	claim *safefile.Claim // on the folder

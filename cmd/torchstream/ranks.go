@@ -145,8 +145,8 @@ func (j *jobOptions) inTurn(f func() error) error {
 	return f()
 }
 
-// close leaves the job. err is the training's error. If err is not nil, an error from closing the
-// job is expected and dropped.
+// close leaves the job. err is the error of the training run. If err is not nil, an error from
+// closing the job is expected and dropped.
 func (j *jobOptions) close(err error) error {
 	if j.world == nil {
 		return err

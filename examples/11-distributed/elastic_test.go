@@ -288,7 +288,7 @@ func requireSameWeights(t *testing.T, got, want report) {
 	}
 }
 
-// requireEnd requires that the ranks have finished the training with equal weights.
+// requireEnd requires that the ranks have finished training with equal weights.
 func requireEnd(t *testing.T, ranks []*rank) {
 	t.Helper()
 	for n, r := range ranks {
@@ -343,8 +343,8 @@ func requireEqual(t *testing.T, got, want history, rounding float64) {
 	}
 }
 
-// A training whose processes are killed resumes from its checkpoint with fewer or more processes,
-// with the results of an uninterrupted training.
+// If the processes of a training run are killed, fewer or more processes can resume from the
+// checkpoint, and get the results of an uninterrupted run.
 func TestElastic(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains five times")
@@ -359,8 +359,8 @@ func TestGPUElastic(t *testing.T) {
 	elastic(t, "gpu", 0.02, part{2, 1, 8}, part{1, 0, 7}, part{2, 0, 13}, part{1, 0, 4}, part{2, -1, 0})
 }
 
-// part is a part of a training: its number of ranks, the rank that gets a signal (-1 for none), and
-// the number of steps before the signal.
+// part is a part of a training run: its number of ranks, the rank that gets a signal (-1 for none),
+// and the number of steps before the signal.
 type part struct{ world, victim, after int }
 
 func elastic(t *testing.T, device string, rounding float64, parts ...part) {

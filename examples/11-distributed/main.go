@@ -447,7 +447,7 @@ func (t *trainer) record() (err error) {
 	return err
 }
 
-// lastSteps draws the recorded steps of a training that ends before its timeline is complete.
+// lastSteps draws the recorded steps of a run that ends before its timeline is complete.
 func (t *trainer) lastSteps(out io.Writer) error {
 	switch {
 	case t.timeline == "":

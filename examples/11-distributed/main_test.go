@@ -70,8 +70,7 @@ func TestOneProcess(t *testing.T) {
 	}
 }
 
-// A training that ends before its timeline is complete draws the steps so far, or says why it
-// cannot.
+// A run that ends before its timeline is complete draws the steps so far, or says why it cannot.
 func TestTimelineOfAShortTraining(t *testing.T) {
 	for name, c := range map[string]struct {
 		batch, epochs int // of 576 images
@@ -100,7 +99,8 @@ func TestTimelineOfAShortTraining(t *testing.T) {
 	}
 }
 
-// If an error ends the training, run returns only after the checkpoint being written is complete.
+// If an error ends a run, the function run returns only after the checkpoint that is being written
+// is complete.
 func TestErrorWaitsForTheCheckpoint(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes checkpoints of 480 MB")

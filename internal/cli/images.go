@@ -214,7 +214,7 @@ func (i *Images) Set(o *imageloader.Options) error {
 	return nil
 }
 
-// Settings returns the options that change the results of a training, by name. Options with their
+// Settings returns the options that change the results of training, by name. Options with their
 // default values have no entry.
 func (i *Images) Settings() map[string]string {
 	settings := map[string]string{}

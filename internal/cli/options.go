@@ -122,7 +122,7 @@ func ImageProgress(stderr io.Writer) (draw func(have, total int64), done func())
 	return bar(stderr, "images")
 }
 
-// bar returns a function that draws a progress bar, or nil if stderr is no terminal.
+// bar returns a function that draws a progress bar, or nil if stderr is not a terminal.
 func bar(stderr io.Writer, what string) (draw func(have, size int64), done func()) {
 	f, ok := stderr.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {

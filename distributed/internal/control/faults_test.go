@@ -70,7 +70,7 @@ func TestDialTriesAllAddresses(t *testing.T) {
 	}
 }
 
-// If two ranks have groups with the same name but different members, they would wait for ever. The
+// If two ranks have groups with the same name but different members, they would wait forever. The
 // hub ends the job instead.
 func TestGroupsOfOneNameAndOtherRanksEndTheJob(t *testing.T) {
 	h, members := job(t, 3)

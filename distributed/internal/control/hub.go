@@ -25,7 +25,7 @@ type Hub struct {
 	mu       sync.Mutex
 	ranks    []peer
 	arrivals map[arrivalKey]*arrival
-	formed   bool // all ranks have met
+	formed   bool // all ranks have connected and arrived at the first barrier
 	reports  []report
 	verdict  *Verdict
 }
@@ -188,9 +188,9 @@ func (h *Hub) refuse(conn net.Conn, rank int, why string) {
 }
 
 // join assigns the connection to its rank, or returns the reason why it cannot. The rank may
-// already have a process. If the ranks have not all met, join then ends the job, since either
-// process may be the intended one. If they have met, the second process belongs to another job with
-// the same address, and join refuses it.
+// already have a process. If h.formed is not set yet, join then ends the job, since either process
+// may be the intended one. If it is set, the second process belongs to another job with the same
+// address, and join refuses that process.
 func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
