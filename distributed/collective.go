@@ -584,7 +584,7 @@ func (c *call) arrive() error {
 // BarrierBeside is like [Group.Barrier], but another goroutine may call the group's collectives
 // meanwhile. Use it in a goroutine that writes a file, for example. Such a barrier has no order
 // relative to the collectives. Barriers with the same name run one after the other. All ranks must
-// make the same number of barriers with each name.
+// call BarrierBeside equally often with each name.
 func (g *Group) BarrierBeside(name string) error { return g.ReserveBeside(name)() }
 
 // ReserveBeside reserves the next barrier of [Group.BarrierBeside] with the name. It returns the

@@ -7,8 +7,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Flag can be raised on any rank at any time. All ranks see it after the same step. A signal to one
-// rank can thus stop training on all ranks after the same batch, with a checkpoint.
+// Flag can be raised on any rank at any time. All ranks see the raised flag after the same step. A
+// signal to one rank can thus stop training on all ranks after the same batch, with a checkpoint.
 //
 //	terminated := make(chan os.Signal, 1)
 //	signal.Notify(terminated, syscall.SIGTERM)
@@ -39,11 +39,11 @@ func NewFlag(g *Group) *Flag { return &Flag{g: g} }
 // not call it.
 func (f *Flag) Raise() { f.raised.Store(true) }
 
-// Sync reports whether the flag was raised on any rank before that rank's previous Sync. All ranks
-// must call Sync equally often, and in the same place among their collectives. All ranks get the
-// same result. A raised flag stays raised. Sync starts an all-reduce of one number on the CPU. It
-// waits for the all-reduce of the previous Sync, which ran during the step between the two calls.
-// It does not wait for the GPU. It returns the same errors as a collective.
+// Sync reports whether some rank had raised the flag by the time of that rank's previous Sync. All
+// ranks must call Sync equally often, and in the same place among their collectives. All ranks get
+// the same result. A raised flag stays raised. Sync starts an all-reduce of one number on the CPU,
+// and waits for the all-reduce that the previous Sync started, which ran during the step between
+// the two calls. Sync does not wait for the GPU. It returns the same errors as a collective.
 func (f *Flag) Sync() (bool, error) {
 	if f.up {
 		return true, nil

@@ -434,8 +434,8 @@ func (d *FullyShardedDataParallel) fail(call string, err error) error {
 	return d.g.abort(call, err)
 }
 
-// launch starts a collective: on a GPU on the current stream, on the CPU asynchronously. A single
-// rank only copies in to out.
+// launch starts a collective: on a GPU on the current stream, on the CPU asynchronously. With a
+// single rank, launch only copies in to out.
 func (d *FullyShardedDataParallel) launch(name string, detail any, out, in *torch.Tensor, run launch) (*Work, error) {
 	if d.g.Size() == 1 {
 		return nil, out.CopyFrom(in, torch.CopyOptions{NonBlocking: true})
@@ -728,7 +728,7 @@ func (d *FullyShardedDataParallel) enter(b *ShardedBlock) error {
 	return nil
 }
 
-// leave ends a block's forward pass. recorded says that a backward pass may follow.
+// leave ends a block's forward pass. recorded says whether a backward pass may follow.
 func (d *FullyShardedDataParallel) leave(b *ShardedBlock, recorded bool) error {
 	if recorded && d.o.KeepAfterForward {
 		return nil

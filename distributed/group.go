@@ -147,7 +147,7 @@ type connections struct {
 	start  string // prefix of the groups' keys in the store, different each time that the job is started
 }
 
-// openGroups are the groups of a job until it is closed.
+// openGroups are the groups of a job until the job is closed.
 type openGroups struct {
 	mu     sync.Mutex
 	groups []*Group

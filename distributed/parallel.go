@@ -307,7 +307,7 @@ func (d *DataParallel) Backward(loss *torch.Tensor) error {
 //	err := parallel.Around(func() error { return scaler.Backward(loss) })
 func (d *DataParallel) Around(backward func() error) error { return d.around(backward, false) }
 
-// around implements Around. empty says that this rank has no samples.
+// around implements Around. empty says whether this rank has no samples.
 func (d *DataParallel) around(backward func() error, empty bool) error {
 	if d.local {
 		return backward()

@@ -65,8 +65,8 @@ type report struct {
 	due     time.Time
 }
 
-// queueLength is the maximum number of queued messages of a connection. A rank that has more
-// messages queued does not read them, so the hub closes its connection.
+// queueLength is the maximum number of queued messages of a connection. If a rank has more messages
+// queued, it is not reading them, and the hub closes its connection.
 const queueLength = 256
 
 // NewHub serves the ranks 0 to size - 1 on the listener, and takes ownership of it. token is a

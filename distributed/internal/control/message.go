@@ -77,7 +77,8 @@ const (
 	kindRefused = "refused" // the hub does not admit a member: Verdict
 )
 
-// maxHello is the maximum size of a first message, because its sender is unknown.
+// maxHello is the maximum size of a connection's first message, which any sender can send: the hub
+// checks the token only after reading the message.
 const maxHello = 4 << 10
 
 // Options are the time limits of hub and members, equal on all ranks.
