@@ -8,8 +8,8 @@ import (
 )
 
 // Features returns a network that computes the input of a classifier's last layer, one vector per
-// image: [N 3 H W] to [N features]. It shares all modules with the classifier, so closing one of
-// them closes both, and training one trains both.
+// image: [N 3 H W] to [N features]. The network shares all modules with the classifier, so closing
+// either of the two closes both, and training either trains both.
 //
 // The width is 512 or 2048 for a ResNet, 768 for ConvNeXt and ViT, 1280 for an EfficientNet, and
 // 1024 or 1280 for a MobileNetV3. If the program has replaced the head by a module other than an

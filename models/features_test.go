@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// TestLastLayerOfFeaturesGivesTheLogits checks one network of each family. The widths are those of
-// torchvision's last layers.
+// TestLastLayerOfFeaturesGivesTheLogits checks one network of each family. The expected widths are
+// the widths of torchvision's last layers.
 func TestLastLayerOfFeaturesGivesTheLogits(t *testing.T) {
 	for name, c := range map[string]struct {
 		width int64

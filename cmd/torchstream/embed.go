@@ -60,7 +60,7 @@ func embedCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		"leaves them out (default fail)", func(name string) error {
 		policy, err := parseBadSamples(name)
 		if err != nil || policy == imageloader.Substitute {
-			return errors.New("want fail or skip") // a vector belongs to the image of its name
+			return errors.New("want fail or skip") // a substitute would have the name of another image
 		}
 		o.badSamples = policy
 		return nil
@@ -162,8 +162,9 @@ func (o *embedOptions) fit(set *flag.FlagSet, n *network) error {
 	return nil
 }
 
-// settings returns what changes a byte of the vectors, except the archive and the loader's options,
-// which the loader compares. about is the metadata of a .safetensors file.
+// settings returns the settings on which the bytes of the vectors depend, to compare them with an
+// interrupted run's. The archive and the loader's options are not among them, because the loader
+// compares these itself. about is the metadata for a .safetensors file.
 func (o *embedOptions) settings(n *network) (settings, about map[string]string, err error) {
 	hash, err := hashOf(n.path)
 	if err != nil {
@@ -205,9 +206,9 @@ type embedder struct {
 	stdout io.Writer
 
 	steps  int
-	hosts  [2]*torch.Tensor // results on the host, in turn, [batch width]; pinned if the device is a GPU
+	hosts  [2]*torch.Tensor // two buffers [batch width] for results, used alternately; pinned for a GPU
 	queued []imageloader.Sample
-	state  imageloader.State // after queued
+	state  imageloader.State // the loader's position after queued
 	saved  time.Time
 	before int64 // rows of earlier runs
 }
@@ -242,7 +243,7 @@ func (e *embedder) all(ctx context.Context, feed *prefetcher.Prefetcher, stderr 
 }
 
 // epoch runs the network on all batches. The device computes a batch while the host writes the
-// vectors of the one before.
+// vectors of the previous batch.
 func (e *embedder) epoch(ctx context.Context, feed *prefetcher.Prefetcher, draw func(have, total int64)) error {
 	for batch, err := range feed.Epoch(ctx, 0) {
 		if err != nil {
@@ -258,7 +259,7 @@ func (e *embedder) epoch(ctx context.Context, feed *prefetcher.Prefetcher, draw 
 	return e.write()
 }
 
-// step queues a batch, and writes the one before.
+// step queues a batch, and writes the vectors of the previous batch.
 func (e *embedder) step(ctx context.Context, batch *prefetcher.Batch) error {
 	y, err := e.net.forward(ctx, batch.Images, int64(batch.N))
 	if err != nil {

@@ -116,8 +116,8 @@ func requireNear(t *testing.T, what string, got []float32, want []float64) {
 	}
 }
 
-// TestEmbedEqualsPyTorch checks a package whose input is normalised by other numbers than
-// ImageNet's, in steps that its smallest and largest batch limit.
+// TestEmbedEqualsPyTorch checks a package whose images are normalised by other numbers than
+// ImageNet's. The package's minimum and maximum batch sizes limit the steps.
 func TestEmbedEqualsPyTorch(t *testing.T) {
 	want := readPyTorchImages(t)
 	for output, rows := range map[string][][]float64{"features": want.Features, "logits": want.Logits} {
@@ -135,7 +135,7 @@ func TestEmbedEqualsPyTorch(t *testing.T) {
 	}
 }
 
-// The last batch of 191 images in steps of 10 has one image, which is less than the package takes.
+// The last batch of 191 images in steps of 10 has one image, fewer than the package accepts.
 func TestEmbedFillsBatchesThatAreTooSmall(t *testing.T) {
 	readPyTorchImages(t)
 	folder := t.TempDir()
@@ -217,7 +217,8 @@ func TestEmbedCheckpoint(t *testing.T) {
 	}
 }
 
-// A GPU gives the CPU's vectors, within float32's rounding, also if it decodes the images.
+// A GPU computes the same vectors as the CPU, within the rounding of float32, even if it decodes
+// the images too.
 func TestEmbedOnGPU(t *testing.T) {
 	if cuda.DeviceCount() == 0 {
 		t.Skip("needs a GPU")
@@ -241,7 +242,8 @@ func TestEmbedOnGPU(t *testing.T) {
 	}
 }
 
-// TestEmbedContinuesToTheSameBytes kills the command, or interrupts it, after its second step.
+// TestEmbedContinuesToTheSameBytes kills or interrupts the command after its second step. The next
+// run must complete the files with the same bytes as an uninterrupted run.
 func TestEmbedContinuesToTheSameBytes(t *testing.T) {
 	readPyTorchImages(t)
 	folder := t.TempDir()
@@ -373,7 +375,8 @@ func TestEmbedCompletesRenames(t *testing.T) {
 	}
 }
 
-// Images that cannot be decoded end the command, or are left out of the vectors and the names.
+// An image that cannot be decoded ends the command. With -bad-samples skip, it has neither a vector
+// nor a name in the files.
 func TestEmbedBadImages(t *testing.T) {
 	readPyTorchImages(t)
 	folder := unpacked(t, photos, 5)

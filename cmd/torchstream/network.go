@@ -24,14 +24,14 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// networkOptions is the part of a command line that chooses a network of images: a package of
-// tools/export.py, or a checkpoint of torchstream train.
+// networkOptions holds the options that choose an image network: a package of tools/export.py, or a
+// checkpoint of torchstream train.
 type networkOptions struct {
 	path, device, output string
 	resize               int
 	mean, std            string // three numbers; "": the package's
 	instances            int    // of a package
-	features             bool   // of a checkpoint: the input of the last layer, and not the logits
+	features             bool   // for a checkpoint: compute the input of the last layer instead of the logits
 }
 
 // register adds the options to a command.
@@ -48,18 +48,18 @@ func (o *networkOptions) register(set *flag.FlagSet) {
 	set.StringVar(&o.std, "std", "", "with a package: `R,G,B` to divide by (default: the package's, or ImageNet's)")
 }
 
-// network is an open network of images. Several goroutines may run it at once.
+// network is an open image network. Several goroutines may run it at once.
 type network struct {
 	path      string
 	device    cuda.Device
 	classes   []string // nil: the file does not name them
 	transform transform.Transform
-	batch     aoti.Dim // the numbers of images that a run takes
+	batch     aoti.Dim // how many images a run accepts
 	run       func(ctx context.Context, x *torch.Tensor) (*torch.Tensor, error)
 	close     func() error
 }
 
-// isPackage reports whether a path is a package's, and not a checkpoint's.
+// isPackage reports whether a path names a package rather than a checkpoint.
 func isPackage(path string) bool { return strings.EqualFold(filepath.Ext(path), ".pt2") }
 
 // open opens the file of -model.
@@ -101,7 +101,7 @@ func (o *networkOptions) open() (*network, error) {
 		}}, nil
 }
 
-// modelFlag names -model where an error names -checkpoint.
+// modelFlag replaces -checkpoint by -model in an error's text.
 func modelFlag(err error) error {
 	if text := err.Error(); strings.Contains(text, "-checkpoint") {
 		return errors.New(strings.ReplaceAll(text, "-checkpoint", "-model"))
@@ -133,7 +133,7 @@ func (o *networkOptions) openPackage() (*network, error) {
 	return n, nil
 }
 
-// describe returns a package's network.
+// describe returns the network of a loaded package.
 func (o *networkOptions) describe(m *aoti.Model) (*network, error) {
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("%s: %w", printable.Name(o.path), fmt.Errorf(format, args...))
@@ -232,8 +232,8 @@ func setColours(to *[3]float32, option, text string) error {
 	return nil
 }
 
-// forward runs the network on a batch of n images, which may be fewer than the network's least
-// number: copies of the first image then fill it up. The result has n rows.
+// forward runs the network on a batch x with the given number of images, and returns as many rows.
+// If the network needs more images, copies of the first image fill up the batch.
 func (n *network) forward(ctx context.Context, x *torch.Tensor, images int64) (*torch.Tensor, error) {
 	missing := n.batch.Min - images
 	if missing > 0 {

@@ -37,11 +37,11 @@ type vectorFile struct {
 
 // vectorJournal describes the .part files.
 type vectorJournal struct {
-	Embed    map[string]string  `json:"torchstream_embed"` // the settings that change a byte of the files
+	Embed    map[string]string  `json:"torchstream_embed"` // the settings on which the files' bytes depend
 	Rows     int64              `json:"rows"`
 	Width    int64              `json:"width"` // numbers of a row; 0 before the first row
 	Names    int64              `json:"names"` // bytes of the names
-	State    *imageloader.State `json:"state"` // after the rows; nil before the first row
+	State    *imageloader.State `json:"state"` // the loader's position after the rows; nil before the first row
 	Complete bool               `json:"complete"`
 }
 
@@ -57,8 +57,8 @@ const part = ".part"
 
 func (f *vectorFile) journalPath() string { return f.out + part + ".json" }
 
-// openVectors opens the files at out and names, with the rows of an interrupted run with the same
-// settings. about goes into the header of a .safetensors file.
+// openVectors opens the files at out and names. It keeps the rows of an interrupted run with the
+// same settings. about goes into the header of a .safetensors file.
 func openVectors(out, names string, about, settings map[string]string) (_ *vectorFile, err error) {
 	f := &vectorFile{out: out, names: names, journal: vectorJournal{Embed: settings}}
 	kind := safefile.Safetensors
@@ -142,7 +142,7 @@ func (f *vectorFile) writeJournal() error {
 	return file.Close()
 }
 
-// openParts opens the .part files at the end of the journal's rows.
+// openParts opens the .part files, to append to the rows that the journal counts.
 func (f *vectorFile) openParts() (err error) {
 	head, err := f.header(0, 0)
 	if err != nil {
@@ -162,8 +162,8 @@ func (f *vectorFile) openParts() (err error) {
 	return err
 }
 
-// openAt opens a file for writing at an offset, and removes the bytes after it. A new file may be
-// shorter.
+// openAt opens a file for writing at an offset, and removes the bytes after it. If isNew is false,
+// a file that is shorter is an error.
 func openAt(path string, offset int64, isNew bool) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
@@ -186,7 +186,7 @@ func openAt(path string, offset int64, isNew bool) (*os.File, error) {
 	return file, nil
 }
 
-// append adds rows, the memory of float32 numbers, and their names and classes.
+// append adds rows, given as the bytes of float32 numbers, and their names and classes.
 func (f *vectorFile) append(rows []byte, samples []imageloader.Sample, classes []string) error {
 	if len(samples) == 0 {
 		return nil
@@ -215,7 +215,8 @@ func (f *vectorFile) append(rows []byte, samples []imageloader.Sample, classes [
 	return nil
 }
 
-// save makes the rows safe on the disk. state is the loader's after these rows.
+// save syncs the rows to the disk, and then the journal. state is the loader's position after these
+// rows.
 func (f *vectorFile) save(state imageloader.State) error {
 	if err := errors.Join(f.rows.Flush(), f.lines.Flush(), f.vectors.Sync(), f.list.Sync()); err != nil {
 		return err
@@ -251,7 +252,7 @@ func (f *vectorFile) finish() error {
 }
 
 // rename gives the complete files their names and removes the journal. A killed process may have
-// done a part of it.
+// renamed some of them already.
 func (f *vectorFile) rename() error {
 	for _, path := range []string{f.out, f.names} {
 		if err := os.Rename(path+part, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
