@@ -123,7 +123,7 @@ NULL_TESTS = ^Test(DeviceWaitsForTheEndOfACapture|BoundedStreams|ErrorsOfGPUsBeg
   |MainFailsAfterAFinding|NoFindingsReportsARace|SanitizerOfSharded.*|NormsWithReLUKeepNoMoreMemory$\
   |ParallelHasThePriorityOfItsCaller|NormAndReLUAreTwoKernels$\
   |SanitizerOf(InflatedMembers|BoundedDecoding)|SteadyDecoding.*|RefusedEpochLeavesTheMeasurement$\
-  |SanitizerOfRequests|DeviceJPEGsEqualHost|Precedence(IsOrdered)?)$$
+  |SanitizerOf(Requests|Batcher)|GPU(RowsAreReadAfterTheirBatch|ImagesEqualHost)|DeviceJPEGsEqualHost|Precedence(IsOrdered)?)$$
 
 # Tests of GPUs that compare no results of kernels.
 .PHONY: test-null-device

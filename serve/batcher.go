@@ -65,6 +65,12 @@ type BatcherOptions struct {
 	// whose operators use all cores, and 2 on a GPU: one fills and reads while the other computes.
 	Workers int
 
+	// NoGraphs calls Run for each batch. Otherwise a GPU captures Run as a CUDA graph for each
+	// bucket and worker, and replays it: Run must then do the same work at each call, for any
+	// values. A Run that cannot be captured, because it waits or reads a value, is called for each
+	// batch.
+	NoGraphs bool
+
 	// MaxBatch is the maximum number of requests in a batch; 0 means 32, or the largest of Buckets.
 	MaxBatch int
 	// Buckets are the batch sizes with which Run is called, in ascending order. A smaller batch is
@@ -78,8 +84,8 @@ type BatcherOptions struct {
 	// Further calls of Do return ErrQueueFull at once. 0 means 4 times MaxBatch for each worker.
 	Queue int
 
-	// Logger receives a batcher's sizes (Debug), failed batches and smaller buckets (Warn) and lost
-	// devices (Error). nil discards all messages.
+	// Logger receives a batcher's sizes (Debug), failed batches, smaller buckets and the reason why
+	// Run has no graph (Warn), panics and lost devices (Error). nil discards all messages.
 	Logger *slog.Logger
 }
 

@@ -334,33 +334,43 @@ func TestFailedRunLeavesNextBatch(t *testing.T) {
 		}, "output 1 has the shape [], want the batch's 1 rows first"},
 		"operator": {func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
 			return []*torch.Tensor{x.MatMul(x)}, nil
-		}, "output 0: torch: MatMul("},
+		}, "torch: MatMul("},
 		"closed input": {func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
 			x.Close()
 			return []*torch.Tensor{x}, nil
-		}, "output 0: "},
+		}, "torch: "},
 	} {
-		t.Run(name, func(t *testing.T) {
-			cudatest.NoLeaks(t)
-			var failing atomic.Bool
-			b := newBatcher(t, rowOptions(func(ctx context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
-				if failing.Load() {
-					return c.run(ctx, x)
-				}
-				return []*torch.Tensor{x.MulScalar(2)}, nil
-			}))
-			failing.Store(true)
-			_, err := b.Do(t.Context(), row(1))
-			if prefix := "serve: a batch of 1 on cpu: "; err == nil || !strings.HasPrefix(err.Error(), prefix+c.want) {
-				t.Errorf("the error is %v, want %q", err, prefix+c.want)
-			}
-			failing.Store(false)
-			a, err := b.Do(t.Context(), row(2))
-			wantRow(t, result{a, err}, 2, 2)
-			if st := b.Stats(); st.Failed != 1 || st.Answered != 1 {
-				t.Errorf("%d failed, %d answered, want 1, 1", st.Failed, st.Answered)
-			}
-		})
+		for _, noGraphs := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, NoGraphs %v", name, noGraphs), func(t *testing.T) {
+				leavesNextBatch(t, c.run, c.want, noGraphs)
+			})
+		}
+	}
+}
+
+func leavesNextBatch(t *testing.T, run serve.Run, want string, noGraphs bool) {
+	cudatest.NoLeaks(t)
+	var failing atomic.Bool
+	o := rowOptions(func(ctx context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
+		if failing.Load() {
+			return run(ctx, x)
+		}
+		return []*torch.Tensor{x.MulScalar(2)}, nil
+	})
+	o.NoGraphs = noGraphs
+	b := newBatcher(t, o)
+	failing.Store(true)
+	_, err := b.Do(t.Context(), row(1))
+	const prefix = "serve: a batch of 1 on cpu: "
+	text, ok := strings.CutPrefix(fmt.Sprint(err), prefix)
+	if !ok || !strings.HasPrefix(strings.TrimPrefix(text, "output 0: "), want) {
+		t.Errorf("the error is %v, want %q", err, prefix+want)
+	}
+	failing.Store(false)
+	a, err := b.Do(t.Context(), row(2))
+	wantRow(t, result{a, err}, 2, 2)
+	if st := b.Stats(); st.Failed != 1 || st.Answered != 1 {
+		t.Errorf("%d failed, %d answered, want 1, 1", st.Failed, st.Answered)
 	}
 }
 

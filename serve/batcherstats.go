@@ -24,6 +24,7 @@ type BatcherStats struct {
 
 	Rows        int64         // rows of all batches that ran, without padding
 	Padding     int64         // rows that filled batches up to their bucket
+	Replays     int64         // batches that ran as a CUDA graph
 	OutOfMemory int64         // batches that ran again in a smaller bucket
 	Buckets     []BucketStats // from the smallest bucket up
 	Devices     []DeviceStats // in the order of BatcherOptions.Devices
@@ -130,6 +131,12 @@ func (c *counters) ran(bucket, rows int, took time.Duration) {
 	c.s.Rows += int64(rows)
 	c.s.Padding += int64(b.Size - rows)
 	c.s.Ran.add(took)
+}
+
+func (c *counters) replayed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.Replays++
 }
 
 func (c *counters) outOfMemory() {

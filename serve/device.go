@@ -278,14 +278,14 @@ func (u *unit) decoded() (rows []int, err error) {
 
 // batchOnDevice is Batch with a unit. It returns the unit before the host decodes the remaining
 // images, which may take long.
-func (d *Decoder) batchOnDevice(ctx context.Context, scope *torch.Scope, images [][]byte) (*torch.Tensor, error) {
-	there, err := d.decodeThere(ctx, scope, images)
+func (d *Decoder) batchOnDevice(ctx context.Context, finish finisher, images [][]byte) (*torch.Tensor, error) {
+	there, err := d.decodeThere(ctx, finish, images)
 	if err != nil {
 		return nil, err
 	}
 	defer there.close() // queued work may still use the memory: it is reused in stream order
 	if len(there.good) == 0 {
-		return d.batchOnHost(ctx, scope, images)
+		return d.batchOnHost(ctx, finish, images)
 	}
 	if len(there.good) == len(images) {
 		return there.take(), nil
@@ -302,7 +302,7 @@ func (d *Decoder) batchOnDevice(ctx context.Context, scope *torch.Scope, images 
 	if len(faults) == len(images) {
 		return nil, faults
 	}
-	if err := d.finishRest(scope, there, host); err != nil {
+	if err := d.finishRest(finish, there, host); err != nil {
 		return nil, fmt.Errorf("serve: %w", err)
 	}
 	if len(faults) > 0 {
@@ -334,7 +334,7 @@ func (d *decoded) close() {
 }
 
 // decodeThere decodes images with a unit and waits for the result.
-func (d *Decoder) decodeThere(ctx context.Context, scope *torch.Scope, images [][]byte) (*decoded, error) {
+func (d *Decoder) decodeThere(ctx context.Context, finish finisher, images [][]byte) (*decoded, error) {
 	u, err := d.units.take(ctx)
 	if err != nil {
 		return nil, err
@@ -352,7 +352,7 @@ func (d *Decoder) decodeThere(ctx context.Context, scope *torch.Scope, images []
 	if there.pixels, err = u.decode([]int64{n, size, size, 3}); err == nil && len(u.rows) == len(images) {
 		// Normalise the batch at once. Rows that the device could not decode are normalised again
 		// later.
-		there.out, err = d.finish(scope, there.pixels)
+		there.out, err = finish(there.pixels)
 	}
 	if err == nil {
 		there.good, err = u.decoded()
@@ -388,7 +388,7 @@ func (d *Decoder) decodeRest(ctx context.Context, host *torch.Tensor, good []int
 
 // finishRest queues the copies of the host's rows to the device and their normalisation. If the
 // batch was not queued yet, it normalises the whole batch instead.
-func (d *Decoder) finishRest(scope *torch.Scope, there *decoded, host *torch.Tensor) (err error) {
+func (d *Decoder) finishRest(finish finisher, there *decoded, host *torch.Tensor) (err error) {
 	n := int(there.pixels.Shape()[0])
 	if err := decodeplan.Gaps(there.good, n, func(first, rows int) error {
 		if err := onRows(there.pixels, host, first, rows, copyPixels); err != nil || there.out == nil {
@@ -399,7 +399,7 @@ func (d *Decoder) finishRest(scope *torch.Scope, there *decoded, host *torch.Ten
 		return err
 	}
 	if there.out == nil {
-		there.out, err = d.finish(scope, there.pixels)
+		there.out, err = finish(there.pixels)
 	}
 	return err
 }

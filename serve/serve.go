@@ -184,21 +184,38 @@ func (d *Decoder) Batch(ctx context.Context, scope *torch.Scope, images ...[]byt
 	if len(images) == 0 {
 		return nil, errors.New("serve: Batch: no images")
 	}
+	return d.batch(ctx, images, func(pixels *torch.Tensor) (*torch.Tensor, error) { return d.finish(scope, pixels) })
+}
+
+// finisher queues the conversion of pixels on the device to a batch, on the current stream.
+type finisher func(pixels *torch.Tensor) (*torch.Tensor, error)
+
+// into is Batch that writes the rows of out. The error names faulty images. If all are faulty, out
+// is unchanged and ok is false, as after any other error.
+func (d *Decoder) into(ctx context.Context, out *torch.Tensor, images [][]byte) (ok bool, err error) {
+	x, err := d.batch(ctx, images, func(pixels *torch.Tensor) (*torch.Tensor, error) {
+		return out, d.normalise(out, pixels)
+	})
+	return x != nil, err
+}
+
+// batch is Batch with the given finish. It closes the tensor of finish if an error follows.
+func (d *Decoder) batch(ctx context.Context, images [][]byte, finish finisher) (*torch.Tensor, error) {
 	defer runtime.KeepAlive(d) // otherwise d's cleanup could close the units during the call
 	if d.units != nil {
-		return d.batchOnDevice(ctx, scope, images)
+		return d.batchOnDevice(ctx, finish, images)
 	}
-	return d.batchOnHost(ctx, scope, images)
+	return d.batchOnHost(ctx, finish, images)
 }
 
 // batchOnHost is Batch without a unit.
-func (d *Decoder) batchOnHost(ctx context.Context, scope *torch.Scope, images [][]byte) (*torch.Tensor, error) {
+func (d *Decoder) batchOnHost(ctx context.Context, finish finisher, images [][]byte) (*torch.Tensor, error) {
 	host, faults, err := d.pixels(ctx, images)
 	if err != nil {
 		return nil, err
 	}
 	defer host.Close()
-	out, err := d.uploaded(scope, host)
+	out, err := d.uploaded(finish, host)
 	if err != nil {
 		return nil, fmt.Errorf("serve: %w", err)
 	}
@@ -235,9 +252,9 @@ func (d *Decoder) pixels(ctx context.Context, images [][]byte) (host *torch.Tens
 }
 
 // uploaded queues the copy to the device and the normalisation on the current stream.
-func (d *Decoder) uploaded(scope *torch.Scope, host *torch.Tensor) (_ *torch.Tensor, err error) {
+func (d *Decoder) uploaded(finish finisher, host *torch.Tensor) (_ *torch.Tensor, err error) {
 	if d.device == cuda.CPU {
-		return d.finish(scope, host)
+		return finish(host)
 	}
 	src, err := torch.Empty(d.device, torch.Uint8, host.Shape()...)
 	if err != nil {
@@ -247,7 +264,7 @@ func (d *Decoder) uploaded(scope *torch.Scope, host *torch.Tensor) (_ *torch.Ten
 	if err := copyPixels(src, host); err != nil {
 		return nil, err
 	}
-	return d.finish(scope, src)
+	return finish(src)
 }
 
 // finish queues the conversion of pixels to a batch on the current stream.

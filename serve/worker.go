@@ -22,6 +22,9 @@ type worker struct {
 	device  *device
 	decoder *Decoder // nil for rows
 	run     Run
+	graphed *torch.Graphed    // of run; nil with NoGraphs
+	failed  error             // of the latest call of run
+	hits    int64             // replays so far
 	stream  *cuda.OwnedStream // nil on the CPU, as is restore
 	restore func() error
 	slot    slot
@@ -67,11 +70,19 @@ func (w *worker) open() (err error) {
 	if w.run, err = w.o.Model(w.gpu); err == nil && w.run == nil {
 		err = errors.New("BatcherOptions.Model returned no function")
 	}
+	if err == nil && !w.o.NoGraphs {
+		w.graphed = torch.NewGraphed(func(x []*torch.Tensor) ([]*torch.Tensor, error) { return w.call(x[0]) },
+			torch.GraphedOptions{MaxGraphs: len(w.o.Buckets), ReplayFirst: true, Fallback: true, Device: w.gpu})
+	}
 	return err
 }
 
 func (w *worker) close() error {
-	errs := []error{w.synchronize(), w.slot.close(), w.back.close()}
+	errs := []error{w.synchronize()}
+	if w.graphed != nil {
+		errs = append(errs, w.graphed.Close())
+	}
+	errs = append(errs, w.slot.close(), w.back.close())
 	if w.restore != nil {
 		errs = append(errs, w.restore())
 	}
@@ -106,6 +117,10 @@ func (w *worker) warmUp() error {
 		if err != nil {
 			return fmt.Errorf("the first batch of %d: %w", bucket, errors.Join(err, w.synchronize()))
 		}
+	}
+	if w.graphed != nil && w.graphed.Stats().Refused != nil {
+		w.o.Logger.Warn("serve: the model cannot be captured as a graph, and is called for each batch", "device",
+			w.device.name, "error", w.graphed.Stats().Refused)
 	}
 	return nil
 }
@@ -253,7 +268,8 @@ func (w *worker) decode(scope *torch.Scope, part []*request, bucket int, faults 
 			images[i] = r.image
 		}
 	}
-	decoded, err := w.decoder.Batch(w.base, scope, images...)
+	x := w.slot.x[bucket].In(scope).NoGrad()
+	decoded, err := w.decoder.into(w.base, x.Narrow(0, 0, int64(len(part))), images)
 	var list decode.Errors
 	if errors.As(err, &list) {
 		for _, f := range list {
@@ -263,30 +279,50 @@ func (w *worker) decode(scope *torch.Scope, part []*request, bucket int, faults 
 		}
 		err = nil
 	}
-	if err != nil || decoded == nil {
+	if err != nil || !decoded {
 		return nil, err
 	}
-	x := w.slot.x[bucket].In(scope).NoGrad()
-	return x, load(x, decoded, len(part))
+	if padding := x.Shape()[0] - int64(len(part)); padding > 0 {
+		err = x.Narrow(0, int64(len(part)), padding).Zero_().Err()
+	}
+	return x, err
 }
 
 // outputs runs the model, and copies the first rows of its outputs to the host.
 func (w *worker) outputs(x *torch.Tensor, rows int) ([]hostOutput, error) {
 	scope, bucket := x.Scope(), x.Shape()[0]
-	results, err := w.call(x)
+	results, err := w.replay(x)
 	if err != nil {
 		return nil, err
 	}
 	return w.back.read(scope, results, bucket, int64(rows))
 }
 
-// call runs the model. A panic is an error.
+// replay runs the model, on a GPU as the bucket's graph.
+func (w *worker) replay(x *torch.Tensor) ([]*torch.Tensor, error) {
+	if w.graphed == nil {
+		return w.call(x)
+	}
+	w.failed = nil
+	results, err := w.graphed.Call(x)
+	if hits := w.graphed.Stats().Hits; hits > w.hits {
+		w.hits = hits
+		w.count.replayed()
+	}
+	if w.failed != nil && err != nil {
+		err = w.failed // without the graph's name
+	}
+	return results, err
+}
+
+// call calls the user's function. A panic is an error.
 func (w *worker) call(x *torch.Tensor) (results []*torch.Tensor, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			w.o.Logger.Error("serve: the model panicked", "panic", p, "stack", string(debug.Stack()))
 			err = fmt.Errorf("the model panicked: %v", p)
 		}
+		w.failed = err
 	}()
 	return w.run(w.base, x)
 }
@@ -376,24 +412,6 @@ func (s *slot) fill(scope *torch.Scope, bucket int) (*torch.Tensor, error) {
 		return nil, err
 	}
 	return x.In(scope).NoGrad(), nil
-}
-
-// load queues the copy of n decoded rows into an input, and zeros its other rows.
-func load(x, decoded *torch.Tensor, n int) error {
-	to := x.Narrow(0, 0, int64(n))
-	defer to.Close()
-	if err := copyPixels(to, decoded); err != nil {
-		return err
-	}
-	rest := x.Shape()[0] - int64(n)
-	if rest == 0 {
-		return nil
-	}
-	padding := x.Narrow(0, int64(n), rest)
-	defer padding.Close()
-	zeroed := padding.Zero_()
-	defer zeroed.Close()
-	return zeroed.Err()
 }
 
 // hostOutput is an output's rows of requests in host memory.
