@@ -448,14 +448,14 @@ func (b *ShardedBlock) release() {
 	}
 }
 
-// reduceFlat averages the gradients of one flat tensor over the ranks. To the averages it adds the
+// reduceFlat averages the gradients of one flat tensor over the ranks. It adds the averages to the
 // shards' gradients from earlier passes.
 func (b *ShardedBlock) reduceFlat(f *blockFlat) error {
 	again, err := b.keep(f)
 	if err != nil {
 		return err
 	}
-	if err := b.d.precede(); err != nil { // after the copy of the gradients
+	if err := b.d.precede(); err != nil { // the reduction must follow the copy of the gradients
 		return err
 	}
 	return b.d.onStream(func() error {

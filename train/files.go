@@ -96,8 +96,8 @@ func (r *runner) openDir(ctx context.Context) error {
 	if resumes {
 		return r.load(ctx, r.path(lastFile))
 	}
-	// With this last.pt, a best.pt that is written later belongs to the same run, even if the
-	// process is killed.
+	// Save a last.pt before any best.pt, because prepareDir refuses a folder that has only a
+	// best.pt. So the folder stays usable even if the process is killed.
 	if err := r.saveLast("training"); err != nil {
 		return err
 	}
@@ -243,7 +243,7 @@ func (r *runner) load(ctx context.Context, path string) error {
 	if r.Loader == nil {
 		c.Loader = nil // train reads and drops the batches before the position
 	} else if err := c.RestoreLoader(ctx, r.Loader); err != nil {
-		// The loader has compared its archive and options with the checkpoint's.
+		// The error says how the loader's archive or options differ from the checkpoint's.
 		return fmt.Errorf("train: %s: %w", path, err)
 	}
 	if !r.job.leads() {

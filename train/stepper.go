@@ -188,8 +188,8 @@ func (s *Stepper) abandon() error {
 	return err
 }
 
-// run runs the step, except the schedule. The schedule is not part of a graph: it sets the next
-// learning rate from the host, which a replay does not run.
+// run runs the step, except the schedule. The schedule must stay outside of a graph, because it
+// runs on the host, and a replay runs no host code.
 func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
 	if s.casts != nil {
 		if err := s.casts.Begin(in[0].Scope()); err != nil {
