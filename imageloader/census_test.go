@@ -176,7 +176,8 @@ func TestFindingRowsAreBounded(t *testing.T) {
 	}
 }
 
-// TestInspectWebDataset: samples, classes and labels equal a loader's with the option.
+// TestInspectWebDataset: samples, classes and labels equal those of a loader with
+// Options.WebDataset.
 func TestInspectWebDataset(t *testing.T) {
 	member := func(name, data string) archivetest.Member { return archivetest.Member{Name: name, Data: data} }
 	good, bad := archivetest.Image("good"), archivetest.Image("BAD")

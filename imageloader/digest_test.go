@@ -11,11 +11,11 @@ package imageloader_test
 // A digest depends on the files in testdata, cshim/test/data and examples/data, on the versions of
 // the gzip and zstd compressors in go.mod (the blocks of an archive decide whether it has random
 // access), and on math/rand/v2. It does not depend on the instructions of an amd64 CPU: the shim's
-// tests hold its vectorised kernels equal to the scalar ones, and libjpeg-turbo gives the same
-// bytes with SSE2 and AVX2. Without SIMD (JSIMD_FORCENONE=1) libjpeg-turbo decodes some damaged
-// files to other pixels, so configurations over the damaged archive need the SIMD that every amd64
-// build has. On other architectures Go may fuse a multiplication with an addition, which can move a
-// crop: the test skips itself there.
+// tests check that its vectorised kernels give the bytes of the scalar ones, and libjpeg-turbo
+// gives the same bytes with SSE2 and AVX2. Without SIMD (JSIMD_FORCENONE=1) libjpeg-turbo decodes
+// some damaged files to other pixels, so configurations over the damaged archive need the SIMD that
+// every amd64 build has. On other architectures Go may fuse a multiplication with an addition,
+// which can move a crop: the test skips itself there.
 
 import (
 	"archive/tar"
@@ -846,7 +846,7 @@ func writeError(t *testing.T, h hash.Hash, err error) {
 }
 
 // writeStats hashes a loader's counts of samples. It hashes Bytes only after whole epochs: before
-// an error, the number of images that the workers decode ahead depends on time. It sorts bad
+// an error, the number of images that the workers decode ahead depends on timing. It sorts bad
 // samples, because workers meet them in any order.
 func writeStats(h hash.Hash, s imageloader.Stats, whole bool) {
 	fmt.Fprintf(h, "%d samples, %d batches, %d bad, %d ignored\n", s.Samples, s.Batches, s.Bad, s.Ignored)

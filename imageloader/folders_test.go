@@ -72,8 +72,8 @@ func TestLinkedFoldersAreClasses(t *testing.T) {
 	}
 }
 
-// TestBrokenLinksAreNamed: a broken link with an image's name is a bad sample with this reason.
-// Other broken links, and links to a folder that contains them, are named in the log.
+// TestBrokenLinksAreNamed: a broken link with an image's name is a bad sample with this reason. The
+// log names other broken links, and links to a folder that contains the link itself.
 func TestBrokenLinksAreNamed(t *testing.T) {
 	image := archivetest.Image("x")
 	link := func(name, to string) archivetest.Member {
@@ -220,7 +220,7 @@ func TestHiddenFoldersAreNoClasses(t *testing.T) {
 
 // TestFoldersWithoutAnImageAreNamed: a warning and the report of an inspection name a folder
 // without an image that may have been meant as a class. They do so in the run that makes the index
-// and in the next one. They do not name a folder of classes.
+// and in the next one. They do not name a folder whose subfolders are classes.
 func TestFoldersWithoutAnImageAreNamed(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{

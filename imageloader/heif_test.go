@@ -28,7 +28,7 @@ func heifFiles(t testing.TB) map[string][]byte {
 	return files
 }
 
-// heifFilesOf returns the files of a pattern without its extension, or none if libheif is not
+// heifFilesOf returns the .heic and .avif files that match a pattern, or none if libheif is not
 // installed.
 func heifFilesOf(t testing.TB, pattern string) map[string][]byte {
 	t.Helper()

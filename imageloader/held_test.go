@@ -63,8 +63,8 @@ func heldArchive(t *testing.T, n, size int) string {
 
 var garbage []byte
 
-// loadHeld runs five epochs in a child process. It prints the process's peak of resident memory,
-// and the largest heap.
+// loadHeld runs in a child process. It runs five epochs, and prints the process's peak of resident
+// memory and the largest heap.
 func loadHeld(t *testing.T, how, path string) {
 	o := Options{BatchSize: 32, Transform: Eval(16, 16), Shuffle: true, Workers: 4, ShuffleBytes: 1 << 30}
 	switch how {

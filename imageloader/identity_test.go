@@ -10,9 +10,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// globalBatches continues an epoch from the given states on world ranks. It reads count batches,
-// each of all ranks together. It returns the sorted names in each of them, and the states after the
-// last one.
+// globalBatches continues an epoch from the given states on world ranks. It reads count global
+// batches; a global batch consists of one batch of every rank. It returns the sorted names of each
+// global batch, and the states after the last one.
 func globalBatches(t *testing.T, path string, o Options, world, global, count int,
 	from []State) (batches [][]string, after []State) {
 	t.Helper()
@@ -79,7 +79,8 @@ func TestAnotherWorldKeepsTheGlobalBatches(t *testing.T) {
 	}
 }
 
-// The same world keeps its batch size. A state without a batch size is damaged.
+// A state with another batch size is refused unless the number of ranks differs too. A state
+// without a batch size is damaged.
 func TestBatchSizeOfAnotherWorldIsChecked(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, nil))
 	o := Options{Transform: Eval(4, 4), BatchSize: 4, World: 3}

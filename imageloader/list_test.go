@@ -101,7 +101,7 @@ func TestListLabelsAnySource(t *testing.T) {
 	}
 }
 
-// TestListOfJSONIsAnError: metadata.jsonl of Hugging Face is not a list, and the error names this.
+// TestListOfJSONIsAnError: metadata.jsonl of Hugging Face is not a list, and the error says so.
 func TestListOfJSONIsAnError(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, listedMembers()...))
 	list := archivetest.WriteFile(t, "metadata.jsonl", []byte(`{"file_name": "1.png", "label": 3}`))
@@ -112,7 +112,7 @@ func TestListOfJSONIsAnError(t *testing.T) {
 }
 
 // TestListInAnotherNormalFormIsNamed: a list from macOS has accents as separate characters in its
-// paths. It does not fit an archive of other systems, and the error names this.
+// paths. Its paths do not match those of an archive from another system, and the error says why.
 func TestListInAnotherNormalFormIsNamed(t *testing.T) {
 	const nfc, nfd = "B\u00e4r/1.png", "Ba\u0308r/1.png"
 	image := archivetest.Image("x")

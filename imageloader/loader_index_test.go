@@ -784,8 +784,8 @@ func (r readCounter) ReadAt(p []byte, at int64) (int, error) {
 	return r.File.ReadAt(p, at)
 }
 
-// TestTooLargeImageByIndexIsNotRead: if an image has too many pixels according to the index's
-// header, it is the same bad sample as without an index, and is not read.
+// TestTooLargeImageByIndexIsNotRead: if the header in the index says that an image has too many
+// pixels, the image is the same bad sample as without an index, and its file is not read.
 func TestTooLargeImageByIndexIsNotRead(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 6 {
@@ -1080,8 +1080,8 @@ func TestForgedSizesAreRefused(t *testing.T) {
 	}
 }
 
-// TestFlippedBitDamagesTheIndex: an index with a flipped bit is damaged, and is replaced before its
-// entries name an unknown class.
+// TestFlippedBitDamagesTheIndex: an index with a flipped bit is replaced as damaged. The bit turns
+// a file into an image of an unexpected class, but Open does not report that class.
 func TestFlippedBitDamagesTheIndex(t *testing.T) {
 	o := Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}
 	var list []archivetest.Member

@@ -846,8 +846,8 @@ func TestBadSamplesAreCountedAndLogged(t *testing.T) {
 	}
 }
 
-// TestCancelEndsTheEpochSoon: an epoch ends when its context ends, at any time. It decodes no more
-// than its workers have started, and releases everything.
+// TestCancelEndsTheEpochSoon: an epoch ends when its context ends, at any time. From then on it
+// decodes only a few more images, and it releases everything.
 func TestCancelEndsTheEpochSoon(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 400, func(i int) bool { return i%11 == 0 })

@@ -25,8 +25,7 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// scene returns an image and its mask. The image's red is its mask's class, and its green is its
-// number.
+// scene returns image i and its mask. A pixel's red is the class in the mask, and its green is i.
 func scene(t testing.TB, i, width, height int) (file, mask []byte) {
 	t.Helper()
 	picture := image.NewNRGBA(image.Rect(0, 0, width, height))
@@ -231,8 +230,8 @@ func TestMaskOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// TestBadMasksAreBadSamples: a mask that can't be used makes its sample a bad one, with the mask's
-// name.
+// TestBadMasksAreBadSamples: a mask that can't be used makes its sample a bad one, whose reason has
+// the mask's name.
 func TestBadMasksAreBadSamples(t *testing.T) {
 	_, good := scene(t, 1, 40, 40)
 	_, large := scene(t, 1, 40, 41)
@@ -423,8 +422,8 @@ func TestMaskedEpochsResume(t *testing.T) {
 	}
 }
 
-// TestMaskIndexServesAllPatterns: the index file serves the next loader, with other patterns too,
-// and the loader of labels makes its own.
+// TestMaskIndexServesAllPatterns: a loader with other patterns uses the index file unchanged.
+// Without Options.Masks, InspectIndex refuses it.
 func TestMaskIndexServesAllPatterns(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.tgz")
 	if err := os.WriteFile(path, archivetest.Gzip(t, archivetest.Tar(t, scenes(t, 9)...)), 0o644); err != nil {

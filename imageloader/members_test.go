@@ -9,8 +9,8 @@ import (
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
-// TestMemberBytes: the memory for members fits random batches, within its bounds. It is 0 if the
-// host inflates.
+// TestMemberBytes: the memory for compressed members is within its bounds and has room for random
+// batches. It is 0 if the host inflates.
 func TestMemberBytes(t *testing.T) {
 	const batch = 16
 	small := Options{BatchSize: batch, Transform: Train(64), ShuffleBytes: 1 << 16}

@@ -115,8 +115,8 @@ func TestParquetGivesTheBatchesOfTheTar(t *testing.T) {
 	}
 }
 
-// TestLargePagesAreReadInOrder: the samples do not fit in ShuffleBytes, and a compressed page has
-// many samples. The epoch then equals the epoch of a .tgz that is shuffled through the same buffer.
+// TestLargePagesAreReadInOrder: if the samples do not fit in ShuffleBytes, and a compressed page
+// has many samples, the epoch equals the epoch of a .tgz that is shuffled through the same buffer.
 func TestLargePagesAreReadInOrder(t *testing.T) {
 	data := photoTar(t, 60)
 	rows, classes := rowsOf(t, data)
@@ -328,8 +328,8 @@ func TestIndexOfOtherColumnsIsNotUsed(t *testing.T) {
 	}
 }
 
-// TestImpossibleLabelOfAColumnIsAnError: a number that no class can have is an error that names the
-// image, of Open and of Inspect.
+// TestImpossibleLabelOfAColumnIsAnError: for a number that no class can have, Open and Inspect
+// return an error that names the image.
 func TestImpossibleLabelOfAColumnIsAnError(t *testing.T) {
 	rows, _ := rowsOf(t, archivetest.Images(t, 6, nil))
 	rows[4].Label = 1 << 20

@@ -167,7 +167,7 @@ func TestPartOfAFolder(t *testing.T) {
 	}
 }
 
-// A state of one part is not a state of another.
+// A loader of another part refuses the state.
 func TestStateNamesAnotherPart(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, classesOf(map[string]int{"cat": 20})...))
 	identity := func(p Part) Identity {
@@ -254,7 +254,7 @@ func TestPartsKeepGroupsTogether(t *testing.T) {
 	}
 }
 
-// A class in two groups has one on each side, whatever their sizes.
+// If a class has two groups, each part gets one of them, whatever their sizes.
 func TestClassOfTwoGroupsIsInBothParts(t *testing.T) {
 	var members []archivetest.Member
 	text := "id,label,g\n"

@@ -14,10 +14,10 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
-// TestPartsOfAnArchive: from the second pass with plans by entry points on, only parts of the files
-// of a .tar or a zip of stored members are read. A file that has changed is not planned, because
-// its bytes do not match its digests. Here the first epoch finds no entry points, and the second
-// one makes them.
+// TestPartsOfAnArchive: of a .tar, or a zip of stored members, the first pass that plans with entry
+// points reads whole files, and later passes read only parts of them. A file that has changed is
+// not planned, because its bytes do not match its digests. Here the first epoch finds no entry
+// points, and the second one makes them.
 func TestPartsOfAnArchive(t *testing.T) {
 	if d, err := (sample.Library{}).NewDecoder(0); err != nil {
 		t.Skip(err)

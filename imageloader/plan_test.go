@@ -131,7 +131,7 @@ func (c *planned) check(t *testing.T, plans *decodeplan.Plans, p decodeplan.Row,
 	c.seen[key] = sum
 }
 
-// planArchive returns an archive of photographs, and others that only the host decodes: a PNG, a
+// planArchive returns an archive of photographs, and of images that only the host decodes: a PNG, a
 // JPEG that is too small for entry points, and damaged files.
 func planArchive(t *testing.T, name string, photos, damaged int) string {
 	t.Helper()

@@ -156,7 +156,7 @@ func TestFixReadsFolders(t *testing.T) {
 }
 
 // TestFixRewritesWhatOnlyPartialDecodes: an image that only Partial decodes is replaced by a PNG
-// with its pixels, upright or not as before. An image that Warned decodes keeps its bytes.
+// with its pixels and its EXIF orientation. An image that Warned decodes keeps its bytes.
 func TestFixRewritesWhatOnlyPartialDecodes(t *testing.T) {
 	list := damagedMembers(t)
 	cut := list[3]

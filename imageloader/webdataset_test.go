@@ -27,8 +27,8 @@ type webFile struct {
 
 func (f *webFile) labels() bool { return f.extension == "cls" || f.extension == "json" }
 
-// webModel models a loader's view of shards, by docs/imageloader.md: the samples with the text of
-// their labels, the images without a label, and the members that are errors.
+// webModel models what a loader makes of shards by the rules in docs/imageloader.md: the samples
+// with the text of their labels, the images without a label, and the members that are errors.
 func webModel(shards [][]webFile) (samples [][2]string, orphans []string, faults map[string]bool) {
 	faults = map[string]bool{}
 	fault := func(shard int, f *webFile) { faults[fmt.Sprint(shard, " ", f.Name)] = true }

@@ -177,8 +177,8 @@ func TestZipsOfAllMakersGiveTheSameEpoch(t *testing.T) {
 	}
 }
 
-// TestMembersThatAreNotReadAreBadSamples: an encrypted member, and one that is compressed by bzip2,
-// is a bad sample whose error says so.
+// TestMembersThatAreNotReadAreBadSamples: members that are encrypted or compressed by bzip2 are bad
+// samples, and their errors say so.
 func TestMembersThatAreNotReadAreBadSamples(t *testing.T) {
 	for name, want := range map[string]string{"infozip-encrypted": "it is encrypted",
 		"python-bzip2": "neither stored nor deflated"} {
@@ -352,7 +352,7 @@ func only(i int) func(Sample) float64 {
 	}
 }
 
-// TestFixOfAZipLeavesDamagedMembersOut: the fixed archive has the good members alone.
+// TestFixOfAZipLeavesDamagedMembersOut: the fixed archive has only the good members.
 func TestFixOfAZipLeavesDamagedMembersOut(t *testing.T) {
 	data := photoTar(t, 3)
 	z := zipped(t, data, zip.Store)

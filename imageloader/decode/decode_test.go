@@ -89,8 +89,8 @@ func faulty(t testing.TB, err error) (list []int) {
 	return list
 }
 
-// TestPixelsEqualLoader: with the same transform and seed, images of every format get the
-// loader's pixels, and images that the loader skips are at fault.
+// TestPixelsEqualLoader: with the same transform and seed, images of every format are decoded to
+// the loader's pixels. Decode's error names the images that the loader skips.
 func TestPixelsEqualLoader(t *testing.T) {
 	names, images := corpus(t)
 	cut := len(images)
@@ -170,8 +170,8 @@ func TestPixelsEqualLoader(t *testing.T) {
 	}
 }
 
-// TestWholeEqualsPillow: an image at its own size has the pixels of Pillow's convert("RGB"), in the
-// buffer if it fits.
+// TestWholeEqualsPillow: Whole returns the pixels of Pillow's convert("RGB"), in the given buffer
+// if they fit.
 func TestWholeEqualsPillow(t *testing.T) {
 	list, err := os.ReadFile("../testdata/features/pixels.json")
 	if err != nil {
@@ -394,8 +394,8 @@ func (g *gate) options() decode.Options {
 	return o
 }
 
-// TestLimitsHoldOverAllCalls: at most Workers images are decoded at a time, and no more than
-// MaxMemory admits, over all calls. A context ends the wait for both.
+// TestLimitsHoldOverAllCalls: all calls together decode at most Workers images at a time, and no
+// more than MaxMemory admits. A context ends the wait for either limit.
 func TestLimitsHoldOverAllCalls(t *testing.T) {
 	progressive, err := os.ReadFile("../../cshim/test/data/progressive.jpg")
 	if err != nil {
@@ -513,7 +513,8 @@ func TestOneImageAllocatesNothing(t *testing.T) {
 	}
 }
 
-// FuzzDecode: any bytes decode twice to the same pixels, or are an image at fault. Limits hold.
+// FuzzDecode: any bytes are decoded to the same pixels twice, or fail with an error that blames the
+// image. Limits hold.
 func FuzzDecode(f *testing.F) {
 	_, images := corpus(f)
 	for _, data := range images {
@@ -560,8 +561,9 @@ func gray(t testing.TB, width, height int) []byte {
 	return b.Bytes()
 }
 
-// An image with few pixels and a side over 65,535 is at fault, although no option limits it: its
-// own size is too large for a whole image, and its resized size for a crop.
+// An image with few pixels but a side over 65,535 fails with an error that blames the image,
+// although no option limits the side. Whole refuses its size, and Decode refuses the size that it
+// would be resized to.
 func TestLongSideIsAFault(t *testing.T) {
 	long := gray(t, 70000, 1)
 	d := newDecoder(t, decode.Options{})
@@ -579,8 +581,9 @@ func TestLongSideIsAFault(t *testing.T) {
 	}
 }
 
-// TestMemoryFollowsTheTableOfDocs: an image counts for MaxMemory as the table "Memory of decoding"
-// of docs/imageloader.md says, with 256 rows for all formats.
+// TestMemoryFollowsTheTableOfDocs: an image counts against MaxMemory with the bytes a pixel of the
+// table "Memory of decoding" in docs/imageloader.md. In every format, 256 bytes for each pixel of
+// its width are added for what the table calls some rows.
 func TestMemoryFollowsTheTableOfDocs(t *testing.T) {
 	interlaced := gray(t, 64, 48)
 	interlaced[28] = 1 // IHDR's last field

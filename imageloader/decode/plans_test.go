@@ -44,8 +44,8 @@ func mostPlans(t *testing.T, d *decode.Decoder, images [][]byte, memory int) (co
 	return count
 }
 
-// TestPlansAndRowsEqualDecode: DecodeRows gives the images without a plan, and any others, the
-// pixels and the errors of Decode. Plans are consecutive in their memory.
+// TestPlansAndRowsEqualDecode: for the images that have no plan, DecodeRows returns the pixels and
+// the errors of Decode. Plans are consecutive in their memory.
 func TestPlansAndRowsEqualDecode(t *testing.T) {
 	names, images := corpus(t)
 	names, images = append(names, "text"), append(images, []byte("text"))
@@ -131,7 +131,8 @@ func TestPlanRefusesOtherModules(t *testing.T) {
 	}
 }
 
-// TestRowsAreLeftAlone: DecodeRows writes only its rows, and requires memory for all rows.
+// TestRowsAreLeftAlone: DecodeRows writes only the rows that it is asked for, but requires memory
+// for all rows.
 func TestRowsAreLeftAlone(t *testing.T) {
 	d := newDecoder(t, decode.Options{Transform: transform.Train(32)})
 	images := [][]byte{photo(t), photo(t), []byte("text"), photo(t)}

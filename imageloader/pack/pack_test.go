@@ -140,7 +140,7 @@ func zipped(t testing.TB, members []archivetest.Member) []byte {
 	return b.Bytes()
 }
 
-// files returns the files of a folder by name, apart from indexes.
+// files returns the files of a folder by name, except indexes.
 func files(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -161,7 +161,7 @@ func files(t testing.TB, dir string) map[string]string {
 	return found
 }
 
-// differences names the files in which two folders differ, apart from the journals.
+// differences names the files in which two folders differ, except the journals.
 func differences(got, want map[string]string) (names []string) {
 	for name := range maps.Keys(want) {
 		if name != pack.JournalFile && got[name] != want[name] {
@@ -263,8 +263,8 @@ func shards(t testing.TB, dir string) (list []os.FileInfo) {
 	return list
 }
 
-// TestListGivesClasses: the classes of a list become directories or .cls members, also names that
-// no directory can have, and numbers keep their order.
+// TestListGivesClasses: the classes of a list become directories or .cls members. Numbers keep
+// their order. Classes whose order or names directories cannot have need .cls members.
 func TestListGivesClasses(t *testing.T) {
 	members := photos(t, 24)
 	dir := archivetest.Extract(t, members)
@@ -472,8 +472,9 @@ func group(members []archivetest.Member) string {
 	return strings.Join(list, "\n")
 }
 
-// TestNamesOfHostileForm: names that leave the folder, are absolute, long, repeated, no UTF-8 or
-// have dots give samples that a loader finds, and that tar can unpack below a folder.
+// TestNamesOfHostileForm: members whose names leave the folder, are absolute, long or repeated,
+// have dots, or are not UTF-8 become samples that a loader finds, and that tar unpacks below a
+// folder.
 func TestNamesOfHostileForm(t *testing.T) {
 	var members []archivetest.Member
 	for i, name := range []string{"../../up/a.jpg", "/abs/a.jpg", "up/a.jpg", "a/same.jpg", "a/same.jpg", "a/same~2.jpg",
@@ -506,8 +507,8 @@ func TestNamesOfHostileForm(t *testing.T) {
 	}
 }
 
-// TestPartsAreThoseOfTheLoader: the parts of a pack have the samples that a loader holds out, and
-// every class stays in the training part.
+// TestPartsAreThoseOfTheLoader: the parts of a pack have the samples of a loader's parts, and every
+// class stays in the training part.
 func TestPartsAreThoseOfTheLoader(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, photos(t, 60)...))
 	train := imageloader.Part{HeldOut: 0.25, Seed: 4}
@@ -536,8 +537,8 @@ func TestPartsAreThoseOfTheLoader(t *testing.T) {
 	}
 }
 
-// TestSeedSetsTheOrder: the same seed gives the same bytes with any number of workers, another seed
-// another order.
+// TestSeedSetsTheOrder: the same seed gives the same bytes with any number of workers, and another
+// seed gives another order.
 func TestSeedSetsTheOrder(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, photos(t, 40)...))
 	pack1 := func(seed uint64, workers int) map[string]string {
@@ -554,7 +555,7 @@ func TestSeedSetsTheOrder(t *testing.T) {
 	}
 }
 
-// damaged returns photos of which those with the given numbers are cut off.
+// damaged returns a tar of n photos. Those with the given numbers are cut off.
 func damaged(t testing.TB, n int, cut ...int) []byte {
 	t.Helper()
 	members := photos(t, n)
@@ -564,9 +565,9 @@ func damaged(t testing.TB, n int, cut ...int) []byte {
 	return archivetest.Tar(t, members...)
 }
 
-// TestBadSamplesAreNamedAndCounted: Fail names the first bad sample, and Skip continues where it
-// ended, counts and names all of them. Without Check, only the header of an image that is copied is
-// examined.
+// TestBadSamplesAreNamedAndCounted: a pack under Fail ends with an error that names a bad sample. A
+// pack under Skip continues it, and counts and names all bad samples. Without Check, only the
+// header of an image that is copied is examined.
 func TestBadSamplesAreNamedAndCounted(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", damaged(t, 30, 4, 8, 20))
 	dir := t.TempDir()
@@ -597,7 +598,7 @@ func TestBadSamplesAreNamedAndCounted(t *testing.T) {
 	}
 }
 
-// TestClassWithoutGoodSamplesIsAnError: later labels would change.
+// TestClassWithoutGoodSamplesIsAnError: the labels of the classes after it would change.
 func TestClassWithoutGoodSamplesIsAnError(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", damaged(t, 6, 1, 4))
 	dir, in := t.TempDir(), imageloader.Options{BadSamples: imageloader.Skip}
@@ -611,8 +612,8 @@ func TestClassWithoutGoodSamplesIsAnError(t *testing.T) {
 	}
 }
 
-// TestFoldersWithOtherFilesAreRefused: a pack writes into an empty folder or its own, and never
-// into its input.
+// TestFoldersWithOtherFilesAreRefused: a pack writes only into an empty folder or into one that the
+// same pack has begun, and never into its input.
 func TestFoldersWithOtherFilesAreRefused(t *testing.T) {
 	members := photos(t, 12)
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
@@ -665,8 +666,8 @@ func TestFoldersWithOtherFilesAreRefused(t *testing.T) {
 	}
 }
 
-// TestRefusedPackSaysWhatDiffers: an input of other files, samples or labels, and each option that
-// chooses labels, is named.
+// TestRefusedPackSaysWhatDiffers: a folder has a pack of other files, samples or labels, or with
+// another value of an option that chooses labels. The error names the difference.
 func TestRefusedPackSaysWhatDiffers(t *testing.T) {
 	members := slices.DeleteFunc(photos(t, 6), func(m archivetest.Member) bool { return filepath.Ext(m.Name) == ".txt" })
 	tree := archivetest.Extract(t, members)
@@ -709,8 +710,9 @@ func TestRefusedPackSaysWhatDiffers(t *testing.T) {
 	refused(o("kind"), "of an input with other samples")
 }
 
-// TestJournalContinuesFromEveryByte: the journal may end after any byte, with the shards that were
-// complete by then, half a temporary file, and a shard that was renamed and not yet noted.
+// TestJournalContinuesFromEveryByte: a pack continues from a journal that ends after any byte. The
+// folder has the shards that were complete by then, half a temporary file, and sometimes a shard
+// that was renamed but is not in the journal yet.
 func TestJournalContinuesFromEveryByte(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", damaged(t, 24, 5, 6, 7))
 	in, o := imageloader.Options{BadSamples: imageloader.Skip}, pack.Options{Check: true, ShardBytes: 12 << 10}
@@ -814,9 +816,9 @@ func withTag(data string, orientation byte) string {
 		string([]byte{orientation, 0, 0, 0, 0, 0, 0, 0}) + data[2:]
 }
 
-// TestResizedImagesTrainLikeTheirOriginals: the shorter side has the wanted length, the pixels
-// equal a loader's resize, with and without EXIF's orientation, and smaller images keep their
-// bytes.
+// TestResizedImagesTrainLikeTheirOriginals: the shorter side has the wanted length, and the pixels
+// equal a loader's resize, whether or not the loader applies EXIF's orientation. Smaller images
+// keep their bytes.
 func TestResizedImagesTrainLikeTheirOriginals(t *testing.T) {
 	small := archivetest.JPEG(t, photo(t, 3, 30, 90))
 	members := []archivetest.Member{

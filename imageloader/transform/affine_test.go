@@ -19,7 +19,8 @@ func TestRotations(t *testing.T) {
 	}
 }
 
-// TestRotationAboutCenterEqualsTorchvision compares rotations about other centres than the image's.
+// TestRotationAboutCenterEqualsTorchvision compares rotations about points other than the image's
+// centre.
 func TestRotationAboutCenterEqualsTorchvision(t *testing.T) {
 	for _, r := range readGolden(t).Centres {
 		t.Run(fmt.Sprint(r[:6]), func(t *testing.T) {
@@ -38,7 +39,7 @@ func TestRotationAboutCenterEqualsTorchvision(t *testing.T) {
 	}
 }
 
-// TestExpand compares the size and the pixels of rotations with Expand with torchvision's.
+// TestExpand compares the sizes and the pixels of rotations that set Expand with torchvision's.
 func TestExpand(t *testing.T) {
 	for _, r := range readGolden(t).Expansions {
 		t.Run(fmt.Sprint(r[:5]), func(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 )
 
 // TestAugMixEqualsTorchvision: with the weights, operations, bins and signs that torchvision's
-// AugMix has drawn, the pixels are its bytes.
+// AugMix has drawn, AugMix gives torchvision's pixels.
 func TestAugMixEqualsTorchvision(t *testing.T) {
 	g := readGolden(t)
 	if len(g.Augmixes) != 40 {

@@ -19,7 +19,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// deviceClaim is a step, and whether a GPU that decodes runs it.
+// deviceClaim is a step, and whether the GPU runs it when the GPU decodes the images.
 type deviceClaim struct {
 	op  Op
 	gpu bool
@@ -147,7 +147,7 @@ func TestGPURunsWhatDocsClaim(t *testing.T) {
 	}
 }
 
-// plannedOps reports whether a GPU runs the draw of a step, and whether there is anything to run.
+// plannedOps reports whether a GPU runs the operations that a step draws, and whether it draws any.
 func plannedOps(t *testing.T, op Op, seed uint64, plan []byte) (gpu, some bool) {
 	t.Helper()
 	a := &Augmenter{t: &Transform{Size: 32, Ops: []Op{op}}}

@@ -10,7 +10,8 @@ import (
 	"github.com/torchstream/torchstream/internal/order"
 )
 
-// repeated is added to Draw.Again for a sample that is repeated to fill up the epoch.
+// repeated is added to Draw.Again for a sample that is repeated to fill up the epoch. Its random
+// choices then differ from the choices of its other occurrences.
 const repeated = 1 << 40
 
 // newShuffler returns the shuffle buffer of a stream.
