@@ -103,7 +103,7 @@ func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr
 	err = collectives.StartRanks(ctx, ranks,
 		func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, self, args...) }, &out, stderr)
 	var report linkReport
-	if json.Unmarshal(out.Bytes(), &report) != nil { // rank 0 also fails if it has findings
+	if json.Unmarshal(out.Bytes(), &report) != nil { // err may be set although there is a report: rank 0 fails if it has findings
 		return cmp.Or(err, fmt.Errorf("doctor -dist: cannot read what rank 0 printed: %q", out.String()))
 	}
 	return report.print(asJSON, stdout)

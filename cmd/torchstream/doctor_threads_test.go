@@ -12,7 +12,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The quota is the smallest one among the process's cgroup and the cgroup's parents, in both cgroup
+// The quota is the smallest quota of the process's cgroup and that cgroup's parents, in both cgroup
 // versions.
 func TestCPUQuota(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -102,8 +102,8 @@ func TestEvaluateAgreesWithPredict(t *testing.T) {
 	}
 }
 
-// evaluate computes the same metrics for best.pt as train computed in the best epoch, if it uses
-// the precision of train.
+// With the precision that train used, evaluate computes the same metrics for best.pt as train did
+// in the best epoch.
 func TestEvaluateATraining(t *testing.T) {
 	archive, test := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5}), clitest.FewPhotos(t,
 		map[string]int{"cat": 3, "dog": 4})

@@ -524,7 +524,8 @@ func TestTrainHoldsOutImages(t *testing.T) {
 	}
 }
 
-// If an archive has the folders train and test, train uses only the images in train for training.
+// If an archive has the folders train and test, torchstream train uses only the folder train for
+// training.
 func TestTrainUsesPartsOfASet(t *testing.T) {
 	train := func(args ...string) (int, string, string) {
 		out := filepath.Join(t.TempDir(), "out")

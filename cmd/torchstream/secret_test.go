@@ -16,8 +16,9 @@ import (
 	"github.com/torchstream/torchstream/internal/clitest"
 )
 
-// secretServer serves a file to requests with the secret. After most requests, it refuses all
-// others, as a store does after a URL's signature has expired.
+// secretServer serves a file to requests with the secret. The value of most is the number of
+// requests that it serves. It refuses later ones, as a store does after a URL's signature has
+// expired.
 func secretServer(t *testing.T, file string, most *atomic.Int64) (address string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -290,7 +290,7 @@ func parseAMP(name string) (torch.DType, error) {
 // window returns the part of the run that -profile records.
 func (o *trainOptions) window() trace.Window { return trace.Window{File: o.profile} }
 
-// settings returns the options that may not change when a run resumes.
+// settings returns the options that must not change when a run resumes.
 func (o *trainOptions) settings() map[string]string {
 	settings := o.images.Settings()
 	if o.accumulate > 1 {
@@ -1096,10 +1096,10 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, classes 
 	return err
 }
 
-// census is the number of images in an archive or directory.
+// census holds the classes of an archive or directory, and the numbers of images.
 type census struct {
 	classes []imageloader.ClassReport // names and counts, by label
-	headers bool                      // whether an index has told the orientations
+	headers bool                      // turned is known, from an index
 	turned  int                       // images whose orientation is not upright
 	samples int
 	list    *imageloader.ListReport // nil: there is no list

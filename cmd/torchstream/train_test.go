@@ -312,8 +312,8 @@ func (w *interrupter) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// An interrupted training says how to resume. With -resume it ends with the parameters of an
-// uninterrupted training.
+// An interrupted run says how to resume. With -resume it ends with the parameters of an
+// uninterrupted run.
 func TestTrainInterruptedAndResumed(t *testing.T) {
 	archive := clitest.FewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	whole, out := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "out")

@@ -1,7 +1,7 @@
 package cli
 
-// Nearest returns the name closest to text. It returns "" if even the closest name differs from
-// text in more than a third of the name.
+// Nearest returns the name closest to text. It returns "" if even for the closest name the edit
+// distance is more than a third of the name's length.
 func Nearest(names []string, text string) string {
 	found, least := "", max(1, len(text)/3)+1
 	for _, name := range names {

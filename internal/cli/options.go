@@ -105,8 +105,8 @@ func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), don
 	return func(p imageloader.Progress) { draw(p.Bytes, p.TotalBytes) }, done
 }
 
-// DownloadProgress shows the progress of a download, if stderr is a terminal. A size of 0 is
-// unknown.
+// DownloadProgress shows the progress of a download, if stderr is a terminal. A size of 0 means
+// that the size is unknown.
 func DownloadProgress(stderr io.Writer) (progress func(name string, have, size int64), done func()) {
 	draw, done := bar(stderr, "downloading")
 	return func(_ string, have, size int64) {
