@@ -28,7 +28,8 @@ func TestSentinelsMatchOnlyThemselves(t *testing.T) {
 	}
 }
 
-// saysGo fails unless an error starts with a call and has no name of the C headers.
+// saysGo fails unless an error starts with the name of the call and contains no name from the C
+// headers.
 func saysGo(t *testing.T, err error, call string) {
 	t.Helper()
 	if err == nil || !strings.HasPrefix(err.Error(), call+": ") ||

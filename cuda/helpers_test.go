@@ -61,7 +61,7 @@ func threadsUsed(goroutines int, fn func()) int {
 func onGPU(t *testing.T, count int) {
 	t.Helper()
 	if n := DeviceCount(); n < count {
-		// As cudatest.RequireGPUs, which is above this package.
+		// Like cudatest.RequireGPUs, whose package imports this one.
 		if promised, err := strconv.Atoi(os.Getenv("TORCHSTREAM_REQUIRE_GPUS")); err == nil && promised >= count {
 			t.Fatalf("needs %d GPU(s), this machine has %d of the %d that TORCHSTREAM_REQUIRE_GPUS "+
 				"promises", count, n, promised)
@@ -276,8 +276,8 @@ func mapped(t *testing.T, bytes int) []byte {
 
 // sleepsIn waits until the thread sleeps inside of the C function, and returns true, or until ended
 // is closed, and returns false. A goroutine that is locked to the thread makes one call of the
-// function, and no other goroutine calls it. Under any load, true means that the call has not
-// returned: it was running before and after the look at the thread.
+// function, and no other goroutine calls it. However busy the machine is, true means that the call
+// has not returned: the call was running both before and after sleepsIn looked at the thread.
 func sleepsIn(t *testing.T, thread int64, function string, ended <-chan struct{}) bool {
 	t.Helper()
 	stacks := make([]byte, 1<<20)

@@ -44,7 +44,7 @@ func TestStartSanitizer(t *testing.T) {
 	}
 }
 
-// The folder must be possible.
+// StartSanitizer refuses a folder that cannot be created.
 func TestStartSanitizerWithoutItsFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	check(t, os.WriteFile(file, nil, 0o666))

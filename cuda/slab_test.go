@@ -21,7 +21,7 @@ type fakeSlab struct {
 
 func newFakeSlab(t *testing.T, slots, bytes, stride int) *fakeSlab {
 	t.Helper()
-	check(t, capi.Check()) // no call makes the objects, and calls end them
+	check(t, capi.Check()) // closing the test's objects calls the library
 	f := &fakeSlab{newSlab(newPinned(nil, make([]byte, slots*stride)), slots, bytes, stride), map[*capi.Event]error{}}
 	f.done = func(c *capi.Event) (bool, error) {
 		err, pending := f.pending[c]
@@ -132,7 +132,7 @@ func TestSlab(t *testing.T) {
 		t.Errorf("InFlight of an event without a record: got %v, want ErrNotRecorded", err)
 	}
 	check(t, WithStream(stream, load.queue))
-	check(t, stream.Wait(DefaultStream(0))) // whose memory device is
+	check(t, stream.Wait(DefaultStream(0))) // device is memory of the default stream
 	check(t, capi.CopyBatch(stream.s, nil, []*capi.Tensor{device}, []*capi.Tensor{host}, nil))
 	check(t, copied.Record(stream))
 	check(t, s.InFlight(1, copied))

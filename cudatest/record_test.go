@@ -51,7 +51,7 @@ func (r *record) Skipf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// mustFail fails t unless the inner test failed and said all of the words.
+// mustFail fails t unless the inner test failed and its reports contain all of the words.
 func (r *record) mustFail(t *testing.T, words ...string) {
 	t.Helper()
 	if !r.failed {

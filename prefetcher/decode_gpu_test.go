@@ -32,8 +32,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// decodeArchive writes an archive of photographs of several sizes. Some only the host decodes: PNG
-// files, damaged files, and JPEGs that are too small for entry points.
+// decodeArchive writes an archive of photographs of several sizes, and of images that only the host
+// decodes: PNG files, damaged files, and JPEGs that are too small for entry points.
 func decodeArchive(t *testing.T, photos int) string { return decodeArchiveOf(t, photos, "set.tar") }
 
 // decodeArchiveOf writes the archive of decodeArchive in the format of its name: a .tar, a .tgz,
@@ -264,8 +264,8 @@ func TestSanitizerOfBoundedDecoding(t *testing.T) {
 	}
 }
 
-// compressed returns the compressed bytes of a plan. Only operations follow them. All other parts
-// of a plan are trusted: they are where the header says.
+// compressed returns the compressed bytes in a plan. The test damages only these: the decoder
+// trusts all other parts of a plan.
 func compressed(plan []byte) ([]byte, error) {
 	// offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
 	const scanAt, scanBytes, stepsAt, slack = 288, 296, 424, 16
@@ -281,8 +281,8 @@ func compressed(plan []byte) ([]byte, error) {
 	return plan[at : at+n], nil
 }
 
-// searched reports whether a plan has no entry points. The device then has no reference for its
-// bytes: other bytes may be another image.
+// searched reports whether a plan has no entry points. The device then has nothing to compare the
+// bytes with, so damaged bytes may decode to other pixels without an error.
 func searched(plan []byte) bool {
 	const subsequences = 300 // in Plan of cshim/src/jpeg/plan.h
 	return binary.LittleEndian.Uint32(plan[subsequences:]) != 0
@@ -365,8 +365,8 @@ func (s *corruptingSource) bytes(plans *decodeplan.Plans, p *decodeplan.Row) ([]
 }
 
 // TestGPUDecodeHandsDamageBack: images whose bytes are damaged on their way to the device are
-// decoded again, and disturb no neighbour. They are at every position of a batch, single and
-// adjacent.
+// decoded again, and disturb no neighbour. The damaged images are at every position of a batch,
+// alone and next to each other.
 func TestGPUDecodeHandsDamageBack(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	decodeHandsDamageBack(t, onGPU)

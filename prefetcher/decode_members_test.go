@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// sameEpochs compares the epochs of two prefetchers, from first to last, and ends one of the second
-// early.
+// sameEpochs compares the epochs first to last of two prefetchers. It also leaves one epoch of the
+// second prefetcher early.
 func sameEpochs(t *testing.T, host, device *Prefetcher, first, last int) {
 	t.Helper()
 	for epoch := first; epoch <= last; epoch++ {

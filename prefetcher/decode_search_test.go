@@ -186,7 +186,7 @@ func decodeSearchesDamage(t *testing.T, decoder decoderFeed) {
 					t.Errorf("%d bad samples of %d, %d warnings, want %d of %d, %d", got.Bad, got.Samples,
 						got.Warned, want.Bad, want.Samples, want.Warned)
 				}
-				// An image that the device once hands back is not given to it again.
+				// An image that the device has handed back is not given to it again.
 				if damaged != imageloader.Refuse &&
 					(st.DecodedAgain < 20 || st.DecodedAgain > 200 || st.Decoded < 3*st.DecodedAgain) {
 					t.Errorf("%+v", st)

@@ -296,7 +296,7 @@ func TestAutoLeavesStepsToTheHost(t *testing.T) {
 	}
 }
 
-// ownFill embeds a source that plans, and has its own Fill called.
+// ownFill embeds a source that plans, but returns no planner, so that Fill is called.
 type ownFill struct{ *plannedSource }
 
 func (ownFill) Planner() any { return nil }

@@ -53,7 +53,7 @@ type tableBatch struct {
 	State   SampleState
 }
 
-// epochOf runs an epoch over memory of its own, without a prefetcher.
+// epochOf runs an epoch without a prefetcher, in slots that it allocates.
 func epochOf(ctx context.Context, s *SampleSource, epoch, slots int) (batches []tableBatch, err error) {
 	free, lent := make(chan [][]byte, slots), make(chan [][]byte, slots)
 	for range slots {
@@ -136,7 +136,7 @@ func TestSamplesAreInOrderWithoutShuffle(t *testing.T) {
 	}
 }
 
-// What a function does not write is 0, not what an earlier batch has left.
+// Elements that the function does not write are 0, even in a slot that an earlier batch has used.
 func TestRowsStartAtZero(t *testing.T) {
 	for _, b := range mustEpoch(t, table(t, 9, SamplesOptions{BatchSize: 4}, func(i int, s *Sample) error {
 		copy(s.Float32("numbers"), []float32{float32(i), float32(i), float32(i)})

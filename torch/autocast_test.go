@@ -56,7 +56,8 @@ func TestAutocastTravels(t *testing.T) {
 	}
 }
 
-// A parameter keeps its dtype, gets gradients of it, and the next pass sees its new value.
+// Under autocast a parameter keeps its dtype and gets gradients of that dtype. The next pass sees
+// its new value.
 func TestAutocastOfAParameter(t *testing.T) {
 	w, x := leaf(t, []float32{3}, 1, 1), floats(t, []float32{2}, 1, 1)
 	for _, want := range []float64{6, 8} {
@@ -122,7 +123,7 @@ func TestAutocastOnGPU(t *testing.T) {
 		}
 		wantValues(t, out[0], 1, 2, 3, 4)
 	}
-	// Another mark is another graph.
+	// An argument with another mark gets another graph.
 	out, err := g.Call(x)
 	if err != nil || out[0].DType() != torch.Float32 {
 		t.Errorf("%v, %v, want float32, nil", out, err)

@@ -445,7 +445,7 @@ func TestGPUBatchNormReLUGradientsOfGradients(t *testing.T) {
 
 // After a change of the weight, the gradient can still be computed, because the forward pass has
 // kept the weight's values. A gradient of a gradient needs the weight itself, so it is an error.
-// Without a weight, the bias has both.
+// Without a weight, the bias has both kinds of gradients.
 func TestBatchNormReLUChecksItsWeight(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	b := batchNorm{shape: [4]int64{2, 8, 4, 4}, dtype: torch.Float32, format: torch.ChannelsLast}
@@ -509,7 +509,7 @@ func TestSanitizerOfBatchNormReLU(t *testing.T) {
 
 // BenchmarkBatchNormReLU measures the normalisations of a ResNet-50 on a GPU, in bfloat16. It
 // compares BatchNormReLU with LibTorch's operators, forward, and forward and backward. The metric
-// is the device's time of one pass, since graphs of several are replayed.
+// is the device's time for one pass: a replayed graph has several passes.
 func BenchmarkBatchNormReLU(b *testing.B) {
 	cudatest.RequireGPUs(b, 1)
 	const passes = 10
@@ -553,7 +553,8 @@ func BenchmarkBatchNormReLU(b *testing.B) {
 	}
 }
 
-// composedInPlace is composed as models do it, with the memory of BatchNorm's result.
+// composedInPlace is composed, but as in models the operators after BatchNorm write into its
+// result.
 func (o operands) composedInPlace() *torch.Tensor {
 	y := o.x.BatchNorm(o.weight, o.bias, o.mean, o.variance, true, batchNormMomentum, batchNormEps)
 	if o.residual != nil {

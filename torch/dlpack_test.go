@@ -16,7 +16,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// managedTensor is DLPack's DLManagedTensorVersioned on a 64-bit machine, for structs of tests.
+// managedTensor is DLPack's DLManagedTensorVersioned on a 64-bit machine. Tests make such structs.
 type managedTensor struct {
 	major, minor uint32
 	context      uintptr
@@ -60,7 +60,8 @@ func foreignStruct(t *testing.T) (*managedTensor, []float32) {
 	return m, values
 }
 
-// A struct of another library is the same memory, and errors describe an invalid struct.
+// A tensor from another library's struct uses the struct's memory, and errors describe an invalid
+// struct.
 func TestFromDLPack(t *testing.T) {
 	m, values := foreignStruct(t)
 	x, err := torch.FromDLPack(unsafe.Pointer(m), torch.DLPackOptions{})
@@ -105,7 +106,8 @@ func TestFromDLPack(t *testing.T) {
 	y.Close()
 }
 
-// An exported and reimported tensor is the same memory, which lives until both are closed.
+// A tensor that is exported and imported again uses the same memory, which lives until both are
+// closed.
 func TestDLPackRoundTrip(t *testing.T) {
 	for _, unversioned := range []bool{false, true} {
 		o := torch.DLPackOptions{Unversioned: unversioned}
@@ -253,7 +255,8 @@ func untilAllocated(t *testing.T, want int64) {
 	}
 }
 
-// fresh makes a tensor on the stream, whose values are there, and returns its struct alone.
+// fresh exports a new tensor of the stream, closes it, and returns the struct and the memory's
+// address. It waits until the values are written.
 func (o *ordering) fresh(on cuda.Stream, options torch.DLPackOptions) (p unsafe.Pointer, address uintptr) {
 	o.t.Helper()
 	o.on(on, func() error {

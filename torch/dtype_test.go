@@ -147,7 +147,8 @@ func TestMemoryIsTheTensor(t *testing.T) {
 	runtime.KeepAlive(x)
 }
 
-// The slice stays as long as a tensor over it does, views and autograd's included.
+// A borrowed slice is not freed while a tensor uses it, including views and the tensors that
+// autograd saves.
 func TestBorrowedMemoryStaysUntilTheLastTensor(t *testing.T) {
 	freed := make(chan struct{})
 	s := torch.NewScope("borrowed")

@@ -67,7 +67,7 @@ func (b *blocks) step(n int, autocast bool) float32 {
 	defer scope.Close()
 	x, err := torch.Full(gpu, torch.Float32, 0.01*float64(n+1), 32, 64)
 	x = scope.Own(x)
-	err = errors.Join(err, x.SetRequiresGrad(true)) // both blocks get an input that does
+	err = errors.Join(err, x.SetRequiresGrad(true)) // so the inputs of both blocks require gradients
 	if autocast {
 		x = x.Autocast(torch.BFloat16)
 	}
@@ -140,8 +140,9 @@ func TestGraphedModulesTrainAsWithoutGraphs(t *testing.T) {
 			}
 			for i, m := range graphed.modules {
 				replays := int64(steps - 2)
-				// The last call that warms up is captured, and it has the other order: module 1 is
-				// captured first. In the first order it runs while module 0 waits for its backward.
+				// Both modules are captured in a step of the other order, so module 1 is captured
+				// first. In the steps of the first order, module 1 then does not replay: module 0
+				// waits for its backward.
 				if i == 1 {
 					replays /= 2
 				}
@@ -186,7 +187,8 @@ func TestGraphedModuleInACapture(t *testing.T) {
 	}
 }
 
-// product is a module whose graphs are captured: x times 2, of the elements of an ordering.
+// product returns a module that multiplies tensors of an ordering by w, which is 2. Its graphs are
+// captured already.
 func product(o *ordering) (m *torch.GraphedModule, w *torch.Tensor) {
 	w, err := torch.Full(gpu, torch.Float32, 2, 1)
 	o.check(err)
@@ -223,8 +225,8 @@ func trained(m *torch.GraphedModule, x *torch.Tensor) *torch.Tensor {
 	return out[0]
 }
 
-// A call on another stream than the previous one, which has yet to run, comes after it: neither
-// has the other's argument.
+// If a call is on another stream than the previous call, whose work has yet to run, its work runs
+// after that: neither call uses the other's argument.
 func TestGraphedModuleIsOrdered(t *testing.T) {
 	o := newOrdering(t)
 	m, w := product(o)
@@ -258,9 +260,9 @@ func TestGraphedModuleIsOrdered(t *testing.T) {
 	}
 }
 
-// Close frees the graphs' memory while results are still to be copied out of it, after the replay
-// and on its stream. The next module that is captured in the same pool replays after that. It does
-// not get this memory before.
+// Close frees the graphs' memory while a replay, and the copies of its results out of that memory,
+// are still queued. The next module that is captured in the same pool does not write to this memory
+// before the copies are done.
 func TestGraphedModuleMayBeClosed(t *testing.T) {
 	o := newOrdering(t)
 	const parts, elements = 128, 1 << 25

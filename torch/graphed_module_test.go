@@ -420,8 +420,9 @@ func TestGraphedModulesShareAPool(t *testing.T) {
 	}
 }
 
-// A module may keep data for its backward pass in memory that an earlier module of the pool uses
-// while it runs. So the earlier one does not run its graph in between.
+// The graph of an earlier module in the pool may overwrite data that a later module keeps for its
+// backward pass. So the earlier module does not replay between the forward and the backward pass of
+// the later one.
 func TestGraphedModulesOfAPoolDoNotOverwriteEachOther(t *testing.T) {
 	w, b := trainable(t, 1), trainable(t, 2)
 	x := vector(t, 2)

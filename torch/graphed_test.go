@@ -202,8 +202,8 @@ func TestGraphedIsBounded(t *testing.T) {
 	}
 }
 
-// Arguments that never come again capture at every call. The cache is emptied a few times, and the
-// memory of WarmOnce stays bounded.
+// If the arguments of each call are new, each call captures. The cache is emptied a few times, and
+// the memory of WarmOnce stays bounded.
 func TestGraphedOfEndlessArgumentsIsBounded(t *testing.T) {
 	for _, once := range []bool{false, true} {
 		g, r := graphed(double, GraphedOptions{MaxGraphs: 3, WarmOnce: once})
@@ -226,7 +226,7 @@ func TestGraphedOfEndlessArgumentsIsBounded(t *testing.T) {
 	}
 }
 
-// The call that need not run the function before its capture leaves the cache alone.
+// With WarmOnce, only the call that runs the function before its capture empties the cache.
 func TestGraphedWarmOnceEmptiesTheCacheOnce(t *testing.T) {
 	g, r := graphed(double, GraphedOptions{WarmOnce: true})
 	defer g.Close()

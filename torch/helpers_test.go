@@ -97,8 +97,8 @@ func here(t testing.TB) (file string, line int) {
 	return filepath.Base(file), line
 }
 
-// collect runs the garbage collector until done returns true, or until that is no longer to be
-// expected.
+// collect runs the garbage collector until done returns true, at most 1,000 times. It returns
+// done's last result.
 func collect(done func() bool) bool {
 	for range 1000 {
 		if done() {

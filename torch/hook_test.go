@@ -452,7 +452,7 @@ func TestCallbacksAtTheEndOfBackward(t *testing.T) {
 	}
 }
 
-// More goroutines than pass the gates run hooks that compute, and passes inside of them.
+// More goroutines than the gates let in run passes whose hooks compute and run passes themselves.
 func TestHooksOfManyGoroutines(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 64 {

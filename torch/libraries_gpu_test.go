@@ -187,7 +187,7 @@ func TestProductsOfGoroutinesOnOneStream(t *testing.T) {
 	testGoroutinesOnOneStream(t, func(a, b *torch.Tensor) *torch.Tensor { return a.MatMul(b) })
 }
 
-// LibTorch computes a convolution that cuDNN does not, or must not, with a product.
+// If cuDNN does not or must not compute a convolution, LibTorch computes it with a matrix product.
 func TestConvolutionsOfGoroutinesOnOneStream(t *testing.T) {
 	testGoroutinesOnOneStream(t, func(a, b *torch.Tensor) *torch.Tensor {
 		turn := torch.NewScope("a convolution")
@@ -247,8 +247,7 @@ func testGoroutinesOnOneStream(t *testing.T, product func(a, b *torch.Tensor) *t
 	}
 }
 
-// On any threads, the number of handles is bounded by devices, and the number of workspaces by
-// streams.
+// However many threads run operators, the device memory for handles and workspaces is bounded.
 func TestManyGoroutinesKeepDeviceMemoryFlat(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
@@ -277,7 +276,8 @@ func TestManyGoroutinesKeepDeviceMemoryFlat(t *testing.T) {
 			if i%2 == 0 {
 				return errors.Join(x.MM(w).Err(), image.Conv2d(kernel, nil, torch.Conv2dOptions{}).Err())
 			}
-			// Gradients of leaves of the goroutine's own, since goroutines must not share them.
+			// Each goroutine has separate leaves, since goroutines must not add to the same
+			// gradients.
 			mine, own := turn.Own(w.Detach()), turn.Own(kernel.Detach())
 			if err := errors.Join(mine.SetRequiresGrad(true), own.SetRequiresGrad(true)); err != nil {
 				return err
@@ -324,7 +324,7 @@ func TestProductsReuseTheHandleSlot(t *testing.T) {
 		{"AddMM", func() error { return failureOf(x.AddMM(x, w, torch.AddMMOptions{})) }},
 		{"Conv2d", func() error { return failureOf(image.Conv2d(kernel, nil, torch.Conv2dOptions{})) }},
 		{"Call1", func() error { return failureOf(torch.Call1("mm", x, w)) }},
-		// LibTorch takes this argument in a box alone.
+		// LibTorch takes a complex argument only in a boxed call.
 		{"a complex number", func() error {
 			return failureOf(torch.Call1("addmm", x, x, w, torch.Keywords{"beta": complex(1, 0)}))
 		}},

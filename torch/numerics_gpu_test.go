@@ -16,8 +16,8 @@ func randomMatrix(t *testing.T) *torch.Tensor {
 	return must(t, x, err)
 }
 
-// products returns the elements of a float32 product of x and w, and of the gradient of w, where x
-// marks the product and the pass.
+// products returns the elements of a float32 product of x and w, and of the gradient of w. The mark
+// of x applies to the product and to the pass.
 func products(t *testing.T, x, w *torch.Tensor) [2][]float32 {
 	scope := torch.NewScope("products")
 	defer scope.Close()
@@ -163,7 +163,8 @@ func TestGPUNumericsOfWaitingOperators(t *testing.T) {
 	all.Wait()
 }
 
-// Operators that take the shortest way to LibTorch have turns too: this loss adds with atomics.
+// Operators with the fastest kind of call, such as CrossEntropy, wait for their switches too. Its
+// kernel adds with atomics, so LibTorch refuses it if kernels must be deterministic.
 func TestGPUNumericsOfAFrequentOperator(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	x := onDevice(t, []float32{1, 2, 3, 4, 5, 6, 7, 8}, 1, 2, 2, 2)

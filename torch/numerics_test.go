@@ -16,8 +16,9 @@ var (
 	measured      = torch.Numerics{Benchmark: true}
 )
 
-// putter writes into a copy of x, forward and backward. LibTorch refuses both where kernels must be
-// deterministic, because indices that repeat have no order.
+// putter returns an operator that writes an element into a copy of x. Its backward writes too. If
+// kernels must be deterministic, LibTorch refuses both, because writes to repeated indices have no
+// order.
 func putter(t *testing.T) func(x *torch.Tensor) *torch.Tensor {
 	index, source := ints(t, []int64{0}, 1), floats(t, []float32{5}, 1)
 	return func(x *torch.Tensor) *torch.Tensor { return torch.Call1("put", x, index, source) }
@@ -273,7 +274,8 @@ func TestNumericsOfPassInHook(t *testing.T) {
 	}
 }
 
-// Other functions that a pass calls have no separate turn either, and find the marks of the pass.
+// Like hooks, other functions that a pass calls may wait for goroutines with other switches, and
+// find the marks of the pass.
 func TestNumericsOfCallbacks(t *testing.T) {
 	put := putter(t)
 	other := floats(t, []float32{1, 2})

@@ -470,7 +470,8 @@ func TestSanitizerKnowsTheOrderOfBackward(t *testing.T) {
 	if err := w.SetRequiresGrad(true); err != nil {
 		t.Fatal(err)
 	}
-	// program calls the hook with the gradient of a result on forward, in a pass of caller.
+	// program computes a result on the stream forward, and runs its backward pass from the stream
+	// caller. The pass calls the hook with the gradient of the result.
 	program := func(hook func(g *torch.Tensor) error, after func() error) func() error {
 		return func() error {
 			scope := torch.NewScope("pass")
@@ -546,7 +547,8 @@ func TestSanitizerKnowsTheOrderOfBackward(t *testing.T) {
 	})
 }
 
-// Values that reach the host order it after their computation, and later launches after the host.
+// When values have reached the host, it comes after their computation, and later launches come
+// after the host.
 func TestSanitizerSeesTheHostWait(t *testing.T) {
 	p := newPlanted(t)
 	program := func(wait func() error) func() error {
@@ -613,7 +615,7 @@ func TestSanitizerSeesRacesBehindTheHostsWait(t *testing.T) {
 }
 
 // BenchmarkSanitizer measures an operator of a program that is bound by launches, without a
-// sanitizer and under one, and the quotient of both.
+// sanitizer and under one, and the ratio of the two times.
 func BenchmarkSanitizer(b *testing.B) {
 	cudatest.RequireGPUs(b, 1)
 	if cuda.RunningSanitizer() != nil {
@@ -644,7 +646,7 @@ func BenchmarkSanitizer(b *testing.B) {
 		off = min(off, round())
 		s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
 		check(err)
-		for range 3 { // the first one makes the places
+		for range 3 { // the first round records where the calls are
 			on = min(on, round())
 		}
 		if found := s.Findings(); len(found) > 0 {

@@ -227,7 +227,7 @@ func opened(h torch.SharedHandle) error {
 	return err
 }
 
-// A user that is killed uses the tensor no longer.
+// Wait does not wait for a user that was killed.
 func TestSharedUserIsKilled(t *testing.T) {
 	if os.Getenv(otherProcess) != "" {
 		if _, err := torch.OpenShared(handleOf(t, listen())); err != nil {
@@ -255,7 +255,8 @@ func TestSharedUserIsKilled(t *testing.T) {
 	}
 }
 
-// Memory of the host outlives its owner in the processes that have opened it, which can tell.
+// If the owner is killed, processes that have opened its host memory can still use it, and Check
+// tells them that the owner has ended.
 func TestSharedOwnerIsKilled(t *testing.T) {
 	if os.Getenv(otherProcess) != "" {
 		x, err := torch.FromFloat32s([]float32{1, 2, 3})
@@ -373,7 +374,8 @@ func TestHostileSharedHandles(t *testing.T) {
 	}
 }
 
-// The user's stream comes after the owner's work, and the owner's Wait after the user's.
+// Work on the user's stream runs after the owner's work, and the owner's Wait returns after the
+// user's work.
 func TestSharedGPUTensor(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	stream := cudatest.Stream(t, gpu)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Any bytes are refused, or are a handle that has the same bytes again.
+// Any bytes are refused, or give a handle whose bytes are the same.
 func FuzzSharedHandle(f *testing.F) {
 	for _, h := range []sharedHandle{
 		{pid: 1, dtype: int32(Float32), size: []int64{2, 3}, stride: []int64{3, 1}},

@@ -173,7 +173,7 @@ func compile(t *testing.T, cc, library, source string, options ...string) {
 	}
 }
 
-// Every function that calls C without a C object, so that it can be a program's first call, calls
+// A function that calls C without having a C object may be a program's first call, so it must call
 // Check.
 func TestFirstCallsCheck(t *testing.T) {
 	for _, folder := range []string{".", "../imagecapi"} {
@@ -257,8 +257,8 @@ func takesObject(fn *ast.FuncDecl) bool {
 	return false
 }
 
-// threads returns the numbers of LibTorch's threads in operators on two threads of a process with
-// the environment.
+// threads starts a process with the environment. It returns how many of LibTorch's threads an
+// operator uses, for operators on two of the process's threads.
 func threads(t *testing.T, environment ...string) string {
 	t.Helper()
 	c := exec.Command(os.Args[0])

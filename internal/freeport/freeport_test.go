@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// A port is free on every address, and not one that the kernel gives to a socket without a port.
+// A port is free on every address, and is none that the kernel gives to sockets that ask for any
+// port.
 func TestFind(t *testing.T) {
 	low, high := ephemeral()
 	found := map[int]bool{}
@@ -36,7 +37,7 @@ func TestFind(t *testing.T) {
 
 const portVariable = "TORCHSTREAM_FREEPORT_TEST"
 
-// A port that a process has found is no other process's until the process ends.
+// Until a process that has found a port ends, no other process finds that port.
 func TestPortsAreReserved(t *testing.T) {
 	if text := os.Getenv(portVariable); text != "" {
 		port, err := strconv.Atoi(text)

@@ -361,8 +361,8 @@ func TestPinnedMemoryIsWatched(t *testing.T) {
 	}
 }
 
-// A copy to pinned memory may change the memory, whether it was queued before a copy from it and is
-// unfinished, or is queued afterwards.
+// If a copy to pinned memory changes it, the program has not written to it. Such a copy may have
+// been queued before a copy from the memory and be unfinished, or be queued afterwards.
 func TestCopiesToPinnedMemoryAreNoWritesOfTheProgram(t *testing.T) {
 	for _, order := range []string{"to, from", "from, to", "to, waited, from"} {
 		t.Run(order, func(t *testing.T) {

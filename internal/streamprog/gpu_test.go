@@ -259,7 +259,7 @@ func (m *machine) checkTensor(o Op) (ok bool, err error) {
 	return ok, err
 }
 
-// handOver makes the stream to wait for from, as an export of from's tensor does.
+// handOver orders the stream to after the stream from, as an export of from's tensor does.
 func (m *machine) handOver(from, to cuda.Stream) error {
 	x := m.load[slices.Index(m.streams, from)]
 	return cuda.WithStream(from, func() error {

@@ -7,7 +7,7 @@ import (
 )
 
 // TestLastCheckpointBeforeEachMemberIsKept: the checkpointer keeps the last checkpoint before each
-// member, if checkpoints and members come in any order.
+// member, in whatever order checkpoints and members come.
 func TestLastCheckpointBeforeEachMemberIsKept(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	for range 300 {

@@ -25,8 +25,8 @@ import (
 // lastModified is the Last-Modified of the servers of these tests.
 var lastModified = time.Unix(1e9, 0).UTC().Format(http.TimeFormat)
 
-// rangeServer answers each range request for data with the function answer. The range is from
-// first, and has at most n bytes. k counts the requests from 1.
+// rangeServer answers each range request for data with the function answer. The range starts at
+// first and has at most n bytes. k counts the requests from 1.
 func rangeServer(t *testing.T, data []byte,
 	answer func(w http.ResponseWriter, k int, first, last int)) *httptest.Server {
 	var count atomic.Int64
@@ -98,8 +98,9 @@ func TestShortRangeIsProgress(t *testing.T) {
 	}
 }
 
-// A body that is compressed for the transfer does not have the bytes of its Content-Range. The
-// header alone, as servers send it for the encoding of the file itself, does no harm.
+// A body that is compressed for the transfer does not have the bytes of its Content-Range. A
+// Content-Encoding header without such a compression, which servers send for the encoding of the
+// file itself, does no harm.
 func TestCompressedRangeIsNamed(t *testing.T) {
 	data := randomBytes(300_000)
 	compress := func(w http.ResponseWriter, p []byte) {

@@ -66,7 +66,7 @@ func TestLinksAreFollowed(t *testing.T) {
 	}
 }
 
-// TestEmptyFoldersAreKnown: at the end, a tar's directories without an entry are known, in any
+// TestEmptyFoldersAreKnown: a walk knows at its end which directories of a tar are empty, in any
 // order of the headers and even if some headers are missing.
 func TestEmptyFoldersAreKnown(t *testing.T) {
 	dir := func(name string) archivetest.Member { return archivetest.Member{Name: name, Kind: tar.TypeDir} }

@@ -65,7 +65,7 @@ func TestBuffersAreReused(t *testing.T) {
 	}
 }
 
-// Where the system has no memory, buffers come from Go's heap, and are not reused.
+// If an arena has no memory, buffers come from Go's heap, and are not reused.
 func TestBuffersWithoutArena(t *testing.T) {
 	b := NewBuffers(1 << 20)
 	b.Get(100)

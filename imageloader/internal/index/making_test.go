@@ -130,7 +130,8 @@ func startProcess(t *testing.T, path string) *process {
 	return p
 }
 
-// until reads the lines of the process until one has one of the words, and returns both.
+// until reads the process's lines up to the first that has one of the words. It returns the word
+// and the line.
 func (p *process) until(t *testing.T, words ...string) (word, line string) {
 	t.Helper()
 	for p.lines.Scan() {

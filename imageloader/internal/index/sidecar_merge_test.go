@@ -68,9 +68,9 @@ func TestIndexesOfOneArchiveAreMerged(t *testing.T) {
 	}
 }
 
-// TestSavingWaitsForEachOther: the time limit for the lock starts again for each process that saves
-// first, so a queue of processes does not share one limit. The indexes of large archives take
-// seconds to write, and a host has many ranks.
+// TestSavingWaitsForEachOther: several processes wait for the lock to save. Whenever another of
+// them gets it, the time limit of those that still wait starts again. Otherwise the last of many
+// ranks would give up, because the index of a large archive takes seconds to write.
 func TestSavingWaitsForEachOther(t *testing.T) {
 	path := indexed(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	x := open(t, path, testConfig())
@@ -131,8 +131,8 @@ func TestSavingWaitsForEachOther(t *testing.T) {
 	}
 }
 
-// TestSavingWaitsForNoStoppedProcess: a process that is stopped while it saves does not hold up the
-// end of another one for ever.
+// TestSavingWaitsForNoStoppedProcess: a process that is stopped while it saves does not keep
+// another process from ending.
 func TestSavingWaitsForNoStoppedProcess(t *testing.T) {
 	path := indexed(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	log := &logged{}

@@ -17,8 +17,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestEntryBlobsAreKept: the next run finds the blobs that this run and earlier runs have kept for
-// a sample, with any classes.
+// TestEntryBlobsAreKept: a run finds the blobs of entry points that earlier runs have kept, even
+// with other Options.Classes.
 func TestEntryBlobsAreKept(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(30)...)))
 	c := testConfig()
@@ -332,7 +332,7 @@ func TestIndexesAreNotShards(t *testing.T) {
 	}
 }
 
-// A blob takes the place of one of an earlier run, which was refused.
+// A blob replaces an earlier run's blob that was refused.
 func TestBlobsOfAnEarlierRunAreReplaced(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1, 2))
 	for _, blobs := range [][2]string{{"refused", "good"}, {"a longer one", ""}} {

@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/indextest"
 )
 
-// TestIndexOfOldVersionIsRebuilt: indexes of version 2 may have wrong labels. The same labels in an
-// index of this version are believed.
+// TestIndexOfOldVersionIsRebuilt: an index of version 2 is made again, because its labels may be
+// wrong. The labels of an index of version 3 are used without a check.
 func TestIndexOfOldVersionIsRebuilt(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t,
 		archivetest.Member{Name: "0.png", Data: archivetest.Image("0")}, archivetest.Member{Name: "0.cls", Data: "3"}))

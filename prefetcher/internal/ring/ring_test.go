@@ -301,7 +301,7 @@ func (p *program) checkEnd(e plan, seen int, panicked bool, err error) {
 	}
 }
 
-// source returns a source that lends several slots ahead, fills them, and delivers.
+// source returns a source that calls lend for several slots ahead, fills them, and delivers them.
 func (p *program) source(e plan) func(context.Context, Lend, Deliver) error {
 	return func(ctx context.Context, lend Lend, deliver Deliver) error {
 		// Use a separate context below the given one, as a source with workers does.
