@@ -71,10 +71,6 @@ func openInput(ctx context.Context, path string, o *imageloader.Options, progres
 	if err := in.x.Changed(in.a); err != nil {
 		return nil, err
 	}
-	if o.WebDataset && in.inParquet() {
-		return nil, fmt.Errorf("pack: %s is a Parquet file, whose labels are in a column: leave out Options.WebDataset",
-			in.a.Path())
-	}
 	if !o.WebDataset && in.x.Random() {
 		return in, nil
 	}
@@ -93,6 +89,10 @@ func loadIndex(ctx context.Context, path string, config archive.Config, c index.
 		return nil, err
 	}
 	defer func() { _ = a.Close() }() // only read
+	if c.WebDataset && a.InParquet() {
+		return nil, fmt.Errorf("pack: %s is a Parquet file, whose labels are in a column: leave out Options.WebDataset",
+			a.Path())
+	}
 	x, err := index.Load(a, c)
 	if x != nil || err != nil {
 		return x, err

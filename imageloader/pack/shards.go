@@ -38,6 +38,7 @@ type stream struct {
 	budget *arena.Budget
 	group  sync.WaitGroup
 	ahead  *task // the next task, if the last shard had no room for it
+	failed error // of the last task that next returned
 }
 
 // startStream starts the workers at a position of the part.
@@ -101,6 +102,7 @@ func (s *stream) next() (*task, error) {
 		}
 		select {
 		case <-t.done:
+			s.failed = t.err
 			return t, t.err
 		case <-s.ctx.Done():
 		}
@@ -161,7 +163,7 @@ func (p *packing) writeShard(s *stream, part *partPlan, number, samples int) (sh
 	})
 	var bad *imageloader.SampleError
 	switch {
-	case errors.As(err, &bad), err != nil && s.ctx.Err() != nil:
+	case errors.As(err, &bad), err != nil && s.ctx.Err() != nil, s.failed != nil: // not a fault of the shard
 		return done, err
 	case err != nil:
 		return done, fmt.Errorf("pack: %s: %w", path, err)
