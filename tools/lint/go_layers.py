@@ -173,6 +173,7 @@ LAYERS = {
     "train": ["checkpoint", "cuda", "distributed", "imageloader", "internal/resident", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
     # internal/capi: the decoder.
     "serve": ["cuda", "imageloader/decode", "internal/capi", "internal/decodeplan", "internal/origin", "tensor", "torch"],
+    "serve/prometheus": ["serve"],
     # For other people's tests.
     "cudatest": ["cuda", "internal/capi", "leaks", "torch"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.
@@ -386,7 +387,7 @@ FREE = {
     "prefetcher": {"imageloader"},
 }
 
-MODULES = [".", "imageloader/blob", "imageloader/prometheus", "lab"]
+MODULES = [".", "imageloader/blob", "imageloader/prometheus", "lab", "serve/prometheus"]
 TAGS = ["", "debug"]
 
 
