@@ -12,7 +12,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// quick is for ranks that are goroutines of one process and so share its cores.
+// quick holds the options of ranks that are goroutines of one process and so share its cores.
 var quick = Options{Timeout: 2 * time.Minute, Silence: time.Minute}
 
 func expectValues(what string, t *torch.Tensor, want ...float64) error {

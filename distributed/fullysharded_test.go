@@ -687,7 +687,8 @@ func TestGPUFullyShardedGathersInAnotherDType(t *testing.T) { onGPUs(t, "gathere
 
 func TestGPUFullyShardedStepIsAGraph(t *testing.T) { onGPUs(t, "sharded graph on GPUs") }
 
-// shardedGraph captures whole steps, with gathers and reductions, as one graph, in both stages.
+// shardedGraph captures whole steps, with gathers and reductions, as one graph, for both ZeRO
+// stages.
 func shardedGraph(g *Group) error {
 	d := g.Device()
 	scope := torch.NewScope("fixed")

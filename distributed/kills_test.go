@@ -240,7 +240,8 @@ func newShardedKilledModel(world *distributed.Group) (*killedModel, error) {
 	}, nil
 }
 
-// trainFrom trains until step killSteps. It calls at before each call that involves other ranks.
+// trainFrom trains until step killSteps. It calls the function at before each call that involves
+// other ranks.
 func trainFrom(ctx context.Context, path string, o distributed.Options, sharded bool,
 	at func(world *distributed.Group)) (weights []float64, err error) {
 	at(nil)

@@ -9,8 +9,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// fmt prints no addresses or values: as in packages nn and optim, the types of a job print what
-// they are.
+// The types of a job have String methods, like the types of packages nn and optim. Without these
+// methods, fmt would print addresses and values.
 func TestTypesOfAJobPrintWhatTheyAre(t *testing.T) {
 	requireNone(t, inProcess(t, 1, quick, func(g *Group) error {
 		net, err := smallNet(1)

@@ -91,7 +91,7 @@ func (r *zeroRun) end() error {
 	return errors.Join(errs...)
 }
 
-// step trains on a batch of size samples, starting with number first.
+// step trains on a batch of size samples, starting with sample number first.
 func (r *zeroRun) step(d cuda.Device, scaled bool, first, size int) error {
 	rank, n := 0, 1
 	if r.g != nil {
@@ -178,9 +178,9 @@ func compareStates(a, b optim.Optimizer) (float64, error) {
 	return difference(values[0], values[1]), nil
 }
 
-// zeroTrainsAsOne compares the parameters and state of an optimizer with sharded state with the
-// same optimizer in one process. Then each optimizer loads the other's state, and they are compared
-// again.
+// zeroTrainsAsOne compares an optimizer with sharded state to the same optimizer in one process:
+// the parameters and the state must be equal. Then each optimizer loads the other's state, and they
+// are compared again.
 func zeroTrainsAsOne(g *Group, d cuda.Device, c zeroCase) error {
 	alone, err := startZero(nil, d, c)
 	if err != nil {

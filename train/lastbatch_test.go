@@ -45,9 +45,9 @@ func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *jo
 	return &job{Config: c}
 }
 
-// A normalisation cannot compute statistics for a last batch of one sample. The run then ends with
-// the same bits as a run whose loader drops the last batch, even if the run is interrupted before
-// that batch.
+// If a normalisation layer cannot compute statistics for a last batch of one sample, the run ends
+// with the same bits as a run whose loader drops the last batch. This also holds if the run is
+// interrupted before that batch.
 func TestLastBatchOfOneSampleIsDropped(t *testing.T) {
 	path := archive(t)
 	dropped := newNormalised(t, path, true, train.Config{})
@@ -106,7 +106,8 @@ func (u *uneven) Fill(ctx context.Context, _ int, lend func(context.Context) ([]
 	return nil
 }
 
-// If a batch of one sample is the first, or not the last, the run ends with BatchNorm's error.
+// If a batch of one sample is the first batch of its epoch, or not the last one, the run ends with
+// BatchNorm's error.
 func TestOneSampleBatchBeforeTheLastIsAnError(t *testing.T) {
 	for name, sizes := range map[string][]int{"first": {1, 2}, "in between": {2, 1, 2}, "alone": {1}} {
 		t.Run(name, func(t *testing.T) {

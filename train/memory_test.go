@@ -353,9 +353,9 @@ func sums(t *testing.T, net nn.Module) (all []float64) {
 	return all
 }
 
-// rescaled multiplies its input by a parameter and applies a linear layer. If huge, the parameter's
-// gradient needs more memory than any machine has, 256 TiB. That gradient is computed after the
-// gradients of the layer.
+// rescaled multiplies its input by a parameter and applies a linear layer. If huge is set, the
+// parameter's gradient needs more memory than any machine has, 256 TiB. That gradient is computed
+// after the gradients of the layer.
 type rescaled struct {
 	scale *torch.Tensor
 	layer *nn.Linear

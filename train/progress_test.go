@@ -141,7 +141,8 @@ func TestMemoryOfTheCPU(t *testing.T) {
 	for limit := time.Now().Add(time.Minute); ; {
 		before := read()
 		text := memory(cuda.CPU)
-		// Go may return memory at any time, so only a reading between two equal ones counts.
+		// Go may return memory to the system at any time, so the text only counts if the memory is
+		// the same before and after it.
 		if math.Abs(read()-before) > changes {
 			if time.Now().After(limit) {
 				t.Fatalf("for a minute no two readings of the memory were within %.0f bytes, want two",

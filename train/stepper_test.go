@@ -202,8 +202,8 @@ func TestStepperRefuses(t *testing.T) {
 	}
 }
 
-// disagreeing is an optimizer that returns once the error of ranks that disagree about their
-// gradients.
+// disagreeing is an optimizer whose step fails once, with the error of ranks that disagree about
+// their gradients.
 type disagreeing struct {
 	optim.Optimizer
 	err error
@@ -452,7 +452,7 @@ func TestRunWithGraphs(t *testing.T) {
 	}
 }
 
-// Autocast in training and evaluation keeps the metrics near those of float32.
+// With autocast in training and evaluation, the metrics are close to the metrics in float32.
 func TestRunWithAutocast(t *testing.T) {
 	path := archive(t)
 	for device := range min(2, cuda.DeviceCount()+1) {

@@ -748,8 +748,8 @@ func TestStepErrorAtCancellationIsReturned(t *testing.T) {
 	}
 }
 
-// If the context ends during an evaluation and the model's parameters cannot be swapped back for
-// the averages, Run's error is not an InterruptedError. The previous checkpoint stays, with the
+// If the context ends during an evaluation of the averages, and swapping the parameters back into
+// the model fails, Run's error is not an InterruptedError. The previous checkpoint stays, with the
 // parameters.
 func TestFailedSwapOfAveragesIsNoInterruption(t *testing.T) {
 	source := &fixed{rows: make([][classes + 4]float32, 4), labels: make([]int64, 4)}

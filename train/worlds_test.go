@@ -291,8 +291,8 @@ func TestRanksThatCannotWriteAreNamed(t *testing.T) {
 	})
 }
 
-// The file holds the whole model, and no shards, if only some ranks of the job shard the model, or
-// if all ranks shard the model but their order in its group is not the job's.
+// The file holds the whole model, and no shards, in two cases: if only some ranks of the job shard
+// the model, and if the group that shards the model has the ranks in another order.
 func TestSubgroupShardsAreWholeInTheFile(t *testing.T) {
 	for _, ranks := range [][]int{{1, 0}, {0}} {
 		path := filepath.Join(t.TempDir(), "last.pt")

@@ -313,7 +313,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", patience) })
 }
 
-// If two processes have the same rank before all ranks have met, the job ends.
+// If two processes have the same rank before all ranks have connected, the job ends.
 func TestTwoProcessesOfOneRankEndTheJob(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -95,7 +95,8 @@ func TestMissingRanksAreDescribed(t *testing.T) {
 		"rank 2 (it never connected) did not reach Barrier #1 at a.go:1 within 1ms")
 }
 
-// If all ranks have entered the collective that failed, the rank that reports it is named.
+// If all ranks have entered the collective that failed, the verdict names the rank that reports the
+// failure.
 func TestReportOfACollectiveThatAllHaveEnteredNamesItsRank(t *testing.T) {
 	_, members := job(t, 2)
 	call := Call{Seq: 3, Name: "AllReduce", Line: "a.go:1"}
