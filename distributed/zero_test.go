@@ -178,9 +178,9 @@ func compareStates(a, b optim.Optimizer) (float64, error) {
 	return difference(values[0], values[1]), nil
 }
 
-// zeroTrainsAsOne compares an optimizer with sharded state to the same optimizer in one process:
-// the parameters and the state must be equal. Then each optimizer loads the other's state, and they
-// are compared again.
+// zeroTrainsAsOne compares an optimizer with sharded state to the same optimizer in one process, by
+// the parameters and the state. Then each optimizer loads the other's state, and they are compared
+// again.
 func zeroTrainsAsOne(g *Group, d cuda.Device, c zeroCase) error {
 	alone, err := startZero(nil, d, c)
 	if err != nil {
