@@ -350,8 +350,8 @@ var edges = []edge{
 		"	if err := b.d.follow(); err != nil {\n		return err\n	}\n	var into", "	var into",
 		"distributed", "TestSanitizerOfShardedBlocks", 1},
 	{"a block's gradients are reduced after they are made", "distributed/shardedblock.go",
-		"	if err := b.d.precede(); err != nil { // after the copy of the gradients\n		return " +
-			"err\n	}\n", "", "distributed", "TestSanitizerOfShardedBlocks", 1},
+		"	if err := b.d.precede(); err != nil { // the reduction must follow the copy of the gradients\n" +
+			"		return err\n	}\n", "", "distributed", "TestSanitizerOfShardedBlocks", 1},
 	{"the caller waits for the reduction of the parts' gradients", "distributed/fullysharded.go",
 		"	if err := d.follow(); err != nil {\n		return err\n	}\n	for _, b := range " +
 			"d.blocks {\n		if err := b.deliver",
