@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -30,4 +31,58 @@ func TestReadmeProgramCompiles(t *testing.T) {
 	if out, err := exec.Command(goTool, "vet", file).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s\nwant no error", err, out)
 	}
+}
+
+// Links between the documents lead to files and headings that exist.
+func TestLinksOfDocumentsExist(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(pages) == 0 {
+		t.Skip("needs the repository")
+	}
+	pages = append(pages, "../../README.md", "../../CONTRIBUTING.md", "../../lab/journal.md")
+	link, code := regexp.MustCompile(`\]\(([^)\s]+)\)`), regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
+	links := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(string(text), "code"), -1) {
+			path, heading, anchored := strings.Cut(m[1], "#")
+			if strings.Contains(path, "://") {
+				continue
+			}
+			links++
+			to := page
+			if path != "" {
+				to = filepath.Join(filepath.Dir(page), path)
+			}
+			if _, err := os.Stat(to); err != nil {
+				t.Errorf("%s links to %s: %v, want a file", page, m[1], err)
+			} else if anchored && !headings(t, to)[heading] {
+				t.Errorf("%s links to %s, want one of the headings of %s", page, m[1], to)
+			}
+		}
+	}
+	if links < 100 {
+		t.Errorf("got %d links, want 100 or more", links)
+	}
+}
+
+// headings returns the anchors that GitHub gives to the headings of a document.
+func headings(t *testing.T, page string) map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	punctuation := regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	found := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
+		found[strings.ReplaceAll(punctuation.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+	}
+	return found
 }
