@@ -38,8 +38,8 @@
 // one sample leaves it for every two that enter.
 //
 // A sample's index is its position among the samples of the archive. Every random choice for a
-// sample is drawn from (Options.Seed, epoch, index). The number of workers and the number of slots
-// therefore do not change a byte of any batch.
+// sample is drawn from (Options.Seed, epoch, index). The number of workers and the number of
+// batches in memory therefore do not change a byte of any batch.
 //
 // Options.Repeat, Weights and Balanced select the samples of an epoch. Rank and World select this
 // process's share. docs/imageloader.md describes these options.

@@ -31,9 +31,10 @@ import (
 // deliver, it does not use the slot's memory.
 //
 // If the archive is damaged, the epoch ends with an error after all samples before the damage have
-// been delivered. The damage may make the last batch short. A shuffle buffer is then emptied early,
-// so its samples are in other batches than in a whole archive. All these batches have the State of
-// the last regular batch, and the epoch can continue from that State after the archive is repaired.
+// been delivered. The damage may make the last batch short. If a shuffle buffer is in use, damage
+// empties it early, so its samples are in other batches than in an undamaged archive. All these
+// batches have the State of the last batch before them. After the archive is repaired, the epoch
+// can continue from that State.
 //
 // When ctx ends, the loader is closed, or lend or deliver fails, Fill stops its goroutines, waits
 // for them, and returns the cause. This takes no longer than decoding one image.

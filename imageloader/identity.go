@@ -16,8 +16,8 @@ import (
 )
 
 // Identity identifies everything that determines the batches of a loader's epochs. Loaders whose
-// identities differ only in Path and Rank are ranks of one training run: every epoch deals them the
-// same sequence.
+// identities differ only in Path and Rank are ranks of one training run: they share the samples of
+// each epoch.
 type Identity struct {
 	// path of the archive as given to Open, without the parts of a URL that may be secret
 	Path    string            `json:"path"`
@@ -40,8 +40,8 @@ func (l *Loader) Identity() Identity {
 		Options: l.fingerprint(l.opened), Batches: l.Batches(), Rank: l.o.Rank, World: l.o.World}
 }
 
-// Difference describes the differences of two identities, apart from Path and Rank. It lists the
-// values of i first. It returns "" for ranks of one training run.
+// Difference describes how two identities differ, except in Path and Rank. It lists the values of i
+// first. It returns "" for ranks of one training run.
 func (i Identity) Difference(other Identity) string {
 	switch {
 	case i.Bytes != other.Bytes:

@@ -18,8 +18,8 @@ type Progress = archive.Progress
 // ErrNeedsNoIndex is the error of MakeIndex and InspectIndex for a directory or a zip.
 var ErrNeedsNoIndex = errors.New("needs no index")
 
-// ErrOtherLabels is the error of InspectIndex for an index of loaders with other options, whose
-// labels are from another source, such as Options.List. MakeIndex replaces the index.
+// ErrOtherLabels is the error of InspectIndex for an index that was made with other options: its
+// labels are from another source, such as Options.List. MakeIndex replaces such an index.
 var ErrOtherLabels = index.ErrOtherLabels
 
 // IndexReport describes the index that MakeIndex has made.

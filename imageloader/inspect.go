@@ -547,7 +547,8 @@ func (c *census) add(f inspected) {
 	}
 }
 
-// note counts a sample in a row. Rows over the maximum are counted together.
+// note counts a sample in a row. If the maximum number of rows is reached, all further kinds share
+// one row.
 func (c *census) note(r row, index int, name string) {
 	f := c.rows[r]
 	if f == nil && c.rowsOf[r.verdict] >= maxRows {

@@ -23,9 +23,9 @@ import (
 // Every sample that was in no batch is then delivered once. A sample that was in a batch is
 // delivered again only as padding. Dealing again needs the states of all former ranks after the
 // same number of batches. One state is enough if there was one rank, or if the policy is not Skip.
-// (Under Skip, one rank may have used up more bad samples than another.) When the rest is dealt
-// again, BatchSize may differ too. If World*BatchSize is unchanged, the ranks' batches together
-// have the same samples as without the interruption, in full batches.
+// (Under Skip, one rank may have passed over more bad samples than another.) When the rest is dealt
+// again, BatchSize may differ too. If World*BatchSize is unchanged, and as long as all batches are
+// full, the ranks' next batches together have the same samples as without the interruption.
 //
 // Restore refuses a state of another archive, other classes, or other options, with an error that
 // names the difference. Options that don't change a batch (Workers, Logger and the like) may

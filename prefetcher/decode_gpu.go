@@ -34,7 +34,7 @@ const (
 type gpuDecoding struct {
 	*decoding
 	units   [decoders]gpuDecoder
-	turn    int           // index of the unit for the batch between Copy and Finish
+	turn    int           // index of the decoder that has the batch between Copy and Finish
 	staging [][]byte      // by host slot: pinned memory for the plans, including the head
 	arrived []*cuda.Event // by device slot: its images are decoded and their flags are on the host
 	mended  imageUpload   // for the images that the host decodes again

@@ -110,9 +110,9 @@ func PlanSegments(d *Decoder, data []byte, g *Geometry, entries []byte, proof *u
 
 // PlanAppend is PlanSegments with entry points for shared memory: several goroutines append plans
 // to the memory, which is aligned to 16 bytes. used is the number of bytes taken from the start of
-// the memory, a multiple of 16. PlanAppend reserves the plan's bytes with one atomic addition, and
-// the plan starts at offset at. If there is no room, n is 0 as well. If there is no room or an
-// error, PlanAppend reserves nothing.
+// the memory, a multiple of 16. PlanAppend reserves the plan's n bytes with one atomic addition. at
+// is the offset where the plan starts. If there is no room, n is 0 as well. If there is no room or
+// an error, PlanAppend reserves nothing.
 func PlanAppend(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, memory []byte,
 	used *atomic.Uint64) (at, n int, err error) {
 	c := geometry(g)

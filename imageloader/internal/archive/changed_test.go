@@ -109,8 +109,8 @@ func TestMembersAtOtherPlacesHaveChanged(t *testing.T) {
 	}
 }
 
-// Inflating from a checkpoint needs the whole window of the index, and gzip members that follow
-// each other.
+// Inflating from a checkpoint is an error if the index has only a part of the window, or if a later
+// gzip member has no header.
 func TestDamagedCheckpointsAreErrors(t *testing.T) {
 	_, files := smallArchives(t)
 	file := archivetest.WriteFile(t, "a.tgz", files["gzip in members"])
@@ -137,8 +137,8 @@ func TestDamagedCheckpointsAreErrors(t *testing.T) {
 	}
 }
 
-// Before the next shard is read, the rest of a shard is, whose checksum is then compared: also if
-// only its first member was wanted, and at the end.
+// ReadForward and ReadToEnd read the rest of a shard, and compare its checksum, before they move to
+// the next shard or return at the end. They do so even if only the shard's first member was wanted.
 func TestSkippedShardsAreVerified(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 2 {
@@ -213,7 +213,7 @@ func TestPiecesReturnsTheErrorOfItsArgument(t *testing.T) {
 	}
 }
 
-// Members of a tar that are no regular files have their kinds.
+// Members of a tar that are not regular files are of other kinds.
 func TestDevicesOfATarAreOther(t *testing.T) {
 	data := archivetest.Tar(t, archivetest.Member{Name: "a/null", Kind: tar.TypeChar},
 		archivetest.Member{Name: "a/pipe", Kind: tar.TypeFifo})
@@ -224,7 +224,7 @@ func TestDevicesOfATarAreOther(t *testing.T) {
 	}
 }
 
-// A pipe is no archive, because each epoch reads it again.
+// A pipe cannot be an archive, because each epoch reads the archive again.
 func TestPipeIsNoArchive(t *testing.T) {
 	_, err := archive.Open(t.Context(), "/dev/null", archive.Config{})
 	if err == nil || !strings.Contains(err.Error(), "every epoch reads the archive again") {
@@ -235,7 +235,7 @@ func TestPipeIsNoArchive(t *testing.T) {
 	}
 }
 
-// A path in a row has the limit of a member's path.
+// The limit for a member's path also applies to a path in a row.
 func TestLongPathOfARowIsAnError(t *testing.T) {
 	long := parquettest.Row{Path: "a/" + strings.Repeat("x", archive.MaxNameBytes), Image: archivetest.Image("x")}
 	data := parquettest.File(t, []parquettest.Row{long}, parquettest.Layout{})
@@ -245,8 +245,8 @@ func TestLongPathOfARowIsAnError(t *testing.T) {
 	}
 }
 
-// unixZip returns a zip as Unix programs write it, with a symbolic link and a device, and a name
-// whose extra field has it in UTF-8.
+// unixZip returns a zip as Unix programs write it. It has a symbolic link, a device, and a member
+// whose extra field has the name in UTF-8.
 func unixZip(t *testing.T) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -284,7 +284,7 @@ func TestZipOfUnixHasItsKindsAndNames(t *testing.T) {
 	}
 }
 
-// zip64 returns a zip that ends as one of over 65,535 members does, and the places of its end
+// zip64 returns a zip that ends like a zip of over 65,535 members, and the offsets of its end
 // record and its locator.
 func zip64(t *testing.T) (data []byte, end, locator int) {
 	t.Helper()
@@ -307,7 +307,7 @@ func zip64(t *testing.T) (data []byte, end, locator int) {
 	return append(data, tail...), end, locator
 }
 
-// The end of a zip64 is checked before its numbers are used.
+// The numbers in the end record of a zip64 are checked before they are used.
 func TestDamagedEndOfAZip64IsAnError(t *testing.T) {
 	data, end, locator := zip64(t)
 	if members, err := walkFile(t, data); members != 2 || err != nil {

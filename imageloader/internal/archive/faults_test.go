@@ -66,8 +66,8 @@ func zipOf(t *testing.T, members []archivetest.Member, method uint16) []byte {
 	return b.Bytes()
 }
 
-// gzipMembers compresses data into gzip members whose headers have every field of RFC 1952: each
-// member has another set of them.
+// gzipMembers compresses data into several gzip members. Each member's header has another set of
+// the optional fields of RFC 1952.
 func gzipMembers(t *testing.T, data []byte, every int) (file []byte) {
 	t.Helper()
 	for flags := byte(0); len(data) > 0; flags = (flags + 2) % 32 {
@@ -252,8 +252,8 @@ func (f brokenFile) ReadAt(p []byte, at int64) (int, error) {
 	return f.File.ReadAt(p, at)
 }
 
-// A read that fails is the error of whatever needed it, wherever it is in the archive. It is never
-// taken for damage or for the end of the archive.
+// If a read fails, anywhere in the archive, whatever needed the read returns its error. A failed
+// read is never taken for damage or for the end of the archive.
 func TestEveryFailedReadIsReported(t *testing.T) {
 	errDisk := errors.New("the disk has failed")
 	members, files := smallArchives(t)
@@ -330,8 +330,8 @@ func (f shortFile) ReadAt(p []byte, at int64) (int, error) {
 	return n2, err
 }
 
-// A file that ends early never gives a member other bytes, and its end is an error of the member
-// that it cuts off, however the member is read.
+// If a file ends early, reading the member that is cut off is an error, however it is read. No
+// member gets other bytes.
 func TestFileThatEndsEarlyGivesNoWrongBytes(t *testing.T) {
 	_, files := smallArchives(t)
 	for format, data := range files {
@@ -361,7 +361,8 @@ func TestFileThatEndsEarlyGivesNoWrongBytes(t *testing.T) {
 	}
 }
 
-// checkShort checks that the contents are the first ones, and that all are there without an error.
+// checkShort checks that got has the first of the wanted contents, or all of them if there is no
+// error.
 func checkShort(t *testing.T, name string, got, want []string, err error) {
 	t.Helper()
 	if len(got) > len(want) || !slices.Equal(got, want[:len(got)]) || err == nil && len(got) != len(want) {
@@ -372,8 +373,8 @@ func checkShort(t *testing.T, name string, got, want []string, err error) {
 	}
 }
 
-// A damaged zip gives no wrong bytes either, and is damaged for a walk and for a Reader alike: in
-// one member, or as a whole.
+// A damaged zip gives no wrong bytes either. A walk and a Reader find the same damage, whether one
+// member or the whole zip is damaged.
 func TestDamagedZipIsDamagedForEveryReader(t *testing.T) {
 	members := []archivetest.Member{{Name: "a/1.png", Data: archivetest.Image("one")},
 		{Name: "a/2.png", Data: archivetest.Image(strings.Repeat("two ", 20))}}

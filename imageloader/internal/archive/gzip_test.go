@@ -141,7 +141,7 @@ func FuzzGzip(f *testing.F) {
 	})
 }
 
-// A gzip header that a read ahead has cut off anywhere is not taken for one.
+// A gzip header is recognised only if all of it has been read.
 func TestGzipHeaderIsWholeOrNone(t *testing.T) {
 	fixed := []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255}
 	for flags, fields := range map[byte]string{0: "", 2: "hc", 4: "\x05\x00extra", 8: "name\x00", 16: "comment\x00",

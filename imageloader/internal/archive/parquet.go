@@ -187,8 +187,9 @@ func (w *parquetWalk) read(p []byte) error {
 	return nil
 }
 
-// readAt fills p with the image at offset. The offset is in the decompressed page at page, or in
-// the file if page is 0.
+// readAt fills p with an image. page is the offset of the image's page in the file, and offset is
+// the position of the image in the decompressed page. If page is 0, offset is the position in the
+// file.
 func (w *parquetWalk) readAt(page, offset int64, p []byte) (err error) {
 	if page == 0 {
 		n, err := w.in.ReadAt(p, offset)
@@ -256,8 +257,9 @@ func (f *parquetFiles) known(shard int) *parquet.File {
 	return f.of[shard]
 }
 
-// ReadRow fills p with the image at offset. The offset is in the decompressed page at page, or in
-// the file if page is 0.
+// ReadRow fills p with an image of a Parquet file. page is the offset of the image's page in the
+// file, and offset is the position of the image in the decompressed page. If page is 0, offset is
+// the position in the file.
 func (r *Reader) ReadRow(shard int, page, offset int64, p []byte) error {
 	if err := r.enter(shard); err != nil {
 		return err

@@ -17,7 +17,7 @@ type Reader struct {
 	shard   int // -1: none
 	inflate *rangeInflater
 	zipped  []byte // the compressed member that was read last, with its header
-	// deflated is the range of the file with the compressed bytes that ReadZipped has inflated
+	// deflated is the range, in the file, of the compressed bytes that ReadZipped has inflated
 	// last.
 	deflated struct{ begin, end int64 }
 	// page is the last decompressed page of a Parquet file. It is at pageFrom of shard pageOf.

@@ -242,7 +242,7 @@ func lasting(err error) bool {
 	return false
 }
 
-// read fills p with the bytes of the file that start at offset at. All of them must be within the
+// read fills p with a part of the file. at is the part's offset. The whole part must be within the
 // file. It is safe for concurrent use.
 func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err error) {
 	err = f.persist(ctx, f.times.budget, func() (bool, error) {
@@ -253,8 +253,8 @@ func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err e
 	return n, err
 }
 
-// once requests p, starting at offset at. If a response ends early without an error, it requests
-// the rest.
+// once requests the part of the file that read describes. If a response ends early without an
+// error, it requests the rest.
 func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -293,8 +293,8 @@ func (c *progress) add(n int) {
 	}
 }
 
-// response reads one response to a request for p, starting at offset at. If the response ends early
-// without an error, it returns fewer bytes than len(p), but at least one.
+// response makes one request for the part of the file that read describes, and reads the response
+// into p. If the response ends early without an error, n is less than len(p), but at least 1.
 func (f *remoteFile) response(ctx context.Context, p []byte, at int64, came *progress) (n int, err error) {
 	body, err := f.from.ReadRange(ctx, at, int64(len(p)))
 	if err != nil {

@@ -135,7 +135,7 @@ func (z *zipWalk) read(p []byte) error {
 	return nil
 }
 
-// readAt fills p with the content of the member whose Offset is at.
+// readAt fills p with the content of a member. at is the member's Offset.
 func (z *zipWalk) readAt(at int64, p []byte) error {
 	e, found := z.directory.find(at, 0)
 	if !found || e.size != int64(len(p)) {
@@ -278,8 +278,8 @@ func (z *zipDirectories) known(shard int) *zipDirectory {
 	return z.of[shard]
 }
 
-// ReadZipped fills p with the content of the member whose Offset is at, in a zip. The length of p
-// must be the member's size. If the member is damaged, the error is a [MemberError].
+// ReadZipped fills p with the content of a member of a zip. at is the member's Offset, and the
+// length of p must be its size. If the member is damaged, the error is a [MemberError].
 func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	r.deflated.begin, r.deflated.end = 0, 0
 	d, e, err := r.zipEntry(shard, at)
@@ -310,13 +310,14 @@ func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	return nil
 }
 
-// Deflated returns the range of the file that has the compressed bytes of the member that the last
-// call of ReadZipped has read. The range is empty if that call failed, or if the member is stored.
+// Deflated returns the range of the compressed bytes, in the file, of the member that ReadZipped
+// has read last. The range is empty if the last call of ReadZipped failed, or if the member is
+// stored.
 func (r *Reader) Deflated() (begin, end int64) { return r.deflated.begin, r.deflated.end }
 
-// ReadStored fills p with the bytes of a stored member's content that start at offset from, in a
-// zip. at is the member's Offset. All of the bytes must be within the content. The caller verifies
-// them: they have no checksum.
+// ReadStored fills p with a part of the content of a stored member of a zip. at is the member's
+// Offset, and from is the offset of the part in the content. The whole part must be within the
+// content. The caller verifies the bytes, because a part has no checksum.
 func (r *Reader) ReadStored(shard int, at, from int64, p []byte) error {
 	d, e, err := r.zipEntry(shard, at)
 	if err != nil {
@@ -355,9 +356,8 @@ func (r *Reader) zipEntry(shard int, at int64) (d *zipDirectory, e zipEntry, err
 	return d, e, nil
 }
 
-// readPacked reads the compressed bytes of an entry, which start at offset begin of the file.
-// Nearly always, one read gets the local header and the content. The bytes are valid until the next
-// call.
+// readPacked reads the compressed bytes of an entry. begin is their offset in the file. Nearly
+// always, one read gets the local header and the content. The bytes are valid until the next call.
 func (r *Reader) readPacked(d *zipDirectory, e *zipEntry) (packed []byte, begin int64, err error) {
 	n := int(min(int64(e.lead)+e.packed, d.at-e.offset))
 	r.zipped = slices.Grow(r.zipped[:0], n)[:n]

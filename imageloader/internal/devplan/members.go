@@ -23,8 +23,8 @@ import (
 // that are far from the checkpoint before them.
 const maxMember, maxPacked = 8 << 20, 4 << 20
 
-// packed describes the compressed range of sample i, which is at from in the file. ok is false if
-// the host has to inflate it.
+// packed describes the compressed range of sample i. from has the end of the range, which was found
+// when the host inflated the sample. ok is false if the host has to inflate it in this epoch too.
 func packed(x *index.Index, i int, from index.Inflated) (at index.Packed, ok bool) {
 	at, ok = x.Packed(i)
 	at.Within(from)

@@ -1,8 +1,9 @@
 // Package epoch runs one epoch of a loader: it reads samples in the epoch's order, decodes them
 // into rows of the memory that a consumer lends, and delivers the batches in order.
 //
-// [Run] starts the goroutines of a pass. Each stage below has the number of its goroutines and its
-// task. For an archive without random access the stages are
+// A pass is one run over an epoch. [Run] starts its goroutines. Below, the name of each stage is
+// followed by the number of its goroutines and its task. For an archive without random access the
+// stages are
 //
 //	readStream (1: inflate, shuffle) --> place (1: a row for each sample) --> work (Workers: decode
 //	into the row) --> assembly --> deliver (1, in order)

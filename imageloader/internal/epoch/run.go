@@ -57,8 +57,8 @@ type Consumer interface {
 // Delivery is a complete batch.
 type Delivery struct {
 	Samples []sample.Sample // one for each row; may be kept
-	Batches int             // batches of the deal that are delivered, including this one
-	Turns   int             // turns of the deal that are taken
+	Batches int             // batches delivered in this deal (order.Deal), including this one
+	Turns   int             // turns taken in this deal
 	Redos   []devplan.Redo  // one for each row, if the slot has plans
 }
 
@@ -132,8 +132,8 @@ type flow struct {
 }
 
 // Run runs an epoch from a position to its end. It returns nil if it has delivered every batch, and
-// otherwise the reason for the end. If ctx ends or the consumer fails, that reason is the cause.
-// Run stops its goroutines and waits for them before it returns.
+// otherwise the reason why it ended: the cause if ctx has ended, or the consumer's error. Run stops
+// its goroutines and waits for them before it returns.
 func Run(ctx context.Context, source Source, at order.Start, c *Config, e *Env, to Consumer) error {
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

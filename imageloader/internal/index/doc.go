@@ -7,7 +7,7 @@
 //   - A [Builder] walks an archive and collects a record of every member that may be a sample.
 //     [Builder.Walk] is the only walk through an archive. The first epoch, the scan by [Build] and
 //     the inspection of an archive are its visitors.
-//   - An [Index] has the records of the samples alone. [Build] makes an Index from a complete walk.
+//   - An [Index] has only the records of the samples. [Build] makes an Index from a complete walk.
 //     [Load] makes one from the file that an earlier walk has written.
 //   - The file is called a sidecar. docs/index-format.md describes it byte by byte. It is
 //     untrusted: checksums detect damage, and every number in it is checked against the archive

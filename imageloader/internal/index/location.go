@@ -82,9 +82,9 @@ func indexMode(a *archive.Archive) fs.FileMode {
 }
 
 // spoolOf returns a function that creates unnamed files for the records and the entry points of an
-// archive, or nil. Those of a zip or a directory, which have no index file, go into the cache
-// folder: a zip may have millions of members, and while its index is made, memory would otherwise
-// hold their records twice.
+// archive, or nil. For a zip or a directory, which have no index file, the unnamed files are in the
+// cache folder. A zip may have millions of members, and without files, memory would hold their
+// records twice while the index is made.
 func spoolOf(c *Config, a *archive.Archive) func() (*os.File, error) {
 	paths := indexPaths(c, a)
 	if dir := cacheFolder(); len(paths) == 0 && !c.NoFile && dir != "" {

@@ -57,7 +57,7 @@ func ParseGIF(data []byte) (Image, error) {
 	return nil, r.err
 }
 
-// readPalette reads the palette at offset at, and returns its end.
+// readPalette reads a palette. at is the offset of its start, and end that of its end.
 func (g *gif) readPalette(r *littleEndian, at int, flags byte) (end int) {
 	g.colours = colourTable{}
 	for i := range 2 << (flags & 7) {
