@@ -13,6 +13,7 @@
 //	torchstream evaluate -archive FILE      accuracy and confusions of a checkpoint of train
 //	torchstream predict IMAGE|FOLDER...     the classes of images, by a checkpoint of train
 //	torchstream embed -archive FILE         a vector for each image, by an exported or trained model
+//	torchstream serve -model FILE           classes of uploaded images, over HTTP
 //	torchstream weights MODEL -url URL      published weights, verified, as safetensors
 //	torchstream bundle PROGRAM -o DIR       a program with all its libraries, for other machines
 //	torchstream version                     the version of torchstream and of Go
@@ -42,7 +43,7 @@ import (
 
 func main() {
 	grace := interrupt.Grace
-	if len(os.Args) > 1 && os.Args[1] == "train" {
+	if len(os.Args) > 1 && (os.Args[1] == "train" || os.Args[1] == "serve") {
 		grace = time.Minute
 	}
 	program().Main(grace)
@@ -78,6 +79,7 @@ func commands() []cli.Command {
 			Run: predictCommand},
 		{Name: "embed", Args: "-archive FILE", About: "a vector for each image, by an exported or trained model",
 			Run: embedCommand},
+		{Name: "serve", Args: "-model FILE", About: "classes of uploaded images, over HTTP", Run: serveCommand},
 		{Name: "weights", Args: "MODEL -url URL", About: "published weights, verified, as safetensors",
 			Run: weightsCommand},
 		{Name: "bundle", Args: "PROGRAM -o DIR",

@@ -32,6 +32,7 @@ type networkOptions struct {
 	mean, std            string // three numbers; "": the package's
 	instances            int    // of a package
 	features             bool   // for a checkpoint: compute the input of the last layer instead of the logits
+	usual                string // the output of a package with several outputs if -output is not given
 }
 
 // register adds the options to a command.
@@ -55,6 +56,7 @@ type network struct {
 	classes   []string // nil: the file does not name them
 	transform transform.Transform
 	batch     aoti.Dim // how many images a run accepts
+	width     int64    // numbers in a row of the output; 0: unknown, or the output has other dimensions
 	run       func(ctx context.Context, x *torch.Tensor) (*torch.Tensor, error)
 	close     func() error
 }
@@ -94,7 +96,7 @@ func (o *networkOptions) open() (*network, error) {
 		}
 	}
 	return &network{path: o.path, device: device, classes: file.about.Classes, transform: file.about.Transform(),
-		batch: aoti.Dim{Min: 1}, close: func() error { return nn.Close(net) },
+		batch: aoti.Dim{Min: 1}, width: int64(len(file.about.Classes)), close: func() error { return nn.Close(net) },
 		run: func(_ context.Context, x *torch.Tensor) (*torch.Tensor, error) {
 			y := used.Forward(x.NoGrad())
 			return y, y.Err()
@@ -163,6 +165,9 @@ func (o *networkOptions) describe(m *aoti.Model) (*network, error) {
 			}
 			return outputs[output], nil
 		}}
+	if shape := m.Outputs[output].Shape; len(shape) == 2 && shape[1].Min == shape[1].Max {
+		n.width = shape[1].Min
+	}
 	n.transform.DType, n.transform.Contiguous = dtype, in.MemoryFormat == "contiguous"
 	if err := o.setImages(n, m.Metadata); err != nil {
 		return nil, wrong("%w", err)
@@ -173,8 +178,9 @@ func (o *networkOptions) describe(m *aoti.Model) (*network, error) {
 // chooseOutput returns the index of -output.
 func (o *networkOptions) chooseOutput(outputs []aoti.Value) (int, error) {
 	var names []string
+	name := cmp.Or(o.output, o.usual)
 	for i, v := range outputs {
-		if v.Name == o.output || o.output == "" && len(outputs) == 1 {
+		if v.Name == name || o.output == "" && len(outputs) == 1 {
 			return i, nil
 		}
 		names = append(names, printable.Name(v.Name))
@@ -230,6 +236,16 @@ func setColours(to *[3]float32, option, text string) error {
 		to[i] = float32(value)
 	}
 	return nil
+}
+
+// probabilities is a serve.Run that returns the probability of each class.
+func (n *network) probabilities(ctx context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
+	y, err := n.run(ctx, x)
+	if err != nil {
+		return nil, err
+	}
+	y = y.ToDType(torch.Float32).Softmax(1)
+	return []*torch.Tensor{y}, y.Err()
 }
 
 // forward runs the network on a batch x with the given number of images, and returns as many rows.

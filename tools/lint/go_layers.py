@@ -174,6 +174,7 @@ LAYERS = {
     # internal/capi: the decoder.
     "serve": ["cuda", "imageloader/decode", "internal/capi", "internal/decodeplan", "internal/origin", "tensor", "torch"],
     "serve/prometheus": ["serve"],
+    "internal/httpserve": ["imageloader/decode", "serve"],
     # For other people's tests.
     "cudatest": ["cuda", "internal/capi", "leaks", "torch"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.
@@ -224,6 +225,7 @@ LAYERS = {
         "internal/cli",
         "internal/collectives",
         "internal/freeport",
+        "internal/httpserve",
         "internal/imagecapi",
         "internal/interrupt",
         "internal/library",
@@ -358,6 +360,16 @@ LAYERS = {
         "prefetcher",
         "torch",
         "train",
+    ],
+    "examples/15-serve": [
+        "aoti",
+        "cuda",
+        "examples/internal/lesson",
+        "imageloader/decode",
+        "imageloader/transform",
+        "internal/httpserve",
+        "serve",
+        "torch",
     ],
     "examples/12-weights": [
         "checkpoint",

@@ -1,0 +1,35 @@
+package httpserve
+
+import (
+	_ "embed"
+	"net/http"
+)
+
+//go:embed page.html
+var page []byte
+
+// Page answers with a page on which a photograph can be dropped. It posts the photograph to the
+// page's address and shows the classes of the JSON answer, its times and the time that the browser
+// measures. It loads nothing else.
+func Page(w http.ResponseWriter, _ *http.Request) {
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy",
+		"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src blob:; connect-src 'self'")
+	_, _ = w.Write(page) // fails if the client is gone
+}
+
+// Class is one class of an Answer.
+type Class struct {
+	Class       string  `json:"class"`
+	Label       int     `json:"label"`       // the class's number in the network
+	Probability float64 `json:"probability"` // from 0 to 1
+}
+
+// Answer is the JSON answer to an upload.
+type Answer struct {
+	Classes []Class `json:"classes"`  // the most probable first
+	Batch   int     `json:"batch"`    // requests in the batch
+	QueueMS float64 `json:"queue_ms"` // until a worker took the request, decoding included
+	ModelMS float64 `json:"model_ms"` // in the worker
+}

@@ -1,0 +1,97 @@
+// Package httpserve has the parts of an HTTP server for images that torchstream serve and
+// examples/15-serve share: bodies in bounded memory, the statuses of errors, metrics, a page to try
+// the server, and the shutdown.
+package httpserve
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+)
+
+// ErrBusy is returned by Uploads.Read if the bodies in memory leave no room.
+var ErrBusy = errors.New("the server has no memory for another upload now: try again")
+
+// ErrIncomplete is returned by Uploads.Read for a body that did not arrive whole.
+var ErrIncomplete = errors.New("the body did not arrive whole")
+
+// Uploads bounds the memory of request bodies.
+type Uploads struct {
+	maxBytes int64 // of a body
+	mu       sync.Mutex
+	free     int64
+}
+
+// NewUploads returns Uploads that allow maxBytes for a body, and memory bytes for all together,
+// at least one body's.
+func NewUploads(maxBytes, memory int64) *Uploads {
+	return &Uploads{maxBytes: maxBytes, free: max(maxBytes, memory)}
+}
+
+// Read reads a request's body. The caller calls release when it no longer uses the data.
+//
+// A body over the limit is an *http.MaxBytesError. If its Content-Length says so, no byte of it is
+// read. If there is no memory for the body, the error is [ErrBusy], and no byte of it is read
+// either: a body without a Content-Length counts as the largest. All other errors are
+// [ErrIncomplete].
+func (u *Uploads) Read(w http.ResponseWriter, r *http.Request) (data []byte, release func(), err error) {
+	length := r.ContentLength
+	if length > u.maxBytes {
+		return nil, nil, &http.MaxBytesError{Limit: u.maxBytes}
+	}
+	size := length
+	if length < 0 {
+		size = u.maxBytes
+	}
+	if !u.take(size) {
+		return nil, nil, ErrBusy
+	}
+	release = sync.OnceFunc(func() { u.give(size) })
+	if data, err = u.read(http.MaxBytesReader(w, r.Body, u.maxBytes), length); err != nil {
+		release()
+		if !errors.As(err, new(*http.MaxBytesError)) {
+			err = ErrIncomplete
+		}
+		return nil, nil, err
+	}
+	return data, release, nil
+}
+
+func (u *Uploads) take(size int64) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if size > u.free {
+		return false
+	}
+	u.free -= size
+	return true
+}
+
+func (u *Uploads) give(size int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.free += size
+}
+
+// read reads a body of length bytes, or of an unknown length if length is -1. It allocates the
+// length once, and for an unknown one a growing buffer of at most maxBytes.
+func (u *Uploads) read(body io.Reader, length int64) ([]byte, error) {
+	if length < 0 {
+		length = min(64<<10, u.maxBytes)
+	}
+	data := make([]byte, 0, length+1) // room for a read that finds the end
+	for {
+		n, err := body.Read(data[len(data):cap(data)])
+		data = data[:len(data)+n]
+		if err == io.EOF {
+			return data, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(data) == cap(data) {
+			data = append(make([]byte, 0, min(2*int64(cap(data)), u.maxBytes+1)), data...)
+		}
+	}
+}
