@@ -5271,7 +5271,7 @@ type RandomOptions struct {
 	Generator *Generator // default none
 }
 
-// Random_ works in place: random integers from from to before to.
+// Random_ works in place: random integers in [from, to).
 //
 //	aten::random_.from(Tensor(a!) self, int from, int? to, *, Generator? generator=None) ->
 //	    Tensor(a!)
@@ -9133,8 +9133,8 @@ func (t *Tensor) Select(dim int64, index int64) *Tensor {
 	return opSelect.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(index)}, nil)
 }
 
-// Slice returns the elements start, start+step, ... before end of the dimension; negative positions
-// count from its end; a view.
+// Slice returns the elements of the dimension at start, start+step, ... before end; negative
+// positions count from its end; a view.
 //
 //	aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt
 //	    step=1) -> Tensor(a)
@@ -10777,7 +10777,7 @@ func (t *Tensor) RandnLike() *Tensor {
 	return opRandnLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil)
 }
 
-// RandIntLike returns random integers from low to before high with t's shape, dtype and device.
+// RandIntLike returns random integers in [low, high) with t's shape, dtype and device.
 //
 //	aten::randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None,
 //	    Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat?

@@ -269,7 +269,7 @@ type spool struct {
 	size int64
 }
 
-// digests returns digests of everything of the input on which the bytes of the shards depend.
+// digests returns digests of everything in the input that determines the bytes of the shards.
 func (in *input) digests() digests {
 	samples, labels, files := sha256.New(), sha256.New(), sha256.New()
 	for _, class := range in.x.Classes() {

@@ -57,10 +57,10 @@ type Options struct {
 	// the samples. Its result, if not nil, replaces Parts.
 	Divide func(directories []string) ([]Part, error)
 
-	// Side, if not 0, resizes each image whose shorter side has more pixels to this shorter side,
-	// with the loader's antialiased filter, and writes it as a JPEG (4:2:0). Other images are
-	// copied. Colour profiles and other metadata are dropped, except for the EXIF orientation. It
-	// is an error if a WebDataset sample has a second image, such as a mask.
+	// Side, if not 0, is the maximum length in pixels of an image's shorter side. Write resizes
+	// larger images to this length, with the loader's antialiased filter, and writes them as JPEGs
+	// (4:2:0). They keep their EXIF orientation, but no colour profile or other metadata. Other
+	// images are copied. It is an error if a WebDataset sample has a second image, such as a mask.
 	Side    int
 	Quality int // of resized JPEGs, 1 to 100; 0: 90
 	// Upright rotates and flips images as their EXIF orientation says, and drops the orientation.

@@ -434,7 +434,7 @@ func shares(tensors []C.ts_tensor_extent, t *C.ts_tensor_extent) bool {
 	return false
 }
 
-// copied reports copy_ and to, which may copy between devices, to the checker.
+// copied tells the checker about the operators copy_ and to, which may copy between devices.
 func (s *Sanitizer) copied(at *racecheck.Place, base string, operands, made []C.ts_tensor_extent,
 	args []Arg, tensors []*Tensor) {
 	switch {

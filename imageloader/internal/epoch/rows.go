@@ -77,7 +77,7 @@ func (r *rows) Exchange(row int, from *rows, fromRow int, both bool) {
 	devplan.Exchange(r.staging, row, from.staging, fromRow, both)
 }
 
-// exchange copies from into to. If both is set, it swaps the two.
+// exchange overwrites the bytes of to with those of from. If both is set, it swaps them instead.
 func (r *rows) exchange(to, from []byte, both bool) {
 	if both {
 		r.scratch = append(r.scratch[:0], to...)

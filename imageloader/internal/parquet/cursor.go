@@ -131,8 +131,8 @@ func (c *cursor) page() error {
 	return fmt.Errorf("its page at byte %d is of the unknown kind %d", at, h.kind)
 }
 
-// open returns the values of a page. Images of an uncompressed page stay in the file, unless whole
-// is set. Then all bytes are read.
+// open returns the values of a page. If whole is set, it reads all bytes. Otherwise images of an
+// uncompressed page stay in the file.
 func (c *cursor) open(h *pageHeader, at int64, room []byte, whole bool) (content, error) {
 	levels := int64(0)
 	if h.kind == pageDataV2 {

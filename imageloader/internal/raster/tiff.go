@@ -534,7 +534,7 @@ func (t *tiff) sum(row []byte) {
 	}
 }
 
-// convert fills to with the first pixels of a row.
+// convert writes the first pixels of a row to the slice to.
 func (t *tiff) convert(to []byte, rows [][]byte) error {
 	pixels := len(to) / 3
 	values, size := rows[0], t.samples // pixel after pixel; size is the number of values per pixel
@@ -579,9 +579,9 @@ func (t *tiff) convert(to []byte, rows [][]byte) error {
 	return nil
 }
 
-// extract copies one sample of each pixel of a row, the sample at index first, to every step-th
-// byte of to. For a 16-bit sample it writes the high byte. A sample of less than 8 bits is written
-// unchanged if a table maps it, and is scaled otherwise.
+// extract copies one sample of each pixel of a row. first is the sample's index in the pixel. The
+// slice to gets a value in every step-th byte. For a 16-bit sample it writes the high byte. A
+// sample of less than 8 bits is written unchanged if a table maps it, and is scaled otherwise.
 func (t *tiff) extract(to []byte, step int, row []byte, first, samples, pixels int) {
 	high := 0 // position of the high byte in 16 bits
 	if t.order == binary.ByteOrder(binary.LittleEndian) {
