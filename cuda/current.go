@@ -62,9 +62,9 @@ func SetCUDAStream(s Stream) (restore func() error, err error) {
 	}, nil
 }
 
-// WaitCUDAStream makes the stream waiter wait for the stream on: work that is queued on waiter
-// later starts only after all work that is already queued on the other stream. The host does not
-// wait. The streams may belong to two devices. Any thread may call it.
+// WaitCUDAStream makes one stream wait for another. Work that is queued on waiter after the call
+// starts only when all work that was queued on the other stream before the call is done. The host
+// does not wait. The streams may belong to two devices. Any thread may call it.
 func WaitCUDAStream(waiter, on Stream) error { return checked(capi.WaitCUDAStream(waiter.s, on.s)) }
 
 // WithStream runs fn with s as the current stream and s's device as the current device, and then

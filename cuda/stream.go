@@ -110,13 +110,15 @@ func (s Stream) String() string {
 	return fmt.Sprintf("%v stream %d", s.Device(), s.s.ID)
 }
 
-// Wait orders s after other. Work that is later queued on s starts only after everything that is
-// already queued on other. The host does not wait. The streams may belong to two devices.
+// Wait orders s after other. Work that is queued on s after the call starts only when everything
+// that was queued on other before the call is done. The host does not wait. The streams may belong
+// to two devices.
 func (s Stream) Wait(other Stream) error { return WaitCUDAStream(s, other) }
 
-// WaitEvent orders s after the latest Record of e. Work that is later queued on s starts only after
-// that record. The host does not wait. A later Record of e does not change this wait. An event that
-// was never recorded orders nothing and is refused with [ErrNotRecorded].
+// WaitEvent orders s after the latest Record of e. Work that is queued on s after the call starts
+// only when the work before that record is done. The host does not wait. A later Record of e does
+// not change this wait. An event that was never recorded orders nothing and is refused with
+// [ErrNotRecorded].
 func (s Stream) WaitEvent(e *Event) error {
 	c, err := e.use("Stream.WaitEvent")
 	if err != nil {

@@ -78,9 +78,9 @@ type TensorOptions struct {
 	MemoryFormat MemoryFormat
 	// Pinned makes a tensor on the CPU, whatever the value of Device, in pinned memory of
 	// LibTorch's caching allocator. Copies between it and a GPU do not make the host wait
-	// (NonBlocking). A tensor uses its size, rounded up to a power of two. cuda.PinnedAllocator
-	// reports the totals. The memory of a closed tensor is reused after the copies from and to it.
-	// Pinned needs a GPU.
+	// (NonBlocking). A tensor takes as much memory as its size, rounded up to a power of two.
+	// cuda.PinnedAllocator reports the totals. The memory of a closed tensor is reused after the
+	// copies from and to it. Pinned needs a GPU.
 	Pinned bool
 
 	exact bool // Device 0 is the first GPU, not cuda.Default()
