@@ -1,6 +1,10 @@
 package imageloader
 
 import (
+	"encoding/binary"
+	"math"
+
+	"github.com/torchstream/torchstream/imageloader/internal/box"
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
@@ -10,7 +14,7 @@ import (
 //
 //	Name  string // the member's path in the archive
 //	Index int    // position among the samples of the archive
-//	Label int    // number of the class; 0 with Options.Masks
+//	Label int    // number of the class; 0 with Options.Masks and Options.Boxes
 type Sample = sample.Sample
 
 // Batch is one batch of Epoch, with pixels in ordinary memory. A batch is valid until the next
@@ -19,13 +23,40 @@ type Sample = sample.Sample
 type Batch struct {
 	N      int     // number of samples: BatchSize, or fewer in the last batch
 	Images []byte  // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised
-	Labels []int64 // [N]: labels of the samples before mixing; 0 with Options.Masks
+	Labels []int64 // [N]: labels of the samples before mixing; 0 with Options.Masks and Boxes
 	Masks  []byte  // [N, Size, Size] of Options.Masks.DType, little endian; nil without masks
+	Boxes  [][]Box // [N]: the boxes of each sample; nil without Options.Boxes. The program may keep them
 	// Labels as vectors, one for each sample: [N, classes] with Transform.Mix or
 	// Options.MultiLabel, [N, TargetWidth] with Options.Target, otherwise nil.
 	Soft    []float32
 	Samples []Sample // [N]; the program may keep them
 	State   State    // position after this batch, for Loader.Restore; the program may keep it
+}
+
+// Box is a bounding box in a transformed image: its edges, in pixels from the left and the upper
+// edge of the image, and its label.
+type Box struct {
+	Left, Top, Right, Bottom float32
+	Label                    int
+}
+
+// readBoxes returns the boxes of n samples from the rows of a batch.
+func readBoxes(rows []byte, n int) [][]Box {
+	all := make([][]Box, n)
+	for i := range all {
+		sample := rows[len(rows)/n*i : len(rows)/n*(i+1)]
+		for ; len(sample) > 0; sample = sample[4*box.Numbers:] {
+			var v [box.Numbers]float32
+			for k := range v {
+				v[k] = math.Float32frombits(binary.LittleEndian.Uint32(sample[4*k:]))
+			}
+			if v[4] == box.NoBox {
+				break
+			}
+			all[i] = append(all[i], Box{v[0], v[1], v[2], v[3], int(v[4])})
+		}
+	}
+	return all
 }
 
 // Info describes a batch that Fill has produced: see imagefeed.Batch. A prefetcher passes it to its

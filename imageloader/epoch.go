@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/box"
 	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/tensor"
 )
@@ -123,6 +124,8 @@ func (l *Loader) epoch(ctx context.Context, number, slots int) iter.Seq2[*Batch,
 			switch labels.Kind {
 			case epoch.Mask:
 				batch.Masks = f.fields[1][:n*labels.Bytes()]
+			case epoch.Boxes:
+				batch.Boxes = readBoxes(f.fields[1][:n*labels.Bytes()], n)
 			case epoch.Soft, epoch.Target:
 				batch.Soft = append(batch.Soft[:0], make([]float32, n*labels.Width)...)
 				for i := range batch.Soft {
@@ -147,8 +150,9 @@ func (l *Loader) epoch(ctx context.Context, number, slots int) iter.Seq2[*Batch,
 
 // Fields describes the output of Fill for one sample. "images" is uint8 [Size, Size, 3] (rows,
 // columns, RGB). "labels" is int64 [], or float32 [classes] with Transform.Mix. With Options.Masks
-// the second field is "masks" instead, of Masks.DType [Size, Size]. With Options.Target "labels" is
-// float32 [TargetWidth], and with Options.MultiLabel float32 [classes].
+// the second field is "masks" instead, of Masks.DType [Size, Size]. With Options.Boxes it is
+// "boxes", float32 [Boxes.Max, 5]: see Boxes. With Options.Target "labels" is float32
+// [TargetWidth], and with Options.MultiLabel float32 [classes].
 func (l *Loader) Fields() []tensor.Spec {
 	size := int64(l.o.Transform.Size)
 	return []tensor.Spec{
@@ -163,6 +167,8 @@ func (l *Loader) target() tensor.Spec {
 	switch labels.Kind {
 	case epoch.Mask:
 		return tensor.Spec{Name: "masks", DType: labels.DType, Shape: []int64{size, size}}
+	case epoch.Boxes:
+		return tensor.Spec{Name: "boxes", DType: labels.DType, Shape: []int64{int64(labels.Boxes.Max), box.Numbers}}
 	case epoch.Index:
 		return tensor.Spec{Name: "labels", DType: labels.DType}
 	}

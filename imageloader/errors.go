@@ -75,13 +75,14 @@ const (
 	Sparse      = sample.Sparse      // stored by tar as a sparse file
 	Rejected    = sample.Rejected    // a Func of Transform.Ops, or Options.Target, returned an error
 	MaskSize    = sample.MaskSize    // the mask's size differs from the image's
+	WrongBoxes  = sample.WrongBoxes  // the boxes can't be used, or there are more than Boxes.Max
 )
 
-// SampleError reports a bad sample: the member in a class's directory, or the mask of an image,
-// can't be used. It has the fields
+// SampleError reports a bad sample: the member in a class's directory, or the mask or the boxes of
+// an image, can't be used. It has the fields
 //
 //	File   string // the archive
-//	Name   string // the member: the mask's if the mask is bad
+//	Name   string // the member; if the mask or the boxes are bad, their member
 //	Index  int    // the sample's index
 //	Reason Reason
 //	Err    error  // details; may be nil

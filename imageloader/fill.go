@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/box"
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
 	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
@@ -21,9 +22,9 @@ import (
 // Fill calls lend from one goroutine at a time. lend returns the memory for the next batch's
 // fields: BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for
 // labels (int64). The second field has BatchSize * classes * 4 bytes (float32) with Transform.Mix
-// or Options.MultiLabel, and another size with Options.Masks or Target: see Loader.Fields. lend may
-// block until memory is free or its context ends. At the end of an epoch, Fill may have called lend
-// once more than there are batches.
+// or Options.MultiLabel, and another size with Options.Masks, Boxes or Target: see Loader.Fields.
+// lend may block until memory is free or its context ends. At the end of an epoch, Fill may have
+// called lend once more than there are batches.
 //
 // Fill calls deliver from the goroutine that called Fill, once for each batch. The batch is in the
 // slot that was lent first among those not yet delivered. n is its number of samples: BatchSize, or
@@ -190,6 +191,9 @@ func (l *Loader) labels(x *index.Index) epoch.Labels {
 	switch {
 	case o.Masks.masked():
 		return epoch.Labels{Kind: epoch.Mask, Width: size * size, DType: o.Masks.DType, Fill: o.Masks.Fill}
+	case o.Boxes.used():
+		return epoch.Labels{Kind: epoch.Boxes, Width: o.Boxes.Max * box.Numbers, DType: tensor.Float32,
+			Boxes: o.Boxes.config(o.Classes)}
 	case o.MultiLabel:
 		return epoch.Labels{Kind: epoch.Target, Width: len(l.Classes()), DType: tensor.Float32,
 			Target: func(s Sample, target []float32) error {

@@ -98,9 +98,9 @@ func (l *Loader) identity(x *index.Index) archiveIdentity {
 					buf = binary.AppendVarint(buf, int64(label))
 				}
 			}
-			if l.o.Masks.masked() {
-				buf = append(append(buf, x.Name(x.Mask(i))...), 0)
-				buf = binary.AppendVarint(buf, x.Size(x.Mask(i)))
+			if x.Paired() {
+				buf = append(append(buf, x.Name(x.Partner(i))...), 0)
+				buf = binary.AppendVarint(buf, x.Size(x.Partner(i)))
 			}
 			h.Write(buf)
 		}
@@ -134,7 +134,7 @@ var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoI
 // epoch, this version runs the rest with Damaged: Warned.
 var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil",
 	"TargetWidth": "0", "MultiLabel": "false", "Part": "{}",
-	"Columns": "{}"}
+	"Columns": "{}", "Boxes": "{}"}
 
 // fingerprint returns the options that determine the content of a batch, by field name.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {

@@ -34,8 +34,13 @@ type Orphan = index.Orphan
 // indexConfig returns the configuration of the loader's index.
 func (l *Loader) indexConfig() index.Config {
 	pairs, _ := l.o.Masks.pairs() // withDefaults has already checked the pairs
+	classes := l.o.Classes
+	if l.o.Boxes.used() {
+		pairs, _ = l.o.Boxes.pairs()
+		classes = nil // Options.Classes has the labels of boxes, not of images
+	}
 	return index.Config{
-		Classes:        l.o.Classes,
+		Classes:        classes,
 		WebDataset:     l.o.WebDataset,
 		Pairs:          pairs,
 		MultiLabel:     l.o.MultiLabel,
@@ -54,11 +59,12 @@ func (l *Loader) indexConfig() index.Config {
 // MakeIndex reads a whole archive and writes its index, even if one exists. The first epoch over an
 // archive also makes the index.
 //
-// MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, List, ListFormat, MultiLabel,
-// OpenSource and Logger. A loader can use the index only if its WebDataset is the same, and if
-// Masks and List are each set in both calls or in neither. If progress is not nil, MakeIndex calls
-// it now and then from the caller's goroutine. A directory or a zip needs no index and is an error.
-// MakeIndex does not wait for other processes. OpenContext, in any process, waits for MakeIndex.
+// MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, Boxes, List, ListFormat,
+// MultiLabel, OpenSource and Logger. A loader can use the index only if its WebDataset is the same,
+// and if Masks, Boxes and List are each set in both calls or in neither. If progress is not nil,
+// MakeIndex calls it now and then from the caller's goroutine. A directory or a zip needs no index
+// and is an error. MakeIndex does not wait for other processes. OpenContext, in any process, waits
+// for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex, o.Part, o.ListFormat.GroupColumn = false, Part{}, "" // the index has all samples
 	o, err := o.withDefaults()

@@ -338,8 +338,9 @@ func (in *inspection) inspect(it *inspectItem, d sample.Decoder, pixels []byte) 
 // replaced: InspectIndex returns [ErrOtherLabels]. A directory or a zip has no index and is an
 // error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
-	o.NoIndex, o.ShuffleBytes, o.Masks = false, 1, Masks{} // no contents are held in memory
-	o.MultiLabel = o.MultiLabel && o.List != ""            // without a List, a report has one label a sample
+	o.clearPairs()
+	o.NoIndex, o.ShuffleBytes = false, 1        // no contents are held in memory
+	o.MultiLabel = o.MultiLabel && o.List != "" // without a List, a report has one label a sample
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err

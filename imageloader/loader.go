@@ -191,10 +191,14 @@ func (o *Options) checkIndex(path string, x *index.Index) error {
 	if o.MultiLabel && len(x.Classes()) == 0 {
 		return fmt.Errorf("%w in %s: Options.MultiLabel, and no image has a label", ErrNoSamples, path)
 	}
-	if o.Masks.masked() && !x.Random() {
-		return fmt.Errorf("imageloader: %s: Options.Masks needs random access, and this is a stream "+
+	if x.Paired() && !x.Random() {
+		option := "Masks"
+		if o.Boxes.used() {
+			option = "Boxes"
+		}
+		return fmt.Errorf("imageloader: %s: Options.%s needs random access, and this is a stream "+
 			"of more than Options.ShuffleBytes (%d): "+
-			"repack it as .tar or .tar.gz, or raise ShuffleBytes", path, o.ShuffleBytes)
+			"repack it as .tar or .tar.gz, or raise ShuffleBytes", path, option, o.ShuffleBytes)
 	}
 	return nil
 }
@@ -282,9 +286,9 @@ func (l *Loader) Batches() int {
 	return d.Batches()
 }
 
-// Classes returns the class names by label.
+// Classes returns the class names by label. With Options.Boxes they are Options.Classes.
 func (l *Loader) Classes() []string {
-	if x := l.index.Load(); x != nil {
+	if x := l.index.Load(); x != nil && !l.o.Boxes.used() {
 		return slices.Clone(x.Classes())
 	}
 	return slices.Clone(l.o.Classes)
@@ -292,10 +296,10 @@ func (l *Loader) Classes() []string {
 
 // ClassCounts returns the number of samples of each class, by label. With Options.MultiLabel a
 // sample counts once for each of its labels. ClassCounts returns nil if Len returns -1, and with
-// Options.Masks.
+// Options.Masks and Options.Boxes.
 func (l *Loader) ClassCounts() []int {
 	x := l.index.Load()
-	if x == nil || l.o.Masks.masked() {
+	if x == nil || x.Paired() {
 		return nil
 	}
 	counts := make([]int, len(x.Classes()))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/box"
 	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/mask"
@@ -140,7 +141,12 @@ type Options struct {
 	// Transform.Ops that move pixels apply equally to both. Every pixel of a transformed mask is a
 	// copy of the nearest pixel of the original mask. Masks need random access, so Open reads a
 	// whole .tar.gz if it has no index.
-	Masks      Masks
+	Masks Masks
+	// Boxes, if not zero, pairs each image with bounding boxes, for detection. Such a sample has no
+	// other label: the field "boxes" replaces "labels". Crop, resize, flip, and the steps of
+	// Transform.Ops that move pixels apply equally to both. Classes, if given, has the names of the
+	// boxes' labels. Boxes need random access, so Open reads a whole .tar.gz if it has no index.
+	Boxes      Boxes
 	BadSamples BadSamplePolicy
 	// Damaged decides which damaged images are bad samples; 0: Warned, which refuses the images
 	// that Pillow and torchvision refuse.
@@ -208,9 +214,11 @@ func (o Options) withDefaults() (Options, error) {
 	if err := threads.Check(); err != nil {
 		return o, err
 	}
-	if err := cmp.Or(o.check(), o.checkList(), o.checkPart(), o.checkMasks(compiled), o.checkTarget()); err != nil {
+	if err := cmp.Or(o.check(), o.checkList(), o.checkPart(), o.checkMasks(compiled), o.checkBoxes(compiled),
+		o.checkTarget()); err != nil {
 		return o, err
 	}
+	o.Boxes = o.Boxes.withDefaults()
 	o.Classes = slices.Clone(o.Classes)
 	o.Columns.Labels = slices.Clone(o.Columns.Labels)
 	o.WorkerCPUs = slices.Clone(o.WorkerCPUs)
@@ -284,7 +292,7 @@ func (o *Options) threads() epoch.Threads {
 
 // needsIndex reports whether an epoch can't start before the number of samples is known.
 func (o *Options) needsIndex() bool {
-	return o.Part != (Part{}) || o.Masks.masked() || o.World > 1 || o.PadLast || o.Repeat > 1 ||
+	return o.Part != (Part{}) || o.paired() || o.World > 1 || o.PadLast || o.Repeat > 1 ||
 		o.Weights != nil || o.Balanced
 }
 
@@ -372,6 +380,9 @@ func (o *Options) checkFormat(path, format string) error {
 			path)
 	case parquet && o.Masks.masked():
 		return fmt.Errorf("imageloader: %s is a Parquet file: Options.Masks needs a mask as a member of the archive", path)
+	case parquet && o.Boxes.used():
+		return fmt.Errorf("imageloader: %s is a Parquet file: Options.Boxes needs a member with the boxes of each image",
+			path)
 	}
 	return nil
 }
@@ -393,29 +404,40 @@ func (o *Options) checkPart() error {
 // ListFormat chooses the columns of Options.List.
 type ListFormat = index.ListFormat
 
-// PairError is an image with two masks, or a mask with two images, according to Options.Masks.
+// PairError is an image with two masks or files of boxes, or one of these with two images,
+// according to Options.Masks or Options.Boxes.
 type PairError = index.PairError
 
 // masked reports whether there are masks.
 func (m *Masks) masked() bool { return *m != Masks{} }
+
+// paired reports whether a sample consists of two members.
+func (o *Options) paired() bool { return o.Masks.masked() || o.Boxes.used() }
+
+// clearPairs makes each sample one member.
+func (o *Options) clearPairs() { o.Masks, o.Boxes = Masks{}, Boxes{} }
 
 // pairs returns the patterns, or nil if there are no masks.
 func (m *Masks) pairs() (*index.Pairs, error) {
 	if !m.masked() {
 		return nil, nil
 	}
-	image, err := index.ParsePattern(m.Image)
-	if err != nil {
-		return nil, fmt.Errorf("imageloader: Options.Masks.Image: %w", err)
+	return parsePairs("Masks", "Mask", m.Image, m.Mask)
+}
+
+// parsePairs parses the patterns of an option, whose second pattern is in the given field.
+func parsePairs(option, field, image, partner string) (p *index.Pairs, err error) {
+	p = &index.Pairs{}
+	if p.Image, err = index.ParsePattern(image); err != nil {
+		return nil, fmt.Errorf("imageloader: Options.%s.Image: %w", option, err)
 	}
-	mask, err := index.ParsePattern(m.Mask)
-	if err != nil {
-		return nil, fmt.Errorf("imageloader: Options.Masks.Mask: %w", err)
+	if p.Partner, err = index.ParsePattern(partner); err != nil {
+		return nil, fmt.Errorf("imageloader: Options.%s.%s: %w", option, field, err)
 	}
-	if image == mask {
-		return nil, fmt.Errorf("imageloader: Options.Masks.Image and Mask are both %q", m.Image)
+	if p.Image == p.Partner {
+		return nil, fmt.Errorf("imageloader: Options.%s.Image and %s are both %q", option, field, image)
 	}
-	return &index.Pairs{Image: image, Mask: mask}, nil
+	return p, nil
 }
 
 // checkMasks returns an error for wrong masks, and for options that can't be used with masks.
@@ -443,6 +465,124 @@ func (o *Options) checkMasks(compiled *transform.Compiled) error {
 		return without("Classes")
 	case o.Balanced:
 		return without("Balanced")
+	}
+	return nil
+}
+
+// Boxes gives each image bounding boxes, for detection. An image and the file with its boxes are
+// two members of the archive, whose names follow two patterns.
+//
+// A file is JSON if its name ends with .json, and otherwise text. A line of text has a label and
+// four numbers, as YOLO writes it. JSON is an array of objects, each with a box (bbox) and a label
+// (category_id, label, category or class), as COCO's annotations, or an object with such an array
+// (annotations or objects), or with an array of boxes and an array of labels. Objects with iscrowd
+// 1 are left out. Labels are whole numbers from 0 to 1,048,575, or names among Options.Classes. A
+// file without boxes, also one of 0 bytes, belongs to an image without objects.
+//
+// The field "boxes" of a batch is float32 [Max, 5]: left, top, right and bottom edge in pixels of
+// the transformed image, and the label. The rows after the last box are 0, 0, 0, 0, -1. The boxes
+// follow the image as torchvision's tv_tensors.BoundingBoxes do: after each step they are clamped
+// to the image, and a rotated box becomes the bounding box of its corners. Finally, boxes smaller
+// than MinSize are left out, as by torchvision's SanitizeBoundingBoxes.
+type Boxes struct {
+	// Image and File are patterns for names, as in Masks: "images/*.jpg" and "labels/*.txt", or in
+	// WebDataset's groups "*.jpg" and "*.json". Images without a file and files without an image
+	// are ignored and logged.
+	Image, File string
+	// Format is the meaning of a box's four numbers. Normalized means that they are fractions of
+	// the image's width and height instead of pixels. A Format other than DefaultBoxFormat is for
+	// text and JSON.
+	Format     BoxFormat
+	Normalized bool
+	// Max is the maximum number of boxes of an image, before the transform; 0: 100. An image with
+	// more boxes is a bad sample.
+	Max int
+	// MinSize is the minimum width and height of a transformed box, in pixels; 0: 1.
+	MinSize float64
+	// Stored means that boxes are positions in the image as stored. Without Stored, and with
+	// Transform.ApplyEXIFOrientation, they are positions in the upright image, as most tools for
+	// annotation write them.
+	Stored bool
+}
+
+// BoxFormat is the meaning of a box's four numbers.
+type BoxFormat = box.Format
+
+// The formats.
+const (
+	// DefaultBoxFormat is CXCYWH with Boxes.Normalized in text, as YOLO writes it, and XYWH in
+	// pixels in JSON, as COCO.
+	DefaultBoxFormat = box.Default
+	XYXY             = box.XYXY   // left, top, right and bottom edge
+	XYWH             = box.XYWH   // left and top edge, width, height
+	CXCYWH           = box.CXCYWH // centre, width, height
+)
+
+// maxBoxes is the maximum of Boxes.Max.
+const maxBoxes = 1 << 16
+
+// used reports whether there are boxes.
+func (b *Boxes) used() bool { return *b != Boxes{} }
+
+// pairs returns the patterns.
+func (b *Boxes) pairs() (*index.Pairs, error) {
+	p, err := parsePairs("Boxes", "File", b.Image, b.File)
+	if err != nil {
+		return nil, err
+	}
+	p.Boxes = true
+	return p, nil
+}
+
+func (b Boxes) withDefaults() Boxes {
+	if b.used() {
+		b.Max, b.MinSize = cmp.Or(b.Max, 100), cmp.Or(b.MinSize, 1)
+	}
+	return b
+}
+
+// config returns the configuration of the decoder. classes are the names of labels.
+func (b *Boxes) config(classes []string) box.Config {
+	return box.Config{Format: b.Format, Normalized: b.Normalized, Stored: b.Stored, Max: b.Max, MinSize: b.MinSize,
+		Classes: classes}
+}
+
+// checkBoxes returns an error for wrong boxes, and for options that can't be used with boxes.
+func (o *Options) checkBoxes(compiled *transform.Compiled) error {
+	b := &o.Boxes
+	if !b.used() {
+		return nil
+	}
+	if o.Masks.masked() {
+		return errors.New("imageloader: Options.Boxes and Options.Masks exclude each other")
+	}
+	if _, err := b.pairs(); err != nil {
+		return err
+	}
+	if err := compiled.ForBoxes(); err != nil {
+		return fmt.Errorf("imageloader: Options.Boxes: Options.Transform: %w", err)
+	}
+	switch {
+	case b.Format < DefaultBoxFormat || b.Format > CXCYWH:
+		return fmt.Errorf("imageloader: Options.Boxes.Format is %v, not XYXY, XYWH or CXCYWH", b.Format)
+	case b.Normalized && b.Format == DefaultBoxFormat:
+		return errors.New("imageloader: Options.Boxes.Normalized needs Options.Boxes.Format")
+	case b.Max < 0 || b.Max > maxBoxes:
+		return fmt.Errorf("imageloader: Options.Boxes.Max is %d, not in 1 to %d", b.Max, maxBoxes)
+	case !(b.MinSize >= 0) || math.IsInf(b.MinSize, 0):
+		return fmt.Errorf("imageloader: Options.Boxes.MinSize is %v, not 0 or more", b.MinSize)
+	case o.WebDataset:
+		return fmt.Errorf("imageloader: Options.Boxes excludes Options.WebDataset, which needs a label for each image; "+
+			"the groups' images and boxes are given by Boxes.Image %q and Boxes.File %q", "*.jpg", "*.json")
+	}
+	for _, other := range []struct {
+		option string
+		set    bool
+	}{{"List", o.List != ""}, {"Part", o.Part != Part{}}, {"Balanced", o.Balanced}, {"MultiLabel", o.MultiLabel},
+		{"Target", o.Target != nil}} {
+		if other.set {
+			return fmt.Errorf("imageloader: Options.Boxes excludes Options.%s", other.option)
+		}
 	}
 	return nil
 }

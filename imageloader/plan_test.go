@@ -30,6 +30,7 @@ type planned struct {
 	rows     int // number of rows with a plan, over all epochs
 	// plansOnly leaves the pixels of rows with plans undefined.
 	plansOnly bool
+	second    []byte // the second fields of all batches, if they are not labels
 
 	// seen has the digest of each sample's plan in each epoch: a sample has one plan, whichever
 	// slot and row it gets.
@@ -39,7 +40,7 @@ type planned struct {
 // epoch returns the batches of an epoch as collect does.
 func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, err error) {
 	t.Helper()
-	size, batch := 3*l.o.Transform.Size*l.o.Transform.Size, l.o.BatchSize
+	size, batch, labelling := 3*l.o.Transform.Size*l.o.Transform.Size, l.o.BatchSize, l.labels(nil)
 	type slot struct {
 		fields [][]byte
 		plans  decodeplan.Plans
@@ -47,7 +48,7 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 	free := make(chan *slot, c.slots)
 	lent := make(chan *slot, c.slots)
 	for range c.slots {
-		s := &slot{fields: [][]byte{make([]byte, batch*size), make([]byte, 8*batch)}}
+		s := &slot{fields: [][]byte{make([]byte, batch*size), make([]byte, batch*labelling.Bytes())}}
 		s.plans = decodeplan.Plans{Memory: alignedBytes(c.capacity), Rows: make([]decodeplan.Row, batch),
 			HostRows: c.hostRows}
 		free <- s
@@ -87,8 +88,12 @@ func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, e
 				t.Errorf("rows behind the %d of a batch have plans", n)
 			}
 			var labels []int64
-			for row := range n {
-				labels = append(labels, int64(binary.LittleEndian.Uint64(s.fields[1][8*row:])))
+			if len(s.fields[1]) == 8*batch {
+				for row := range n {
+					labels = append(labels, int64(binary.LittleEndian.Uint64(s.fields[1][8*row:])))
+				}
+			} else {
+				c.second = append(c.second, s.fields[1][:n*labelling.Bytes()]...)
 			}
 			batches = append(batches, copied{bytes.Clone(s.fields[0][:n*size]), labels, samples})
 			return nil

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -34,6 +35,19 @@ const masksHelp = "the archive has images and masks, whose names match `IMAGE,MA
 	"'images/*.jpg,masks/*.png': the index is for loaders with\n" +
 	"Options.Masks, which use no other"
 
+// boxesHelp is the help text of a flag.
+const boxesHelp = "the archive has images and files of bounding boxes, whose names match `IMAGE,FILE`, for example " +
+	"'images/*.jpg,labels/*.txt':\nthe index is for loaders with Options.Boxes"
+
+// cutPatterns splits the value of a flag into two patterns for names.
+func cutPatterns(flag, value, example string, image, partner *string) error {
+	var found bool
+	if *image, *partner, found = strings.Cut(value, ","); value != "" && !found {
+		return cli.Usagef("-%s %s: two patterns with a comma between them are wanted, %q", flag, value, example)
+	}
+	return nil
+}
+
 // index writes an archive's sidecar index.
 func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream index FILE", "Reads an archive of images through and writes its index "+
@@ -46,6 +60,7 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var labels cli.Images
 	labels.Register(set, cli.LabelOptions|cli.MultiLabelOptions)
 	masks := set.String("masks", "", masksHelp)
+	boxes := set.String("boxes", "", boxesHelp)
 	if err := cli.Parse(set, args, 1); err != nil {
 		return err
 	}
@@ -54,12 +69,9 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	o := imageloader.Options{IndexFile: *out}
 	labels.SetLabels(&o)
-	if *masks != "" {
-		var found bool
-		if o.Masks.Image, o.Masks.Mask, found = strings.Cut(*masks, ","); !found {
-			return cli.Usagef("-masks %s: two patterns with a comma between them are wanted, "+
-				"'images/*.jpg,masks/*.png'", *masks)
-		}
+	if err := cmp.Or(cutPatterns("masks", *masks, "images/*.jpg,masks/*.png", &o.Masks.Image, &o.Masks.Mask),
+		cutPatterns("boxes", *boxes, "images/*.jpg,labels/*.txt", &o.Boxes.Image, &o.Boxes.File)); err != nil {
+		return err
 	}
 	progress, done := cli.ReadingProgress(stderr)
 	began := time.Now()

@@ -106,6 +106,37 @@ func TestIndexOfMasks(t *testing.T) {
 	}
 }
 
+// Loaders with Options.Boxes use the index that -boxes makes.
+func TestIndexOfBoxes(t *testing.T) {
+	archive := clitest.WriteTar(t, map[string]string{"i/1.png": "\x89PNG\r\n\x1a\n", "l/1.txt": "0 .5 .5 .1 .1",
+		"notes.txt": "text"})
+	status, stdout, stderr := command(t, "index", "-boxes", "i/*.png,l/*.txt", archive)
+	if status != 0 || !strings.Contains(stdout, "1 sample of 0 classes") {
+		t.Errorf("status %d, %q, %q, want status 0, stdout with %q", status, stdout, stderr, "1 sample of 0 classes")
+	}
+	made, err := os.ReadFile(archive + ".tsidx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := imageloader.Open(archive, imageloader.Options{Boxes: imageloader.Boxes{Image: "i/*.*", File: "l/*.*"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Len() != 1 || l.Close() != nil {
+		t.Errorf("%d samples, want 1", l.Len())
+	}
+	if now, err := os.ReadFile(archive + ".tsidx"); err != nil || string(now) != string(made) {
+		t.Errorf("reading the index: %v, %d bytes, want no error and the %d bytes unchanged", err, len(now), len(made))
+	}
+	for says, pattern := range map[string]string{"with a comma": "i/*.png", "needs one": "i,l/*",
+		"no image has a file of boxes": "i/*,n/*"} {
+		if status, _, stderr := command(t, "index", "-boxes", pattern, archive); status == 0 ||
+			!strings.Contains(stderr, says) {
+			t.Errorf("%s: status %d, %q, want status not 0, stderr with %q", pattern, status, stderr, says)
+		}
+	}
+}
+
 func TestIndexErrors(t *testing.T) {
 	for says, path := range map[string]string{
 		"no such file":   filepath.Join(t.TempDir(), "none.tar"),
@@ -219,7 +250,7 @@ func TestIndexOfOtherLabelsIsMadeAgain(t *testing.T) {
 			t.Errorf("%q: status %d, %s%s, want 0 and %q", args, status, stdout, stderr, c.says)
 		}
 	}
-	for _, want := range []string{"the index is one of -list, without labels", "torchstream index replaces the index"} {
+	for _, want := range []string{"the index is one of -list or -boxes, without labels", "torchstream index replaces the index"} {
 		if status, _, stderr := command(t, "inspect", "-index", path); status != 1 || !strings.Contains(stderr, want) {
 			t.Errorf("inspect -index: status %d, %s, want 1 and %q", status, stderr, want)
 		}

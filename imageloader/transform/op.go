@@ -74,8 +74,8 @@ type Pixels struct {
 // the sample's generator. If a Func draws random numbers only from rng, its results are the same
 // for any number of workers, and after resuming. An error or a panic makes the sample a bad one,
 // with the reason Rejected. A Func is called from several goroutines at the same time, each with
-// another image. With Options.Masks a Func gets only the image, so it must not move pixels. Samples
-// with this step are decoded on the host.
+// another image. With Options.Masks or Options.Boxes a Func gets only the image, so it must not
+// move pixels. Samples with this step are decoded on the host.
 type Func func(rng *rand.Rand, image *Pixels) error
 
 func (f Func) check(w, h int) (int, int, error) {

@@ -101,6 +101,8 @@ func flagOf(option string) string {
 		return "-multi-label"
 	case "Masks":
 		return "-masks"
+	case "Boxes":
+		return "-boxes"
 	case "Part":
 		return "-val"
 	case "WebDataset":

@@ -87,6 +87,7 @@ LAYERS = {
     "imageloader/internal/audit": ["internal/imagecapi"],
     "imageloader/internal/sample": ["imageloader/internal/archive", "imageloader/internal/codec", "internal/assembly", "internal/imagecapi"],
     "imageloader/internal/count": ["imageloader/internal/archive", "imageloader/internal/sample"],
+    "imageloader/internal/box": ["imageloader/transform", "internal/imagecapi"],
     "imageloader/internal/mask": ["imageloader/internal/codec", "imageloader/transform", "internal/imagecapi", "tensor"],
     "imageloader/internal/devplan": [
         "imageloader/internal/arena",
@@ -98,6 +99,7 @@ LAYERS = {
     "imageloader/internal/epoch": [
         "imageloader/internal/archive",
         "imageloader/internal/arena",
+        "imageloader/internal/box",
         "imageloader/internal/codec",
         "imageloader/internal/count",
         "imageloader/internal/devplan",
@@ -115,6 +117,7 @@ LAYERS = {
         "imageloader/internal/arena",
         "imageloader/internal/archive",
         "imageloader/internal/audit",
+        "imageloader/internal/box",
         "imageloader/internal/codec",
         "imageloader/internal/count",
         "imageloader/internal/devplan",

@@ -55,8 +55,8 @@ func withSegments(data string, n int) string {
 	return b.String()
 }
 
-// turned inserts an EXIF orientation into a JPEG.
-func turned(data string, orientation byte) string {
+// Turned inserts an EXIF orientation into a JPEG.
+func Turned(data string, orientation byte) string {
 	exif := "\xff\xe1\x00\x22Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00" +
 		string(orientation) + "\x00\x00\x00\x00\x00\x00"
 	return data[:2] + exif + data[2:]
@@ -70,7 +70,7 @@ func Mixed(t testing.TB) []Member {
 	return []Member{
 		{Name: "a/plain.jpg", Data: JPEG(t, Gradient(70, 50))},
 		{Name: "a/grey.jpg", Data: JPEG(t, grey)},
-		{Name: "a/turned.jpg", Data: turned(JPEG(t, Gradient(60, 41)), 6)},
+		{Name: "a/turned.jpg", Data: Turned(JPEG(t, Gradient(60, 41)), 6)},
 		{Name: "a/behind.jpg", Data: withSegments(JPEG(t, Gradient(45, 40)), 100_000)},
 		{Name: "a/far behind.jpg", Data: withSegments(JPEG(t, Gradient(46, 40)), 512<<10)},
 		{Name: "b/a.png", Data: PNG(t, Gradient(90, 30))},

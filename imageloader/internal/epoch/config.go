@@ -3,6 +3,7 @@ package epoch
 import (
 	"log/slog"
 
+	"github.com/torchstream/torchstream/imageloader/internal/box"
 	"github.com/torchstream/torchstream/imageloader/internal/count"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 	"github.com/torchstream/torchstream/imageloader/transform"
@@ -65,6 +66,7 @@ const (
 	Soft                    // the probability of each class; the mixer writes them
 	Target                  // numbers written by the decoding worker
 	Mask                    // the class of each pixel
+	Boxes                   // rows of bounding boxes
 )
 
 // Labels describes the labels of a batch.
@@ -74,14 +76,15 @@ type Labels struct {
 	DType tensor.DType
 	// Target computes the numbers of a sample, for the kind Target. It gets a slice of zeros.
 	Target func(s sample.Sample, numbers []float32) error
-	Fill   int // class of pixels outside the mask, for the kind Mask
+	Fill   int        // class of pixels outside the mask, for the kind Mask
+	Boxes  box.Config // for the kind Boxes
 }
 
 // Bytes is the size of a sample's label.
 func (l *Labels) Bytes() int { return l.Width * l.DType.Size() }
 
 // byWorkers reports whether the worker that decodes a sample also writes its label.
-func (l *Labels) byWorkers() bool { return l.Kind == Target || l.Kind == Mask }
+func (l *Labels) byWorkers() bool { return l.Kind == Target || l.Kind == Mask || l.Kind == Boxes }
 
 // Policy selects the treatment of samples that cannot be decoded.
 type Policy struct {

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/box"
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/count"
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
@@ -31,6 +32,7 @@ type Decoder struct {
 	rng       *rand.Rand
 	current   current
 	mask      mask.Decoder
+	boxes     *box.Decoder
 	numbers   []float32       // numbers of a target; reused
 	counted   imagecapi.Stats // the decoder's statistics at the last count
 }
@@ -50,7 +52,8 @@ func NewDecoder(c *Config, e *Env, known *index.Index, plans Plans, members bool
 	if err != nil {
 		return nil, fmt.Errorf("imageloader: no decoder: %w", err)
 	}
-	d := &Decoder{config: c, env: e, images: images, mask: mask.Decoder{DType: c.Labels.DType, Fill: c.Labels.Fill}}
+	d := &Decoder{config: c, env: e, images: images, mask: mask.Decoder{DType: c.Labels.DType, Fill: c.Labels.Fill},
+		boxes: box.NewDecoder(c.Labels.Boxes)}
 	if d.augmenter, err = c.Batch.Transform.NewAugmenter(); err != nil {
 		images.Close()
 		return nil, fmt.Errorf("imageloader: no augmenter: %w", err)
@@ -90,14 +93,9 @@ func (d *Decoder) Decode(it *Item, from index.Inflated, to Row) (Outcome, error)
 		}
 		damage, err = d.pixels(it, from, to)
 	}
-	if err == nil && it.mask.size > 0 {
-		if state, err := d.decodeMask(it, to); state != Good {
+	if err == nil && len(to.Label) > 0 {
+		if state, err := d.label(it, to); state != Good {
 			return state, err
-		}
-	}
-	if err == nil && d.config.Labels.Kind == Target && len(to.Label) > 0 {
-		if err := d.writeTarget(it.Sample, to.Label); err != nil {
-			return Bad, rules.Bad(&it.Sample, sample.Rejected, err)
 		}
 	}
 	switch {
@@ -185,18 +183,39 @@ func (d *Decoder) pixels(it *Item, from index.Inflated, to Row) (damage string, 
 	return damage, err
 }
 
+// label writes the label of an item after its image. If the label makes the sample bad, it returns
+// the reason.
+func (d *Decoder) label(it *Item, to Row) (Outcome, error) {
+	switch d.config.Labels.Kind {
+	case Mask:
+		return d.decodeMask(it, to)
+	case Boxes:
+		width, height := int(d.current.info.Width), int(d.current.info.Height)
+		if err := d.boxes.Decode(it.partner.name, it.partner.data, width, height, &d.current.geometry, d.augmenter,
+			to.Label); err != nil {
+			s := sample.Sample{Name: it.partner.name, Index: it.Sample.Index}
+			return Bad, d.env.Rules.Bad(&s, sample.WrongBoxes, err)
+		}
+	case Target:
+		if err := d.writeTarget(it.Sample, to.Label); err != nil {
+			return Bad, d.env.Rules.Bad(&it.Sample, sample.Rejected, err)
+		}
+	}
+	return Good, nil
+}
+
 // decodeMask decodes the mask of an item after its image. If the mask makes the sample bad, it
 // returns the reason.
 func (d *Decoder) decodeMask(it *Item, to Row) (Outcome, error) {
-	s := sample.Sample{Name: it.mask.name, Index: it.Sample.Index}
-	if codec.Sniff(it.mask.data) == "" {
-		return Bad, d.env.Rules.NotImage(&s, it.mask.data)
+	s := sample.Sample{Name: it.partner.name, Index: it.Sample.Index}
+	if codec.Sniff(it.partner.data) == "" {
+		return Bad, d.env.Rules.NotImage(&s, it.partner.data)
 	}
 	width, height := int(d.current.info.Width), int(d.current.info.Height)
 	if d.current.geometry.Orientation >= 5 { // the image was turned upright
 		width, height = height, width
 	}
-	if err := d.mask.Decode(it.mask.data, width, height, &d.current.geometry, d.augmenter, to.Label); err != nil {
+	if err := d.mask.Decode(it.partner.data, width, height, &d.current.geometry, d.augmenter, to.Label); err != nil {
 		return d.judge(&s, err)
 	}
 	return Good, nil
@@ -315,7 +334,7 @@ func (p *pass) work() {
 			c.Times.WaitData.Add(int64(began.Sub(idle)))
 		}
 		c.Times.Decode.Add(int64(now.Sub(began)))
-		c.Decoded.Bytes.Add(int64(len(j.Data) + len(j.mask.data)))
+		c.Decoded.Bytes.Add(int64(len(j.Data) + len(j.partner.data)))
 		idle = now
 		p.asm.Resolve(j.position, state, err)
 		p.recycle(&j)

@@ -8,17 +8,17 @@ import (
 
 // Item is one occurrence of a sample in an epoch.
 type Item struct {
-	Sample sample.Sample
-	Size   int64 // size of the file in bytes
-	Data   []byte
-	Draw   devplan.Draw
-	bad    *sample.Error // reason if the sample is bad according to its header in the archive
-	mask   maskItem
+	Sample  sample.Sample
+	Size    int64 // size of the file in bytes
+	Data    []byte
+	Draw    devplan.Draw
+	bad     *sample.Error // reason if the sample is bad according to its header in the archive
+	partner partnerItem
 }
 
-// maskItem is the mask of an item. It is the zero value if there are no masks. fetch reads its
-// content.
-type maskItem struct {
+// partnerItem is the mask of an item, or the file with its boxes. It is the zero value for other
+// kinds of labels. fetch reads its content.
+type partnerItem struct {
 	name     string // name of the member
 	size     int64
 	data     []byte
@@ -57,11 +57,14 @@ func (p *pass) item(i int) Item {
 	it := Item{Sample: sample.Sample{Name: s.Name, Index: i, Label: s.Label}, Size: s.Size}
 	it.Draw.Epoch = p.start.Epoch * p.config.Order.Repeat
 	it.bad = p.env.Rules.Member(&it.Sample, s.Kind, s.Size)
-	if p.config.Labels.Kind == Mask {
-		mask := known.Sample(known.Mask(i))
-		it.mask = maskItem{name: mask.Name, size: mask.Size}
+	if kind := p.config.Labels.Kind; kind == Mask || kind == Boxes {
+		partner := known.Sample(known.Partner(i))
+		it.partner = partnerItem{name: partner.Name, size: partner.Size}
 		if it.bad == nil {
-			it.bad = p.env.Rules.Member(&sample.Sample{Name: mask.Name, Index: i}, mask.Kind, mask.Size)
+			it.bad = p.env.Rules.Member(&sample.Sample{Name: partner.Name, Index: i}, partner.Kind, partner.Size)
+		}
+		if kind == Boxes && it.bad != nil && it.bad.Reason == sample.Empty && it.bad.Name == partner.Name {
+			it.bad = nil // an image without objects
 		}
 	}
 	return it
@@ -139,7 +142,7 @@ func (p *pass) recycle(j *job) {
 	if !j.borrowed {
 		p.queue.release(j.Data)
 	}
-	if j.mask.size > 0 && !j.mask.borrowed {
-		p.queue.release(j.mask.data)
+	if j.partner.size > 0 && !j.partner.borrowed {
+		p.queue.release(j.partner.data)
 	}
 }

@@ -55,8 +55,8 @@ func (r *timedReader) ReadPart(i int, p []byte, from int) error {
 	return r.Reader.ReadPart(i, p, from)
 }
 
-// fetchPlans reports whether fetch plans images. It does not if workers write the samples' targets
-// or masks.
+// fetchPlans reports whether fetch plans images. It does not if workers write the samples' targets,
+// masks or boxes.
 func (p *pass) fetchPlans() bool { return p.to.Plans() && p.random() && !p.config.Labels.byWorkers() }
 
 // newFetchPlanner returns nil if fetch does not plan.

@@ -141,7 +141,7 @@ func (p *pass) fetchJob(j *job, r *index.Reader) bool {
 }
 
 // badContent returns the reason why a job is bad if err reports damage of its content or of its
-// mask. Otherwise it returns nil.
+// partner. Otherwise it returns nil.
 func (p *pass) badContent(j *job, err error) *sample.Error {
 	name := j.Sample.Name
 	var at *archive.Error
@@ -151,22 +151,22 @@ func (p *pass) badContent(j *job, err error) *sample.Error {
 	return p.env.Rules.Content(&j.Sample, name, err)
 }
 
-// readContents reads the contents of a job and of its mask. It acquires the memory for both at
+// readContents reads the contents of a job and of its partner. It acquires the memory for both at
 // once, because two fetches that each hold a part and wait for the rest could wait forever. ok is
 // false if the pass has ended. The caller recycles the job even after an error.
 func (p *pass) readContents(j *job, r *index.Reader) (ok bool, err error) {
 	known := p.source.Known
-	i, mask := j.Sample.Index, known.Mask(j.Sample.Index)
+	i, partner := j.Sample.Index, known.Partner(j.Sample.Index)
 	j.Data = known.InMemory(i)
 	j.borrowed = j.Data != nil
 	need := int64(0)
 	if !j.borrowed {
 		need = j.Size
 	}
-	if j.mask.size > 0 {
-		j.mask.data = known.InMemory(mask)
-		if j.mask.borrowed = j.mask.data != nil; !j.mask.borrowed {
-			need += j.mask.size
+	if j.partner.size > 0 {
+		j.partner.data = known.InMemory(partner)
+		if j.partner.borrowed = j.partner.data != nil; !j.partner.borrowed {
+			need += j.partner.size
 		}
 	}
 	if need == 0 {
@@ -179,15 +179,15 @@ func (p *pass) readContents(j *job, r *index.Reader) (ok bool, err error) {
 	if !j.borrowed {
 		j.Data = p.queue.buffers.Get(int(j.Size))
 	}
-	if j.mask.size > 0 && !j.mask.borrowed {
-		j.mask.data = p.queue.buffers.Get(int(j.mask.size))
+	if j.partner.size > 0 && !j.partner.borrowed {
+		j.partner.data = p.queue.buffers.Get(int(j.partner.size))
 	}
 	if !j.borrowed {
 		err = r.Read(i, j.Data)
 		j.inflated = r.Inflated(i)
 	}
-	if err == nil && j.mask.size > 0 && !j.mask.borrowed {
-		err = r.Read(mask, j.mask.data)
+	if err == nil && j.partner.size > 0 && !j.partner.borrowed {
+		err = r.Read(partner, j.partner.data)
 	}
 	p.env.Counters.Times.Fetched(time.Since(began), r.FileTime()-spent)
 	return true, err

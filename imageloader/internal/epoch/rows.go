@@ -35,7 +35,7 @@ func newAssembly(c *Config, wanted int) *batches {
 
 // rows is the lent memory of a batch.
 type rows struct {
-	images, labels         []byte           // labels, masks or targets of all rows
+	images, labels         []byte           // labels, masks, boxes or targets of all rows
 	imageBytes, labelBytes int              // of a row; labelBytes is 0 if labels are written when the batch is complete
 	staging                *devplan.Staging // nil without plans
 	scratch                []byte
@@ -47,7 +47,7 @@ func newRows(c *Config, lent decodeplan.Slot) (*rows, error) {
 	images, labels, what := size*c.Batch.imageBytes(), size*c.Labels.Bytes(), "labels"
 	r := &rows{imageBytes: c.Batch.imageBytes()}
 	if c.Labels.byWorkers() {
-		r.labelBytes, what = c.Labels.Bytes(), "masks or targets"
+		r.labelBytes, what = c.Labels.Bytes(), "masks, boxes or targets"
 	}
 	if len(lent.Images) < images || len(lent.Labels) < labels {
 		return nil, fmt.Errorf("imageloader: the lent slot has %d and %d bytes, a batch needs %d for images and %d for %s",

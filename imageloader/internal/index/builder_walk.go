@@ -133,9 +133,9 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 		return w.addOfList(m, magic)
 	}
 	if b.config.Pairs != nil || b.config.List != nil {
-		add := b.addPair
-		if b.config.List != nil {
-			add = b.addListed
+		add := b.addListed
+		if b.config.Pairs != nil && !b.config.Pairs.Boxes {
+			add = b.addPair
 		}
 		number, err = add(m, magic)
 		w.found.Index = number

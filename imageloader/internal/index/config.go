@@ -22,8 +22,8 @@ type Config struct {
 	OneShard bool
 	// MultiLabel gives each image of WebDataset or of a list several labels: see [Index.Labels].
 	MultiLabel bool
-	// Pairs, if not nil, selects pairs of an image and a mask as the samples: see [Index.Mask].
-	// Pairs have no classes. Pairs excludes Classes and WebDataset.
+	// Pairs, if not nil, selects pairs of an image and a partner as the samples: see
+	// [Index.Partner]. Pairs have no classes. Pairs excludes Classes and WebDataset.
 	Pairs *Pairs
 
 	// List, if not nil, names the samples and their labels. List excludes WebDataset and Pairs.

@@ -52,10 +52,10 @@ type indexedArchive struct {
 
 // recordTable holds the records of samples.
 type recordTable struct {
-	samples []record // with Config.Pairs: images and masks, in the archive's order
+	samples []record // with Config.Pairs: images and partners, in the archive's order
 	names   string
 	// places holds the record number of each sample, followed by the record number of each sample's
-	// mask. Without Config.Pairs it is nil: sample i is record i.
+	// partner. Without Config.Pairs it is nil: sample i is record i.
 	places []int32
 	// numbers holds, for each sample, its number among the sidecar's members. It is nil if the
 	// numbers are the same.
@@ -110,11 +110,14 @@ func (t *recordTable) Len() int {
 	return len(t.samples)
 }
 
-// Mask returns the number of sample i's mask, with Config.Pairs. Methods that accept the number of
-// a sample also accept the number of a mask.
-func (t *recordTable) Mask(i int) int { return len(t.places)/2 + i }
+// Paired reports whether each sample has a partner: see [Pairs].
+func (t *recordTable) Paired() bool { return t.places != nil }
 
-// at returns the number of the record of sample or mask i.
+// Partner returns the number of the partner of sample i, with Config.Pairs. Methods that accept the
+// number of a sample also accept the number of a partner.
+func (t *recordTable) Partner(i int) int { return len(t.places)/2 + i }
+
+// at returns the number of the record of sample or partner i.
 func (t *recordTable) at(i int) int {
 	if t.places == nil {
 		return i
@@ -221,7 +224,7 @@ func randomBy(work float64) bool { return work > 0 && work <= maxWork }
 // ErrStale means that an archive is damaged, or is not the archive that was indexed.
 var ErrStale = errors.New("the bytes differ from the checksum in the index: " +
 	"the archive is damaged, or has changed since it was indexed " +
-	"(`torchstream index` makes a new one, with -webdataset, -masks or -list for loaders with that option)")
+	"(`torchstream index` makes a new one, with -webdataset, -masks, -boxes or -list for loaders with that option)")
 
 // ReadForward fills p with the content of sample i. The length of p must be the sample's size.
 // ReadForward advances the archive's position, so i must increase from call to call: see

@@ -403,8 +403,8 @@ func (l *List) unknownClass(i int, class string, c *Config) error {
 // listDirectory is the only directory in the index file of a list. A list does not use directories.
 const listDirectory = "*"
 
-// addListed implements add for a list. It records every member, so that one index file serves all
-// lists.
+// addListed implements add for a list and for files of boxes. It records every member, so that one
+// index file serves all lists and all patterns.
 func (b *Builder) addListed(m *archive.Member, magic []byte) (number int, err error) {
 	dir, err := b.dirs.number(listDirectory)
 	if err != nil {

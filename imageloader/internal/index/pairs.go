@@ -9,15 +9,40 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Pairs tells images and their masks from other members by their names. An image and a mask are a
-// pair if the "*" of their patterns stands for the same text. They may be in different shards if
-// neither has a partner in its own shard. A name that matches both patterns is a mask.
-type Pairs struct{ Image, Mask Pattern }
+// Pairs tells images and their partners, such as masks, from other members by their names. An image
+// and a partner are a pair if the "*" of their patterns stands for the same text. They may be in
+// different shards if neither has a partner in its own shard. A name that matches both patterns is
+// a partner.
+type Pairs struct {
+	Image, Partner Pattern
+	// Boxes means that partners are files with bounding boxes, not masks. The index file then has
+	// all members, as for a list. A member that looks like an image is not a partner.
+	Boxes bool
+}
+
+// role returns the text that a member shares with the other member of its pair. ok is false if the
+// member is neither an image nor a partner.
+func (p *Pairs) role(m *record, name string) (key string, partner, ok bool) {
+	if key, ok = p.Partner.key(name); ok && !(p.Boxes && m.flags&recordImage != 0) {
+		return key, true, true
+	}
+	key, ok = p.Image.key(name)
+	return key, false, ok && !(p.Boxes && m.flags&recordImage == 0)
+}
+
+// nouns returns the noun for a partner, the name of the option that sets the patterns, and the noun
+// for a file that is a partner.
+func (p *Pairs) nouns() (partner, option, file string) {
+	if p.Boxes {
+		return "file of boxes", "Options.Boxes", "file"
+	}
+	return "mask", "Options.Masks", "image file"
+}
 
 // pairsDirectory is the only directory in the index file for pairs. Pairs do not use directories.
 const pairsDirectory = "*"
 
-// PairError reports an image with two masks, or a mask with two images.
+// PairError reports an image with two partners, or a partner with two images.
 type PairError struct {
 	File        string
 	Name, Other string // the two members
@@ -25,7 +50,7 @@ type PairError struct {
 }
 
 func (e *PairError) Error() string {
-	return fmt.Sprintf("imageloader: %s: %q and %q match Options.Masks' %q with the same text for its \"*\": "+
+	return fmt.Sprintf("imageloader: %s: %q and %q match the pattern %q with the same text for its \"*\": "+
 		"remove one of them, or narrow the pattern", e.File, e.Name, e.Other, e.Pattern)
 }
 
@@ -44,8 +69,8 @@ func (b *Builder) addPair(m *archive.Member, magic []byte) (number int, err erro
 	return b.record(m, dir, recordImage)
 }
 
-// loadPairs reads the members. The records of x become the images that have a mask, and their
-// masks.
+// loadPairs reads the members. The records of x become the images that have a partner, and their
+// partners.
 func (b *Builder) loadPairs(x *Index, sections map[uint32]section) error {
 	members, err := newMemberReader(x.shards, len(b.dirs.names), sections)
 	if err != nil {
@@ -65,12 +90,10 @@ func (b *Builder) loadPairs(x *Index, sections map[uint32]section) error {
 		if b.dirs.names[m.label] != pairsDirectory {
 			return errIndexDamaged
 		}
-		if first == "" {
+		if first == "" && m.flags&recordImage != 0 {
 			first = string(name)
 		}
-		_, image := p.pairs.Image.key(string(name))
-		_, mask := p.pairs.Mask.key(string(name))
-		if !image && !mask {
+		if _, _, ok := p.pairs.role(m, string(name)); !ok {
 			x.ignored++
 			continue
 		}
@@ -101,13 +124,13 @@ type pairing struct {
 	x      *Index
 	pairs  Pairs
 	images []int32 // number of the record of each pair's image
-	masks  []int32 // number of the record of each pair's mask
-	single []int32 // numbers of the records without a partner
+	others []int32 // number of the record of each pair's partner
+	single []int32 // numbers of the records that have no pair
 }
 
-// group has the records whose "*" stands for the same text: the first image and mask, and the
-// second image and mask, if any. -1 stands for none.
-type group struct{ image, mask, image2, mask2 int32 }
+// group has the records whose "*" stands for the same text: the first image and partner, and the
+// second image and partner, if any. -1 stands for none.
+type group struct{ image, partner, image2, partner2 int32 }
 
 // pair finds the pairs. It first looks within each shard, because several shards may use the same
 // names, and then among the remaining records.
@@ -138,7 +161,7 @@ func (p *pairing) pair(file string) error {
 	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(p.images[a], p.images[b]) })
 	x.places = make([]int32, 2*len(order))
 	for i, pair := range order {
-		x.places[i], x.places[len(order)+i] = p.images[pair], p.masks[pair]
+		x.places[i], x.places[len(order)+i] = p.images[pair], p.others[pair]
 	}
 	return nil
 }
@@ -148,10 +171,7 @@ func (p *pairing) match(file string, list []int32) error {
 	numbers := make(map[string]int32, len(list)/2)
 	var groups []group
 	for _, k := range list {
-		key, mask := p.pairs.Mask.key(p.x.recordName(int(k)))
-		if !mask {
-			key, _ = p.pairs.Image.key(p.x.recordName(int(k)))
-		}
+		key, partner, _ := p.pairs.role(&p.x.samples[k], p.x.recordName(int(k)))
 		n, found := numbers[key]
 		if !found {
 			n = int32(len(groups))
@@ -160,10 +180,10 @@ func (p *pairing) match(file string, list []int32) error {
 		}
 		g := &groups[n]
 		switch {
-		case mask && g.mask < 0:
-			g.mask = k
-		case mask:
-			g.mask2 = k
+		case partner && g.partner < 0:
+			g.partner = k
+		case partner:
+			g.partner2 = k
 		case g.image < 0:
 			g.image = k
 		default:
@@ -172,18 +192,19 @@ func (p *pairing) match(file string, list []int32) error {
 	}
 	for _, g := range groups {
 		switch {
-		case g.image < 0 || g.mask < 0:
-			for _, k := range []int32{g.image, g.mask, g.image2, g.mask2} {
+		case g.image < 0 || g.partner < 0:
+			for _, k := range []int32{g.image, g.partner, g.image2, g.partner2} {
 				if k >= 0 {
 					p.single = append(p.single, k)
 				}
 			}
 		case g.image2 >= 0:
 			return &PairError{file, p.x.recordName(int(g.image)), p.x.recordName(int(g.image2)), p.pairs.Image.text}
-		case g.mask2 >= 0:
-			return &PairError{file, p.x.recordName(int(g.mask)), p.x.recordName(int(g.mask2)), p.pairs.Mask.text}
+		case g.partner2 >= 0:
+			return &PairError{file, p.x.recordName(int(g.partner)), p.x.recordName(int(g.partner2)),
+				p.pairs.Partner.text}
 		default:
-			p.images, p.masks = append(p.images, g.image), append(p.masks, g.mask)
+			p.images, p.others = append(p.images, g.image), append(p.others, g.partner)
 		}
 	}
 	return nil
@@ -192,11 +213,11 @@ func (p *pairing) match(file string, list []int32) error {
 // unpaired logs the records without a partner. If the archive has no pairs at all, it returns the
 // reason.
 func (p *pairing) unpaired(b *Builder, first string) string {
-	var images, masks []string
+	var images, partners []string
 	for _, k := range p.single {
 		name := p.x.recordName(int(k))
-		if _, mask := p.pairs.Mask.key(name); mask {
-			masks = append(masks, name)
+		if _, partner, _ := p.pairs.role(&p.x.samples[k], name); partner {
+			partners = append(partners, name)
 		} else {
 			images = append(images, name)
 		}
@@ -206,19 +227,24 @@ func (p *pairing) unpaired(b *Builder, first string) string {
 			b.config.Logger.Warn(message, "archive", b.file, what, len(list), "first", list[0])
 		}
 	}
-	log("images without a mask are ignored", "images", images)
-	log("masks without an image are ignored", "masks", masks)
-	describe := func(pattern Pattern, list []string) string {
+	partner, option, file := p.pairs.nouns()
+	log("images without a "+partner+" are ignored", "images", images)
+	if p.pairs.Boxes {
+		log("files of boxes without an image are ignored", "files", partners)
+	} else {
+		log("masks without an image are ignored", "masks", partners)
+	}
+	describe := func(pattern Pattern, list []string, file string) string {
 		if len(list) == 0 {
-			return fmt.Sprintf("no image file matches %q", pattern.text)
+			return fmt.Sprintf("no %s matches %q", file, pattern.text)
 		}
 		return fmt.Sprintf("%d match %q, the first is %q", len(list), pattern.text, list[0])
 	}
 	if first == "" {
 		return "it has no image files"
 	}
-	return fmt.Sprintf("no image has a mask by Options.Masks: %s; %s; the archive's first image file is %q",
-		describe(p.pairs.Image, images), describe(p.pairs.Mask, masks), first)
+	return fmt.Sprintf("no image has a %s by %s: %s; %s; the archive's first image file is %q", partner, option,
+		describe(p.pairs.Image, images, "image file"), describe(p.pairs.Partner, partners, file), first)
 }
 
 // keepPaired removes the records without a partner.

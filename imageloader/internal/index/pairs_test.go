@@ -60,7 +60,7 @@ func pairConfig(t testing.TB, image, mask string) Config {
 	if c.Pairs.Image, err = ParsePattern(image); err != nil {
 		t.Fatal(err)
 	}
-	if c.Pairs.Mask, err = ParsePattern(mask); err != nil {
+	if c.Pairs.Partner, err = ParsePattern(mask); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -69,7 +69,7 @@ func pairConfig(t testing.TB, image, mask string) Config {
 // pairsOf returns the names of an index's images and masks.
 func pairsOf(x *Index) (list []string) {
 	for i := range x.Len() {
-		list = append(list, x.Name(i)+"+"+x.Name(x.Mask(i)))
+		list = append(list, x.Name(i)+"+"+x.Name(x.Partner(i)))
 	}
 	return list
 }
@@ -219,7 +219,7 @@ func TestSecondMaskIsAnError(t *testing.T) {
 	path := pack(append(files("i/a.png"), archivetest.Member{Name: "m/a.png", Kind: tar.TypeSymlink, Link: "b.png"})...)
 	x := open(t, path, pairConfig(t, "i/*", "m/*"))
 	defer closeIndex(t, x)
-	if s := x.Sample(x.Mask(0)); s.Kind != archive.Symlink {
+	if s := x.Sample(x.Partner(0)); s.Kind != archive.Symlink {
 		t.Errorf("the link is %v, want %v", s.Kind, archive.Symlink)
 	}
 }
@@ -289,12 +289,12 @@ func FuzzPairs(f *testing.F) {
 		r := NewReader(x, a)
 		defer r.Close()
 		for i := range x.Len() {
-			image, mask := x.Name(i), x.Name(x.Mask(i))
+			image, mask := x.Name(i), x.Name(x.Partner(i))
 			if image[1:] != mask[1:] || image[0] != 'i' || mask[0] != 'm' {
 				t.Errorf("%q and %q are a pair, want image[1:] = %v, image[0] = 'i', mask[0] = 'm'",
 					image, mask, mask[1:])
 			}
-			for _, k := range []int{i, x.Mask(i)} {
+			for _, k := range []int{i, x.Partner(i)} {
 				s := x.Sample(k)
 				if s.Kind != archive.Regular || s.Size > 1<<20 || s.Size == 0 || x.work == 0 {
 					continue

@@ -22,7 +22,7 @@ func ParsePattern(text string) (Pattern, error) {
 	}
 	var found bool
 	if p.prefix, p.suffix, found = strings.Cut(rest, "*"); !found || strings.Contains(p.suffix, "*") {
-		return Pattern{}, fmt.Errorf("%q needs one \"*\" for what the names of an image and its mask have in common; "+
+		return Pattern{}, fmt.Errorf("%q needs one \"*\" for the text that the two names of a pair share; "+
 			"a \".*\" at the end stands for any extension", text)
 	}
 	return p, nil

@@ -48,7 +48,7 @@ const (
 	// The index has other labels than the configuration asks for.
 	errIndexDirectories = errIndex("the index has the labels of directories")
 	errIndexWebDataset  = errIndex("the index has the labels of Options.WebDataset")
-	errIndexList        = errIndex("the index is one of Options.List, without labels")
+	errIndexList        = errIndex("the index is one of Options.List or Options.Boxes, without labels")
 	errIndexLists       = errIndex("the index has the lists of labels of Options.MultiLabel")
 	errIndexPairs       = errIndex("the index is one of Options.Masks, without labels")
 	errIndexColumns     = errIndex("the index has the labels of a Parquet file")

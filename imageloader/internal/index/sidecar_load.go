@@ -227,16 +227,16 @@ func (s *sidecar) loadCounts(b *Builder) error {
 }
 
 // labelling returns the number that stands for the source of the labels in a sidecar: 0 for
-// directories, 1 for WebDataset members, 2 for images and masks, which have no labels, 3 for a
-// list, 4 for WebDataset members with lists of labels, 5 for columns of Parquet files, 6 for
-// columns of lists of labels.
+// directories, 1 for WebDataset members, 2 for images and masks, which have no labels, 3 for a list
+// or for files of boxes, 4 for WebDataset members with lists of labels, 5 for columns of Parquet
+// files, 6 for columns of lists of labels.
 func labelling(c *Config) uint64 {
 	switch {
 	case c.Parquet && c.MultiLabel:
 		return 6
 	case c.Parquet:
 		return 5
-	case c.List != nil:
+	case c.List != nil, c.Pairs != nil && c.Pairs.Boxes:
 		return 3
 	case c.MultiLabel:
 		return 4

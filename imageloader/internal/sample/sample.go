@@ -10,7 +10,7 @@ import (
 type Sample struct {
 	Name  string // the member's path in the archive
 	Index int    // number among the samples of the archive
-	Label int    // 0 with masks
+	Label int    // 0 with masks and boxes
 }
 
 // Reason is the reason why a sample is bad.
@@ -27,13 +27,14 @@ const (
 	Sparse      Reason = "sparse storage"
 	Rejected    Reason = "rejected"
 	MaskSize    Reason = "mask size"
+	WrongBoxes  Reason = "wrong boxes"
 )
 
-// Error reports a bad sample: a member in the directory of a class, or the mask of an image, that
-// can't be decoded. Package imageloader documents it as SampleError.
+// Error reports a bad sample: a member in the directory of a class, or the mask or the boxes of an
+// image, that can't be decoded. Package imageloader documents it as SampleError.
 type Error struct {
 	File   string // the archive
-	Name   string // the member, or the mask's member if the mask is bad
+	Name   string // the member; if the mask or the boxes are bad, their member
 	Index  int    // the sample's index
 	Reason Reason
 	Err    error // details; may be nil
