@@ -64,8 +64,8 @@ static inline ts_error* call_operator(uintptr_t op, const ts_arg* args, int64_t 
 #cgo noescape call_operator
 #cgo nocallback call_operator
 
-// ts_operator_call_one, as above. The error is no result, because cgo's code for a function with a
-// result is longer.
+// ts_operator_call_one, as above. call_operator_one returns the error through a pointer, because
+// cgo's code for a function with a result is longer.
 static inline ts_error* call_one(uintptr_t op, const ts_arg* args, const uintptr_t* tensors, const int64_t* ints, ts_call_counts counts,
                                  uintptr_t* result) {
   return ts_operator_call_one((const ts_operator*)op, args, (ts_tensor* const*)tensors, ints, counts, (ts_tensor**)result);
@@ -93,7 +93,7 @@ static inline ts_error* batch_norm_relu(const uintptr_t* tensors, double momentu
 #cgo noescape batch_norm_relu
 #cgo nocallback batch_norm_relu
 
-// The same of calls for many tensors.
+// The same for calls with many tensors.
 static inline ts_error* get_grads(const uintptr_t* tensors, int64_t count, uintptr_t* gradients) {
   return ts_tensor_get_grads((ts_tensor* const*)tensors, count, (ts_tensor**)gradients);
 }

@@ -33,8 +33,8 @@ func NewUploads(maxBytes, memory int64) *Uploads {
 //
 // A body over the limit is an *http.MaxBytesError. If its Content-Length says so, no byte of it is
 // read. If there is no memory for the body, the error is [ErrBusy], and no byte of it is read
-// either: a body without a Content-Length counts as the largest. All other errors are
-// [ErrIncomplete].
+// either. A body without a Content-Length needs the memory of the largest allowed body. All other
+// errors are [ErrIncomplete].
 func (u *Uploads) Read(w http.ResponseWriter, r *http.Request) (data []byte, release func(), err error) {
 	length := r.ContentLength
 	if length > u.maxBytes {
@@ -74,8 +74,8 @@ func (u *Uploads) give(size int64) {
 	u.free += size
 }
 
-// read reads a body of length bytes, or of an unknown length if length is -1. It allocates the
-// length once, and for an unknown one a growing buffer of at most maxBytes.
+// read reads a body of length bytes, or of an unknown length if length is -1. If the length is
+// known, it allocates the buffer once. Otherwise the buffer grows, up to maxBytes.
 func (u *Uploads) read(body io.Reader, length int64) ([]byte, error) {
 	if length < 0 {
 		length = min(64<<10, u.maxBytes)

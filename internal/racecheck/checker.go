@@ -170,7 +170,7 @@ func (c *Checker) Wait(waiter Queue, on ...Queue) {
 	}
 }
 
-// Fork orders the later work of each queue in the list to after all earlier work of the queue from.
+// Fork orders later work of each queue of to after all earlier work of from.
 func (c *Checker) Fork(from Queue, to ...Queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
