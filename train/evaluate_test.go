@@ -116,6 +116,7 @@ func TestEvaluateMistakes(t *testing.T) {
 			feed: feed(t, &fixed{})},
 		"train.Evaluate: the evaluation loss is ":                             {model: rows.Model, feed: rows.Feed},
 		"the model has 7 outputs, for the labels 0 to 6: torch: CrossEntropy": {model: rows.Model, feed: beyond},
+		"nn.NewLinear": {model: nn.NewLinear(-1, 3, nn.LinearOptions{}), feed: j.Eval},
 		"train.Evaluate: context canceled": {ctx: ended, model: j.Model,
 			feed: j.Eval},
 	} {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/internal/settle"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -152,7 +153,7 @@ func TestStepperEqualsALoop(t *testing.T) {
 		}
 		defer step.Close()
 		got := s.losses(t, step, 2)
-		live, caught := torch.LiveTensors(), torch.Caught()
+		live, caught := settle.Wait(t, torch.LiveTensors), torch.Caught() // without earlier tests' garbage
 		got = append(got, s.losses(t, step, 10)...)
 		if n := torch.LiveTensors(); n != live || torch.Caught() != caught {
 			t.Errorf("%d tensors live after two steps and %d after twelve, %d caught", live, n, torch.Caught()-caught)

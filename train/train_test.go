@@ -22,6 +22,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/settle"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -683,6 +684,8 @@ func TestFolderHasOneRun(t *testing.T) {
 			if want := fmt.Sprintf("process %d on ", os.Getpid()); !errors.As(err, &busy) ||
 				busy.Dir != dir || !strings.HasPrefix(busy.Holder, want) {
 				t.Errorf("Resume %t: error %v, want a *BusyError of %s with the holder %q", resume, err, dir, want)
+			} else if text := "another run writes to " + dir + ": " + busy.Holder; !strings.Contains(err.Error(), text) {
+				t.Errorf("Resume %t: error %v, want one with %q", resume, err, text)
 			}
 		}
 		return nil
@@ -931,14 +934,16 @@ func TestPatienceAndTensorBoard(t *testing.T) {
 
 func TestRunKeepsNoTensor(t *testing.T) {
 	j := newJob(t, job{withEval: true, ema: true, Config: train.Config{ClipNorm: 1, Dir: t.TempDir(), Epochs: 3}})
-	var live []int64
+	var live, caught []int64
 	j.OnEpoch = func(train.Epoch) error {
-		live = append(live, torch.LiveTensors())
+		// Collects the garbage of earlier tests. Caught counts the run's garbage.
+		live = append(live, settle.Wait(t, torch.LiveTensors))
+		caught = append(caught, torch.Caught())
 		return nil
 	}
 	j.run(t)
-	if live[1] != live[2] {
-		t.Errorf("%v tensors live after each epoch, want %v", live, live[2])
+	if live[1] != live[2] || caught[1] != caught[2] {
+		t.Errorf("%v tensors live and %v are caught after each epoch, want as many after the last two", live, caught)
 	}
 }
 
@@ -980,7 +985,10 @@ func TestMistakes(t *testing.T) {
 				_ = optim.NewSGD(nil, optim.SGDOptions{})
 		},
 		"Epochs is -1": func(c *train.Config) { c.Epochs = -1 },
-		"need Dir":     func(c *train.Config) { c.Resume = true },
+		"SaveSteps is -1, Patience 0 and LogEvery 0": func(c *train.Config) { c.SaveSteps, c.Dir = -1, t.TempDir() },
+		"SaveSteps is 0, Patience -2 and LogEvery 0": func(c *train.Config) { c.Patience = -2 },
+		"SaveSteps is 0, Patience 0 and LogEvery -3": func(c *train.Config) { c.LogEvery = -3 },
+		"need Dir": func(c *train.Config) { c.Resume = true },
 		"earlier run: resume it by Config.Resume with the same options, name another folder in " +
 			"Config.Dir": func(c *train.Config) { c.Dir = folder },
 		"had no EMA": func(c *train.Config) {
