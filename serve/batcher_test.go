@@ -318,6 +318,48 @@ func TestCancelledRowLeavesOtherRows(t *testing.T) {
 	})
 }
 
+// TestCancelledCallReturnsWhenItsUploadIsNotRead cancels a request while a worker reads its upload.
+func TestCancelledCallReturnsWhenItsUploadIsNotRead(t *testing.T) {
+	image := photos(t)[0]
+	synctest.Test(t, func(t *testing.T) {
+		o := serve.Options{Device: cuda.CPU, Concurrent: 1, Decode: decode.Options{Transform: transform.Eval(40, 32)}}
+		b, err := serve.NewUnitBatcher(serve.BatcherOptions{Model: always(identity), Images: o, MaxBatch: 1})
+		closed(t, b, err)
+		release, err := serve.TakeBatcherUnit(b) // the worker waits for it, and reads the upload later
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		call := do(ctx, b, serve.Request{Image: image})
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		select {
+		case got := <-call:
+			t.Errorf("the cancelled call returned %v while a worker had its upload, want it to wait", got.err)
+		default:
+		}
+		release()
+		if got := <-call; !errors.Is(got.err, context.Canceled) {
+			t.Errorf("the cancelled call: %v, want context.Canceled", got.err)
+		}
+	})
+}
+
+// TestAnswerKeepsItsValues checks that a later batch does not change an answer, although the
+// model's output is the memory of its input.
+func TestAnswerKeepsItsValues(t *testing.T) {
+	b := newBatcher(t, rowOptions(identity))
+	first, err := b.Do(t.Context(), row(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Do(t.Context(), row(2)); err != nil {
+		t.Fatal(err)
+	}
+	wantRow(t, result{first, nil}, 1, 1)
+}
+
 // TestFailedRunLeavesNextBatch checks every kind of failure of Run: its requests get the error, and
 // the next batch its values.
 func TestFailedRunLeavesNextBatch(t *testing.T) {

@@ -38,3 +38,6 @@ func NewUnitBatcher(o BatcherOptions) (*Batcher, error) {
 		return d, err
 	}, (*worker).synchronize})
 }
+
+// TakeBatcherUnit takes a unit of a NewUnitBatcher's decoder until release is called.
+func TakeBatcherUnit(b *Batcher) (release func(), err error) { return TakeUnit(b.core.decoders[0]) }

@@ -18,9 +18,10 @@ type request struct {
 	turn     chan struct{} // closed when it may pass the gate; nil unless it waits there
 	answered chan outcome  // has room for the only answer, so workers never wait
 
-	// mu is held by a worker while it reads image, and by the end of a cancelled call. So Do
-	// returns only when no worker reads the caller's memory.
-	mu   sync.Mutex
+	// held has an element while a worker reads image, and while a cancelled call sets gone. So Do
+	// returns only when no worker reads the caller's memory. It is a channel and not a Mutex, so
+	// that tests in a synctest bubble can wait for it.
+	held chan struct{}
 	gone bool // cancelled: no worker reads image any more
 }
 
@@ -31,7 +32,7 @@ type outcome struct {
 }
 
 func newRequest(class Priority) *request {
-	return &request{class: class, entered: time.Now(), answered: make(chan outcome, 1)}
+	return &request{class: class, entered: time.Now(), answered: make(chan outcome, 1), held: make(chan struct{}, 1)}
 }
 
 // fail answers the request with an error.
@@ -39,10 +40,14 @@ func (r *request) fail(err error) { r.answered <- outcome{err: err} }
 
 // leave ends a worker's interest in the request's image. It waits for a worker that reads it.
 func (r *request) leave() {
-	r.mu.Lock()
+	r.hold()
 	r.gone = true
-	r.mu.Unlock()
+	r.release()
 }
+
+// hold keeps the call of Do from returning, until release.
+func (r *request) hold()    { r.held <- struct{}{} }
+func (r *request) release() { <-r.held }
 
 // fair is the length of a turn in which each class gets at least one place.
 const fair = 8

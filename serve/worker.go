@@ -155,8 +155,8 @@ func (w *worker) serve(batch []*request) {
 // dropGone removes the requests that have been cancelled.
 func (w *worker) dropGone(batch []*request) []*request {
 	return slices.DeleteFunc(batch, func(r *request) bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
+		r.hold()
+		defer r.release()
 		if r.gone {
 			w.release([]*request{r})
 		}
@@ -262,8 +262,8 @@ func (w *worker) fill(scope *torch.Scope, part []*request, bucket int) (x *torch
 func (w *worker) decode(scope *torch.Scope, part []*request, bucket int, faults []error) (*torch.Tensor, error) {
 	images := make([][]byte, len(part))
 	for i, r := range part {
-		r.mu.Lock()
-		defer r.mu.Unlock()
+		r.hold()
+		defer r.release()
 		if !r.gone { // otherwise nil, which is no image, and nobody waits for the answer
 			images[i] = r.image
 		}

@@ -104,6 +104,22 @@ var edges = []edge{
 		"		if err := u.arrived.Synchronize(); err != nil {\n			return nil, err\n		}\n",
 		"", "serve", "TestDeviceFaultInLastGoodImageIsAnError", 1},
 
+	{"the rows of a batch are read after their copy", "serve/worker.go",
+		"	return b.copied.Synchronize() //", "	return nil //", "serve", "TestGPURowsAreReadAfterTheirBatch", 1},
+	{"the copy of a batch's rows is recorded on its stream", "serve/worker.go",
+		"b.copied.Record(b.stream)", "b.copied.Record(cuda.DefaultStream(b.stream.Device()))", "serve",
+		"TestGPURowsAreReadAfterTheirBatch", 1},
+	{"a failed batch waits for its device", "serve/worker.go", "	lost := w.hooks.probe(w)\n",
+		"	var lost error\n", "serve", "TestLostDeviceLeavesOthersServing", 0},
+	{"an answer's rows are copied before the next batch uses the memory", "serve/worker.go",
+		"slices.Clone(o.values[i*o.size : (i+1)*o.size])", "o.values[i*o.size : (i+1)*o.size]", "serve",
+		"TestAnswerKeepsItsValues", 0},
+	{"a cancelled request waits for the worker that reads its upload", "serve/batcher.go",
+		"		q.leave()\n", "		_ = q\n", "serve", "TestCancelledCallReturnsWhenItsUploadIsNotRead", 0},
+	{"Batcher.Close waits for the runs that use the model", "serve/batcher.go",
+		"		c.giveUp(ErrClosed)\n		<-c.finished\n", "		c.giveUp(ErrClosed)\n", "serve",
+		"TestCloseGivesUpWhenItsContextEnds", 0},
+
 	// ---- streams and events
 	{"WithStream makes the stream current", "cshim/src/cuda/stream.cc",
 		"    c10::cuda::setCurrentCUDAStream(inner);\n", "", "cuda", "TestEveryGoroutineKeepsItsStream", 1},
