@@ -330,8 +330,8 @@ func TestBoxOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// TestWrongBoxesAreBadSamples: a file of boxes that can't be used makes its sample a bad one, with
-// the file's name. An empty file belongs to an image without objects.
+// TestWrongBoxesAreBadSamples: a file of boxes that can't be used makes its sample a bad one, whose
+// reason has the file's name. An empty file means that the image has no objects.
 func TestWrongBoxesAreBadSamples(t *testing.T) {
 	file := archivetest.PNG(t, archivetest.Gradient(50, 40))
 	for name, c := range map[string]struct {
@@ -416,7 +416,7 @@ func TestWrongBoxesAreBadSamples(t *testing.T) {
 }
 
 // TestBoxedEpochsResume: a resumed epoch has the boxes of an uninterrupted one, and so have two
-// ranks together. A loader of other boxes refuses the state.
+// ranks together. A loader with other options for boxes refuses the state.
 func TestBoxedEpochsResume(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, boxScenes(t, 21)...)))
 	o := Options{BatchSize: 4, Transform: Transform{Size: 64, RandomResizedCrop: true, FlipP: 0.5,
@@ -483,8 +483,8 @@ func TestBoxedEpochsResume(t *testing.T) {
 	}
 }
 
-// TestBoxIndexServesAllPatterns: the index file serves the next loader, with other patterns or a
-// list, and a loader of directories makes its own.
+// TestBoxIndexServesAllPatterns: a loader with other patterns, or with a list, uses the index file
+// unchanged. Without Options.Boxes or a list, InspectIndex refuses it.
 func TestBoxIndexServesAllPatterns(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.tgz")
 	if err := os.WriteFile(path, archivetest.Gzip(t, archivetest.Tar(t, boxScenes(t, 9)...)), 0o644); err != nil {

@@ -404,8 +404,8 @@ func (o *Options) checkPart() error {
 // ListFormat chooses the columns of Options.List.
 type ListFormat = index.ListFormat
 
-// PairError is an image with two masks or files of boxes, or one of these with two images,
-// according to Options.Masks or Options.Boxes.
+// PairError is an image with two masks, or a mask with two images, according to Options.Masks. With
+// Options.Boxes it is about files of boxes instead of masks.
 type PairError = index.PairError
 
 // masked reports whether there are masks.
@@ -473,11 +473,12 @@ func (o *Options) checkMasks(compiled *transform.Compiled) error {
 // two members of the archive, whose names follow two patterns.
 //
 // A file is JSON if its name ends with .json, and otherwise text. A line of text has a label and
-// four numbers, as YOLO writes it. JSON is an array of objects, each with a box (bbox) and a label
-// (category_id, label, category or class), as COCO's annotations, or an object with such an array
-// (annotations or objects), or with an array of boxes and an array of labels. Objects with iscrowd
-// 1 are left out. Labels are whole numbers from 0 to 1,048,575, or names among Options.Classes. A
-// file without boxes, also one of 0 bytes, belongs to an image without objects.
+// four numbers, as YOLO writes it. JSON is an array of objects, or an object with such an array
+// (annotations or objects), or an object with an array of boxes and an array of labels. Each object
+// of the array has a box (bbox) and a label (category_id, label, category or class), like COCO's
+// annotations. Objects with iscrowd 1 are left out. Labels are whole numbers from 0 to 1,048,575,
+// or names among Options.Classes. A file without boxes, such as an empty one, means that the image
+// has no objects.
 //
 // The field "boxes" of a batch is float32 [Max, 5]: left, top, right and bottom edge in pixels of
 // the transformed image, and the label. The rows after the last box are 0, 0, 0, 0, -1. The boxes
@@ -490,8 +491,8 @@ type Boxes struct {
 	// are ignored and logged.
 	Image, File string
 	// Format is the meaning of a box's four numbers. Normalized means that they are fractions of
-	// the image's width and height instead of pixels. A Format other than DefaultBoxFormat is for
-	// text and JSON.
+	// the image's width and height instead of pixels. A Format other than DefaultBoxFormat applies
+	// to text and to JSON.
 	Format     BoxFormat
 	Normalized bool
 	// Max is the maximum number of boxes of an image, before the transform; 0: 100. An image with

@@ -199,5 +199,5 @@ func (d *Decoder) errTooMany() error {
 	return fmt.Errorf("more than %d boxes: raise Boxes.Max", d.Max)
 }
 
-// errNumbers means that a box has other numbers than four.
+// errNumbers means that a box does not have four numbers.
 var errNumbers = errors.New("a box needs four finite numbers")

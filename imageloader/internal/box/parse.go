@@ -207,7 +207,7 @@ func boxAndLabel(fields map[string]json.RawMessage) (box, label json.RawMessage,
 	return box, label, nil
 }
 
-// readObjects reads an array of objects. It leaves out COCO's crowds, which are no single objects.
+// readObjects reads an array of objects. It leaves out COCO's crowds, which are not single objects.
 func (d *Decoder) readObjects(value json.RawMessage) error {
 	var list []json.RawMessage
 	if err := json.Unmarshal(value, &list); err != nil || list == nil {

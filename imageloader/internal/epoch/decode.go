@@ -183,8 +183,8 @@ func (d *Decoder) pixels(it *Item, from index.Inflated, to Row) (damage string, 
 	return damage, err
 }
 
-// label writes the label of an item after its image. If the label makes the sample bad, it returns
-// the reason.
+// label writes the label of an item, after its image was decoded or planned. If the label makes the
+// sample bad, it returns the reason.
 func (d *Decoder) label(it *Item, to Row) (Outcome, error) {
 	switch d.config.Labels.Kind {
 	case Mask:
