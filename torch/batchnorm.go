@@ -5,12 +5,16 @@ import "github.com/torchstream/torchstream/internal/capi"
 // BatchNormReLU computes t.[Tensor.BatchNorm] in training mode, then Add_(residual) unless residual
 // is nil, and then ReLU_. weight and bias may be nil, and so may runningMean and runningVar.
 //
-// On a GPU, BatchNormReLU runs two fused kernels, and two in backward, if three conditions hold: t
-// is float32, float16 or bfloat16 [N C H W], ChannelsLast, with a C that is a multiple of 4
-// (float32) or 8; residual has the same shape, dtype and memory format; and the other tensors are
-// float32 [C]. The fused kernels save the separate operators' reads and writes of memory. For given
-// statistics, the values equal the operators' to the bit. The statistics are summed in another
-// order, which is always the same. For other tensors BatchNormReLU calls the operators.
+// On a GPU, BatchNormReLU runs two fused kernels, and two in backward, if three conditions hold:
+//
+//   - t is float32, float16 or bfloat16 [N C H W], ChannelsLast, with a C that is a multiple of 4
+//     (float32) or 8.
+//   - residual has the same shape, dtype and memory format.
+//   - The other tensors are float32 [C].
+//
+// The fused kernels save the separate operators' reads and writes of memory. For given statistics,
+// the values equal the operators' to the bit. The statistics are summed in another order, which is
+// always the same. For other tensors BatchNormReLU calls the operators.
 func (t *Tensor) BatchNormReLU(weight, bias, runningMean, runningVar, residual *Tensor, momentum, eps float64) *Tensor {
 	e := opBatchNorm.entry()
 	in := [...]*Tensor{t, weight, bias, runningMean, runningVar, residual}

@@ -74,7 +74,7 @@ func refuseLent(c *capi.Tensor) error {
 //
 // FromDLPack orders the current stream after the work that is already on o.Stream. When the tensor
 // and everything that shares its memory have gone, o.Stream waits for the work that is then on the
-// following streams: the stream that was current in the call of FromDLPack, and the streams of
+// stream of the import (the current stream of the call of FromDLPack) and on the streams of
 // [Tensor.RecordStream]. Then a thread of the library calls the struct's deleter, which may be a Go
 // function. One thread returns all foreign memory, including shared tensors' ([OpenShared]), in the
 // order in which the tensors end. A deleter that blocks delays later deleters, but no call of the

@@ -293,9 +293,9 @@ func (s *Shared) Wait(ctx context.Context) error {
 //
 // A GPU's tensor is on the same GPU, which may have another index here. Work that is later queued
 // on the current stream is ordered after the owner's [Shared.Ready]. When the tensor ends, the use
-// lasts until the work that is then on the following streams is done: the stream that was current
-// in the call of OpenShared, and the streams of [Tensor.RecordStream]. The owner cannot open its
-// own GPU's tensor. In a captured function OpenShared returns cuda.ErrCapture.
+// lasts until the work is done that is then on the current stream of the call of OpenShared, and on
+// the streams of [Tensor.RecordStream]. The owner cannot open its own GPU's tensor. In a captured
+// function OpenShared returns cuda.ErrCapture.
 //
 // The error matches [ErrClosed] if the owner has closed the Shared, or has ended.
 func OpenShared(h SharedHandle) (*Tensor, error) {

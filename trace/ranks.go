@@ -90,7 +90,7 @@ func collective(e Event) string {
 
 // Collectives returns the collectives that all ranks recorded, sorted by the start of the last
 // rank. Events of the same name belong to one collective if they overlap and their ends are
-// closest, because a collective ends on no rank before it has started on all, and it ends on all at
+// closest: a collective ends on no rank before it has started on all ranks, and it ends on all at
 // about the same time. A collective that some ranks did not record is omitted. An example is a Gloo
 // collective just before Stop, whose range has not ended on some ranks.
 func (r Ranks) Collectives() []Collective { return r.aligned().collectives() }

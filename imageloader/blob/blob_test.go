@@ -97,8 +97,8 @@ func epoch(t *testing.T, path string, o imageloader.Options) (string, error) {
 	return out.String(), nil
 }
 
-// An archive or its shards give the same epoch from a bucket that the program has opened, or from
-// the URL of a folder, as from a file, in order and shuffled, without and with an index.
+// An archive, whole or in shards, gives the same epoch from a file, from a bucket that the program
+// has opened, and from the URL of a folder: in order and shuffled, without and with an index.
 func TestBucketsGiveTheEpochOfAFile(t *testing.T) {
 	data := archive(t, 60)
 	dir := t.TempDir()

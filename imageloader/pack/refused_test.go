@@ -228,8 +228,9 @@ func faultyZip(t *testing.T, members []archivetest.Member, damaged ...string) []
 	return data
 }
 
-// checkLeftOut checks that under Skip a pack leaves out the samples of want, by name with words of
-// their errors, and that under Fail each is the error of a pack that has no other bad sample.
+// checkLeftOut checks that a pack under Skip leaves out the samples of want. want has words of
+// their errors, by name. Under Fail, each of these samples must be the error of a pack that has no
+// other bad sample.
 func checkLeftOut(t *testing.T, path string, in imageloader.Options, o pack.Options, samples int, want map[string]string) {
 	t.Helper()
 	in.BadSamples = imageloader.Skip

@@ -80,9 +80,9 @@ func MakeEntries(d *Decoder, data []byte, spacing int, buffer []byte) (n int, pr
 
 // Transcode losslessly converts a progressive JPEG to a baseline JPEG in buffer. Coefficients,
 // quantisers and frame stay the same, so the result decodes to the same pixels; metadata is
-// dropped. n is the result's size in bytes, less than len(buffer). n is 0 for any other image, for
-// a damaged image or one that lacks coefficients, if a baseline file cannot represent the
-// coefficients, and if the result did not fit. The buffer's content is then undefined.
+// dropped. n is the result's size in bytes, less than len(buffer). n is 0 if the image is not a
+// progressive JPEG, is damaged, lacks coefficients, or has coefficients that a baseline file cannot
+// represent. It is also 0 if the result did not fit. The buffer's content is then undefined.
 func Transcode(d *Decoder, data, buffer []byte) (n int, err error) {
 	var written C.size_t
 	err = failure(C.ts_image_transcode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)),

@@ -226,10 +226,15 @@ func (s *sidecar) loadCounts(b *Builder) error {
 	return nil
 }
 
-// labelling returns the number that stands for the source of the labels in a sidecar: 0 for
-// directories, 1 for WebDataset members, 2 for images and masks, which have no labels, 3 for a list
-// or for files of boxes, 4 for WebDataset members with lists of labels, 5 for columns of Parquet
-// files, 6 for columns of lists of labels.
+// labelling returns the number that stands for the source of the labels in a sidecar:
+//
+//	0  directories
+//	1  WebDataset members
+//	2  none: images and masks have no labels
+//	3  a list, or files of boxes
+//	4  WebDataset members with lists of labels
+//	5  columns of Parquet files
+//	6  columns of Parquet files with lists of labels
 func labelling(c *Config) uint64 {
 	switch {
 	case c.Parquet && c.MultiLabel:
