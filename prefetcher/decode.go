@@ -48,8 +48,8 @@ import (
 //
 // # Sources that embed a Loader
 //
-// If the device decodes, the prefetcher does not call the Fill of a source that embeds a Loader,
-// unless the source has its own method Planner, which returns nil.
+// If the device decodes, the prefetcher does not call the Fill of a source that embeds a Loader. To
+// have Fill called, such a source defines a method Planner that returns nil.
 type Decode int
 
 const (
