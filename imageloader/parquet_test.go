@@ -193,7 +193,7 @@ func TestParquetOfAllWritersGivesTheSamplesOfDatasets(t *testing.T) {
 			o.MultiLabel = true
 		case "datasets-two":
 			o.Columns.Labels = []string{"fine_label"}
-		case "flags":
+		case "flags", "flags-2":
 			o.MultiLabel, o.Columns.Labels, want = true, []string{"bird", "round"}, []string{"bird", "round"}
 		case "polars", "plain-numbers", "delta-none":
 			want = []string{"0", "1", "2"}
@@ -236,7 +236,7 @@ func TestParquetOfAllWritersGivesTheSamplesOfDatasets(t *testing.T) {
 		}
 		checkContents(t, file, o, rows)
 		r, err := inspect(t.Context(), file, o, openFile, fakeCodec{})
-		if name == "datasets-lists" || name == "flags" {
+		if name == "datasets-lists" || strings.HasPrefix(name, "flags") {
 			continue // Inspect has only single labels
 		}
 		if err != nil || r.Format != "parquet" || r.Samples != k || r.Ignored != absent || len(r.Bad) != 0 {

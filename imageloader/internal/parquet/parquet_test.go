@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -28,7 +29,9 @@ func fixture(t testing.TB, name string) []byte {
 
 // columnsOf has the selected columns of the fixtures that need a selection.
 var columnsOf = map[string]Columns{"datasets-lists": {Lists: true}, "datasets-two": {Lists: true,
-	Labels: []string{"fine_label", "coarse_label"}}, "flags": {Lists: true, Labels: []string{"bird", "round"}}}
+	Labels: []string{"fine_label", "coarse_label"}}, "flags": flags, "flags-2": flags}
+
+var flags = Columns{Lists: true, Labels: []string{"bird", "round"}}
 
 // contentOf returns a row's image, read from its position.
 func contentOf(t *testing.T, f *File, data []byte, r *Row) []byte {
@@ -187,31 +190,49 @@ func TestErrorsNameColumns(t *testing.T) {
 	}
 }
 
+// TestEncryptedFileIsNamed: a file with an encrypted footer is not called damaged.
+func TestEncryptedFileIsNamed(t *testing.T) {
+	data := fixture(t, "pandas")
+	copy(data, encryptedMagic)
+	copy(data[len(data)-4:], encryptedMagic)
+	if _, err := readAll(data, Columns{}); err == nil || !strings.Contains(err.Error(), "encrypted") {
+		t.Errorf("got error %v, want one that says encrypted", err)
+	}
+}
+
 // errImpossible is an error that no file may cause.
 var errImpossible = errors.New("impossible")
 
 // readAll reads all rows and pages of a file.
 func readAll(data []byte, c Columns) (rows int, err error) {
-	f, err := Open(bytes.NewReader(data), int64(len(data)), c)
+	return readFrom(bytes.NewReader(data), int64(len(data)), c)
+}
+
+// readFrom implements readAll for a file of any kind.
+func readFrom(file io.ReaderAt, size int64, c Columns) (rows int, err error) {
+	f, err := Open(file, size, c)
 	if err != nil {
 		return 0, err
 	}
 	var room []byte
 	page := int64(0)
-	for r, err := range f.Rows(bytes.NewReader(data)) {
+	for r, err := range f.Rows(file) {
 		if err != nil {
 			return rows, err
 		}
 		switch {
 		case !r.Image:
-		case r.Page == 0 && (r.Offset < 0 || r.Size < 0 || r.Offset+r.Size > int64(len(data))):
-			return rows, fmt.Errorf("%w: row %d is at %d with %d bytes of %d", errImpossible, r.Number, r.Offset, r.Size,
-				len(data))
+		case r.Page == 0 && (r.Offset < 0 || r.Size < 0 || r.Offset+r.Size > size):
+			return rows, fmt.Errorf("%w: row %d is at %d with %d bytes of %d", errImpossible, r.Number, r.Offset, r.Size, size)
 		case r.Page != page:
 			page = r.Page
 			if room, err = f.Page(page, room); err != nil {
 				return rows, fmt.Errorf("%w: row %d: page at %d, which had been read: %w", errImpossible, r.Number, page, err)
 			}
+		}
+		if page > 0 && r.Page == page && (r.Offset+r.Size > int64(len(room)) ||
+			!bytes.Equal(room[r.Offset:][:r.Size], r.Data)) {
+			return rows, fmt.Errorf("%w: row %d: page at %d has another image", errImpossible, r.Number, page)
 		}
 		rows++
 	}
@@ -289,4 +310,75 @@ func FuzzFile(f *testing.F) {
 			t.Error(err)
 		}
 	})
+}
+
+// fixtureNames returns the names of the fixtures that can be read.
+func fixtureNames(t *testing.T) (names []string) {
+	t.Helper()
+	list, err := filepath.Glob(fixtures + "*.parquet")
+	if err != nil || len(list) < 20 {
+		t.Fatalf("%d fixtures, error %v, want 20 or more", len(list), err)
+	}
+	for _, file := range list {
+		if name := strings.TrimSuffix(filepath.Base(file), ".parquet"); name != "lz4" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// TestDamagedFilesOfAllWritersHaveNoImpossibleRows: with a byte of a file changed, each row that is
+// read has an image within the file, and the same image when its page is read again.
+func TestDamagedFilesOfAllWritersHaveNoImpossibleRows(t *testing.T) {
+	step := 3
+	if testing.Short() {
+		step = 31
+	}
+	for _, name := range fixtureNames(t) {
+		data := fixture(t, name)
+		for i := 0; i < len(data); i += step {
+			damaged := slices.Clone(data)
+			damaged[i] ^= []byte{1, 0xff}[i/step%2]
+			if _, err := readAll(damaged, columnsOf[name]); errors.Is(err, errImpossible) {
+				t.Errorf("%s with byte %d changed from %#x to %#x: got error %v, want possible rows", name, i, data[i],
+					damaged[i], err)
+			}
+		}
+	}
+}
+
+// failingReader fails after a number of reads.
+type failingReader struct {
+	*bytes.Reader
+	left int
+	err  error
+}
+
+func (r *failingReader) ReadAt(p []byte, at int64) (int, error) {
+	if r.left--; r.left < 0 {
+		return 0, r.err
+	}
+	return r.Reader.ReadAt(p, at)
+}
+
+// TestEveryFailedReadIsReported: a read that fails is the error of the footer, of a row or of a
+// page, and is not taken for damage.
+func TestEveryFailedReadIsReported(t *testing.T) {
+	errDisk := errors.New("the disk has failed")
+	for _, name := range fixtureNames(t) {
+		data := fixture(t, name)
+		for reads := 0; ; reads++ {
+			r := &failingReader{bytes.NewReader(data), reads, errDisk}
+			_, err := readFrom(r, int64(len(data)), columnsOf[name])
+			if r.left >= 0 {
+				if err != nil {
+					t.Errorf("%s: got error %v, want none", name, err)
+				}
+				break
+			}
+			if !errors.Is(err, errDisk) {
+				t.Errorf("%s, after %d reads: got error %v, want %v", name, reads, err, errDisk)
+			}
+		}
+	}
 }
