@@ -87,11 +87,10 @@ def torchvision_metadata(which, weights):
     """The transform and the classes of torchvision's weights."""
     import torchvision
 
-    weights = torchvision.models.get_model_weights(which)[weights]
+    weights = torchvision.models.get_model_weights(which)[weights.rpartition(".")[2]]
     t = weights.transforms()
-    return {"resize": t.resize_size[0], "interpolation": t.interpolation.value, "mean": t.mean, "std": t.std}, weights.meta.get(
-        "categories"
-    )
+    images = {"size": t.crop_size[0], "resize": t.resize_size[0], "interpolation": t.interpolation.value}
+    return images | {"mean": t.mean, "std": t.std}, weights.meta.get("categories")
 
 
 def timm_metadata(module):
@@ -99,8 +98,9 @@ def timm_metadata(module):
     import timm.data
 
     c = timm.data.resolve_model_data_config(module)
-    resize = int(c["input_size"][1] / c["crop_pct"])
-    images = {"resize": resize, "interpolation": c["interpolation"], "mean": c["mean"], "std": c["std"]}
+    size = c["input_size"][1]
+    images = {"size": size, "resize": int(size / c["crop_pct"]), "interpolation": c["interpolation"]}
+    images |= {"mean": c["mean"], "std": c["std"]}
     subset = timm.data.infer_imagenet_subset(module)
     if not subset:
         return images, None
@@ -114,7 +114,8 @@ def huggingface_metadata(which, module):
 
     p = AutoImageProcessor.from_pretrained(which)
     resize = p.size["shortest_edge"] if "shortest_edge" in p.size else p.size["height"]
-    images = {"resize": resize, "interpolation": {0: "nearest", 3: "bicubic"}.get(int(p.resample), "bilinear")}
+    crop = p.crop_size["height"] if getattr(p, "do_center_crop", False) and p.crop_size else resize
+    images = {"size": crop, "resize": resize, "interpolation": {0: "nearest", 3: "bicubic"}.get(int(p.resample), "bilinear")}
     images |= {"mean": p.image_mean, "std": p.image_std} if p.do_normalize else {"mean": [0] * 3, "std": [1] * 3}
     return images, [module.config.id2label[i] for i in range(module.config.num_labels)]
 
@@ -153,7 +154,7 @@ def main():
     p.add_argument("-o", dest="path", required=True, help="the package to write")
     p.add_argument("--weights", help="for torchvision and timm: the pretrained weights, such as DEFAULT")
     p.add_argument("--batch", default="1:64", help="the smallest and largest batch, or one fixed size (%(default)s)")
-    p.add_argument("--image", default="3,224,224", help="channels, height and width (%(default)s)")
+    p.add_argument("--image", help="channels, height and width (default: the weights', or 3,224,224)")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     p.add_argument("--channels-last", action="store_true", help="the images are in this memory format")
@@ -161,15 +162,18 @@ def main():
 
     dtype = getattr(torch, a.dtype)
     module, arguments, (images, classes) = load(a.model, a.weights)
+    shape = [int(n) for n in a.image.split(",")] if a.image else [3] + 2 * [images["size"] if images else 224]
+    if images:
+        images["resize"] = images["resize"] * shape[1] // images.pop("size")
     metadata = {k: json.dumps(v) for k, v in {"images": images, "classes": classes}.items() if v}
     module = module.to(a.device, dtype)
     least, _, most = a.batch.partition(":")
     dynamic = None
     if arguments is None:
-        images = torch.zeros(int(most or least), *map(int, a.image.split(",")), device=a.device, dtype=dtype)
+        x = torch.zeros(int(most or least), *shape, device=a.device, dtype=dtype)
         if a.channels_last:
-            module, images = (x.to(memory_format=torch.channels_last) for x in (module, images))
-        arguments = (images,)
+            module, x = (v.to(memory_format=torch.channels_last) for v in (module, x))
+        arguments = (x,)
         if most:
             dynamic = ({0: torch.export.Dim("batch", min=int(least), max=int(most))},)
     print(export(module, arguments, path=a.path, dynamic_shapes=dynamic, metadata=metadata))

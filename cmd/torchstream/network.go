@@ -66,16 +66,16 @@ func isPackage(path string) bool { return strings.EqualFold(filepath.Ext(path), 
 
 // open opens the file of -model.
 func (o *networkOptions) open() (*network, error) {
+	device, err := cli.PickDevice(o.device)
+	if err != nil {
+		return nil, err
+	}
 	if isPackage(o.path) {
-		return o.openPackage()
+		return o.openPackage(device)
 	}
 	if o.resize != 0 || o.mean != "" || o.std != "" || o.output != "" {
 		return nil, cli.UsageError{Message: "-resize, -mean, -std and -output are for packages (.pt2): a checkpoint of " +
 			"torchstream train has its own transform and one output"}
-	}
-	device, err := cli.PickDevice(o.device)
-	if err != nil {
-		return nil, err
 	}
 	file, err := openTrained(o.path)
 	if err != nil {
@@ -112,14 +112,7 @@ func modelFlag(err error) error {
 }
 
 // openPackage loads a package.
-func (o *networkOptions) openPackage() (*network, error) {
-	var device cuda.Device
-	if o.device != "" {
-		var err error
-		if device, err = cli.ParseDevice(o.device); err != nil {
-			return nil, err
-		}
-	}
+func (o *networkOptions) openPackage(device cuda.Device) (*network, error) {
 	m, err := aoti.Load(o.path, aoti.Options{Device: device, Instances: o.instances})
 	if err != nil {
 		return nil, err

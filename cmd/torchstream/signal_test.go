@@ -53,6 +53,10 @@ func TestWithoutLibTorch(t *testing.T) {
 			"torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
 		{[]string{"predict", photos}, 1,
 			"torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
+		{[]string{"embed", "-archive", photos, "-model", imagesPackage}, 1,
+			"torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
+		{[]string{"serve", "-model", imagesPackage, "-address", "localhost:0"}, 1,
+			"torchstream: libtorchstream.so: library not loaded: there is no libtorchstream.so in " + folder},
 		{[]string{"bench", "loader", "-archive", photos, "-device", "cuda"}, 1,
 			"there is no libtorchstream.so in " + folder},
 	} {
