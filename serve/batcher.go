@@ -214,8 +214,7 @@ func newCore(o BatcherOptions, h hooks) (*core, error) {
 		<-c.finished
 		return nil, err
 	}
-	o.Logger.Debug("serve: a batcher is ready", "devices", o.Devices, "workers", o.Workers, "buckets", o.Buckets,
-		"queue", o.Queue)
+	o.Logger.Debug("serve: a batcher is ready", "devices", o.Devices, "buckets", o.Buckets, "queue", o.Queue)
 	return c, nil
 }
 
@@ -231,24 +230,18 @@ func (o *BatcherOptions) setDefaults() error {
 	if len(o.Devices) == 0 {
 		o.Devices = []cuda.Device{o.Images.Device}
 	}
-	gpus := false
+	workers := 0
 	for i, d := range o.Devices {
 		if d == 0 {
 			o.Devices[i] = cuda.Default()
 		}
-		gpus = gpus || o.Devices[i] != cuda.CPU
+		workers += o.workers(o.Devices[i])
 	}
 	if err := o.setBuckets(); err != nil {
 		return err
 	}
-	if o.Workers == 0 {
-		o.Workers = 1
-		if gpus {
-			o.Workers = 2
-		}
-	}
 	if o.Queue == 0 {
-		o.Queue = 4 * o.MaxBatch * o.Workers * len(o.Devices)
+		o.Queue = 4 * o.MaxBatch * max(workers, 1)
 	}
 	if o.Workers < 0 || o.Queue < 0 || o.MaxDelay < 0 {
 		return fmt.Errorf("BatcherOptions.Workers is %d, Queue %d and MaxDelay %v: they must not be negative", o.Workers,
@@ -260,6 +253,17 @@ func (o *BatcherOptions) setDefaults() error {
 		}
 	}
 	return nil
+}
+
+// workers returns the number of workers on a device.
+func (o *BatcherOptions) workers(d cuda.Device) int {
+	switch {
+	case o.Workers != 0:
+		return o.Workers
+	case d == cuda.CPU:
+		return 1
+	}
+	return 2
 }
 
 // setBuckets sets MaxBatch and Buckets.
@@ -298,9 +302,7 @@ func (c *core) openDecoders() error {
 	}
 	for _, d := range c.devices {
 		o := c.o.Images
-		if o.Device = d; c.o.Workers > o.Concurrent {
-			o.Concurrent = c.o.Workers
-		}
+		o.Device, o.Concurrent = d, max(o.Concurrent, c.o.workers(d))
 		decoder, err := c.hooks.decoder(o)
 		if err != nil {
 			return fmt.Errorf("BatcherOptions.Images: %w", err)
@@ -333,7 +335,7 @@ func (c *core) start() error {
 		}()
 	}()
 	for i, d := range c.devices {
-		for range c.o.Workers {
+		for range c.o.workers(d) {
 			w := &worker{core: c, gpu: d, device: c.queue.devices[i]}
 			if len(c.decoders) > 0 {
 				w.decoder = c.decoders[i]

@@ -1,9 +1,11 @@
 package serve_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +18,7 @@ import (
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader/decode"
 	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/settle"
 	"github.com/torchstream/torchstream/serve"
 	"github.com/torchstream/torchstream/tensor"
 	"github.com/torchstream/torchstream/torch"
@@ -428,6 +431,8 @@ func TestOutOfMemoryHalvesBucket(t *testing.T) {
 			return model.run(ctx, x)
 		})
 		o.MaxBatch, o.MaxDelay = 8, time.Millisecond
+		var log bytes.Buffer
+		o.Logger = slog.New(slog.NewTextHandler(&log, nil))
 		b := newBatcher(t, o)
 		model.hold()
 		send := func(n int) (calls []<-chan result) {
@@ -454,6 +459,11 @@ func TestOutOfMemoryHalvesBucket(t *testing.T) {
 		if st.Devices[0].MaxBatch != 2 || st.OutOfMemory != 2 || st.Failed != 0 {
 			t.Errorf("a maximum batch of %d after %d batches without memory, %d failed, want 2, 2 (of 8 and 4), 0",
 				st.Devices[0].MaxBatch, st.OutOfMemory, st.Failed)
+		}
+		for _, words := range []string{"out of memory: batches get smaller", "batch=8 now=4", "batch=4 now=2"} {
+			if !strings.Contains(log.String(), words) {
+				t.Errorf("the log is %s, want it to contain %q", &log, words)
+			}
 		}
 		room = 0
 		if _, err := b.Do(t.Context(), row(1)); !errors.Is(err, cuda.ErrOutOfMemory) {
@@ -614,6 +624,32 @@ func TestCloseGivesUpWhenItsContextEnds(t *testing.T) {
 			t.Errorf("a second Close: %v, want no error", err)
 		}
 	})
+}
+
+// TestUnreachableBatcherIsClosed checks that the workers of a Batcher that was never closed leave.
+func TestUnreachableBatcherIsClosed(t *testing.T) {
+	cudatest.NoLeaks(t)
+	warned := make(chan string, 1)
+	o := rowOptions(identity)
+	o.Logger = slog.New(slog.NewTextHandler(writer(func(text []byte) { warned <- string(text) }), nil))
+	if _, err := serve.NewBatcher(o); err != nil {
+		t.Fatal(err)
+	}
+	settle.Wait(t, func() int64 { return int64(len(warned)) })
+	if len(warned) == 0 {
+		t.Fatal("no message about a Batcher that became unreachable before Close, want one")
+	}
+	if text := <-warned; !strings.Contains(text, "a Batcher became unreachable before Close") {
+		t.Errorf("the message is %s, want one about a Batcher that became unreachable before Close", text)
+	}
+}
+
+// writer is an io.Writer that calls a function.
+type writer func(text []byte)
+
+func (w writer) Write(text []byte) (int, error) {
+	w(text)
+	return len(text), nil
 }
 
 func TestWrongBatcherOptionsAreNamed(t *testing.T) {

@@ -199,9 +199,9 @@ func (w *worker) failure(rows int, err error) error {
 		w.o.Logger.Warn("serve: a batch has failed", "device", w.device.name, "batch", rows, "error", err)
 		return fmt.Errorf("serve: a batch of %d on %s: %w", rows, w.device.name, err)
 	}
-	err = fmt.Errorf("serve: %s: %w: %w", w.device.name, ErrDeviceLost, lost)
+	err = fmt.Errorf("serve: a batch of %d: %s: %w: %w; then %w", rows, w.device.name, ErrDeviceLost, err, lost)
 	if w.queue.lose(w.device, err) {
-		w.o.Logger.Error("serve: a device is lost", "device", w.device.name, "batch", rows, "error", lost)
+		w.o.Logger.Error("serve: a device is lost", "device", w.device.name, "error", err)
 	}
 	return err
 }
