@@ -378,6 +378,10 @@ func checkShort(t *testing.T, name string, got, want []string, err error) {
 func TestDamagedZipIsDamagedForEveryReader(t *testing.T) {
 	members := []archivetest.Member{{Name: "a/1.png", Data: archivetest.Image("one")},
 		{Name: "a/2.png", Data: archivetest.Image(strings.Repeat("two ", 20))}}
+	step := 1
+	if testing.Short() {
+		step = 7
+	}
 	for format, method := range map[string]uint16{"a stored zip": zip.Store, "a deflated zip": zip.Deflate} {
 		data := zipOf(t, members, method)
 		file := archivetest.WriteFile(t, "a.zip", data)
@@ -385,7 +389,7 @@ func TestDamagedZipIsDamagedForEveryReader(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for at := 4; at < len(data); at++ { // other first bytes are no zip's
+		for at := 4; at < len(data); at += step { // other first bytes are no zip's
 			for _, bits := range []byte{1, 0xff} {
 				changed := bytes.Clone(data)
 				changed[at] ^= bits
