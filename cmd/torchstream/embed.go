@@ -153,13 +153,7 @@ func (o *embedOptions) fit(set *flag.FlagSet, n *network) error {
 	if most > 0 {
 		o.batch = min(o.batch, most)
 	}
-	upright := &n.transform.ApplyEXIFOrientation
-	if n.classes != nil && !isPackage(n.path) && given(set, "upright") && o.images.Upright != *upright {
-		return cli.Usagef("-upright=%v: %s was trained with -upright=%v: leave the option out", o.images.Upright,
-			printable.Name(n.path), *upright)
-	}
-	*upright = *upright || o.images.Upright
-	return nil
+	return n.setUpright(set, o.images.Upright)
 }
 
 // settings returns the settings on which the bytes of the vectors depend, to compare them with an

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"archive/zip"
 	"bufio"
 	"bytes"
 	"context"
@@ -10,6 +11,7 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -149,6 +151,51 @@ func TestEmbedFillsBatchesThatAreTooSmall(t *testing.T) {
 		if !slices.Equal(got[i], want[i]) {
 			t.Errorf("vector %d in batches of 10 is %v, want %v as in one batch of 11", i, got[i], want[i])
 		}
+	}
+}
+
+// The vectors do not depend on the kind of the archive. A list chooses images and gives classes.
+func TestEmbedReadsAllArchives(t *testing.T) {
+	readPyTorchImages(t)
+	files := map[string]string{}
+	for _, name := range []string{"cat/000.jpg", "cat/001.jpg", "clock/000.jpg"} {
+		files[name] = string(photo(t, "test/"+name))
+	}
+	tarred, folder, zipped := clitest.WriteTar(t, files), t.TempDir(), filepath.Join(t.TempDir(), "photos.zip")
+	var data bytes.Buffer
+	z := zip.NewWriter(&data)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		w, err := z.Create(name)
+		if err == nil {
+			_, err = w.Write([]byte(files[name]))
+		}
+		if err == nil {
+			err = os.MkdirAll(filepath.Join(folder, filepath.Dir(name)), 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, filepath.Join(folder, name), files[name])
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, zipped, data.String())
+	list := filepath.Join(t.TempDir(), "list.csv")
+	writeFile(t, list, "path,label\ncat/001.jpg,fluffy\nclock/000.jpg,round\n")
+	args := []string{"-model", imagesPackage, "-output", "features", "-archive"}
+	_, _, want := embed(t, filepath.Join(t.TempDir(), "v.safetensors"), append(args, tarred)...)
+	for _, archive := range []string{folder, zipped} {
+		names, classes, got := embed(t, filepath.Join(t.TempDir(), "v.safetensors"), append(args, archive)...)
+		if !slices.Equal(names, slices.Sorted(maps.Keys(files))) || !slices.Equal(classes, []string{"cat", "cat", "clock"}) ||
+			!slices.Equal(slices.Concat(got...), slices.Concat(want...)) {
+			t.Errorf("%s: got %v of %v with %v, want the vectors %v of a .tar", archive, names, classes, got, want)
+		}
+	}
+	names, classes, got := embed(t, filepath.Join(t.TempDir(), "v.safetensors"), append(args, tarred, "-list", list)...)
+	if !slices.Equal(names, []string{"cat/001.jpg", "clock/000.jpg"}) || !slices.Equal(classes, []string{"fluffy", "round"}) ||
+		!slices.Equal(slices.Concat(got...), slices.Concat(want[1:]...)) {
+		t.Errorf("-list: got %v of %v with %v, want the last two of %v", names, classes, got, want)
 	}
 }
 

@@ -215,6 +215,17 @@ func (o *networkOptions) setImages(n *network, metadata map[string]string) error
 	return cmp.Or(setColours(&t.Mean, "mean", o.mean), setColours(&t.Std, "std", o.std))
 }
 
+// setUpright applies -upright. A checkpoint says itself whether its images are turned upright.
+func (n *network) setUpright(set *flag.FlagSet, upright bool) error {
+	trained := &n.transform.ApplyEXIFOrientation
+	if !isPackage(n.path) && given(set, "upright") && upright != *trained {
+		return cli.Usagef("-upright=%v: %s was trained with -upright=%v: leave the option out", upright,
+			printable.Name(n.path), *trained)
+	}
+	*trained = *trained || upright
+	return nil
+}
+
 // setColours parses -mean or -std.
 func setColours(to *[3]float32, option, text string) error {
 	if text == "" {

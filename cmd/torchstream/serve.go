@@ -30,6 +30,7 @@ import (
 // serveOptions is the command line of serve.
 type serveOptions struct {
 	network                 networkOptions
+	images                  cli.Images
 	labels, address, decode string
 	batch, top, threads     int
 	delay, drain            time.Duration
@@ -48,6 +49,7 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 			"while the server can answer. SIGTERM and SIGINT end it when the requests that have started are answered.", stderr)
 	o.network.usual = "logits"
 	o.network.register(set)
+	o.images.Register(set, cli.UprightOption)
 	set.StringVar(&o.labels, "labels", "", "`FILE` with the name of each class, one a line (default: the model's names)")
 	set.StringVar(&o.address, "address", "localhost:8080", "`HOST:PORT` to listen on; port 0 picks a free one, and "+
 		":8080 listens on all addresses")
@@ -114,6 +116,11 @@ func (o *serveOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 		return err
 	}
 	n := networks[0]
+	for _, n := range networks {
+		if err := n.setUpright(set, o.images.Upright); err != nil {
+			return err
+		}
+	}
 	if given(set, "batch") && n.batch.Max > 0 && int64(o.batch) > n.batch.Max {
 		return cli.Usagef("-batch %d: %s takes at most %d images", o.batch, printable.Name(n.path), n.batch.Max)
 	}

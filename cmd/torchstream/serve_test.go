@@ -189,6 +189,77 @@ func TestServeAnswersAsPredictDoes(t *testing.T) {
 	}
 }
 
+// TestServeOnGPU uploads photographs to a GPU that also decodes them, and compares with predict on
+// the CPU.
+func TestServeOnGPU(t *testing.T) {
+	if cuda.DeviceCount() == 0 {
+		t.Skip("needs a GPU")
+	}
+	checkpoint, _ := untrained(t, "a", "b", "c", "d")
+	for _, where := range []string{"host", "device"} {
+		url := startServe(t, "-model", checkpoint, "-device", "cuda:0", "-decode", where)
+		var all sync.WaitGroup
+		for _, name := range []string{"test/cat/000.jpg", "test/cat/001.jpg", "test/clock/000.jpg", "test/rocket/000.jpg"} {
+			image := photo(t, name)
+			path := filepath.Join(t.TempDir(), "image.jpg")
+			writeFile(t, path, string(image))
+			_, stdout, _ := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-top", "4", "-json", path)
+			var want predictedFile
+			if err := json.Unmarshal([]byte(stdout), &want); err != nil {
+				t.Fatal(err)
+			}
+			all.Go(func() {
+				status, text := post(t, url, bytes.NewReader(image))
+				var got httpserve.Answer
+				if err := json.Unmarshal(text, &got); err != nil || status != http.StatusOK {
+					t.Errorf("-decode %s, %s: status %d, %s, %v, want 200", where, name, status, text, err)
+					return
+				}
+				for _, w := range want.Classes {
+					at := slices.IndexFunc(got.Classes, func(c httpserve.Class) bool { return c.Class == w.Class })
+					if at < 0 || math.Abs(got.Classes[at].Probability-w.Probability) > 1e-3 {
+						t.Errorf("-decode %s, %s: got %+v, want %+v", where, name, got.Classes, want.Classes)
+					}
+				}
+			})
+		}
+		all.Wait()
+	}
+}
+
+// TestServeTurnsPhotographsUpright uploads an image that is stored on its side. With -upright the
+// answer equals that of the upright image.
+func TestServeTurnsPhotographsUpright(t *testing.T) {
+	checkpoint, _ := untrained(t, "a", "b", "c", "d")
+	readPyTorchImages(t)
+	upright, turned := orientedPNGs(t)
+	probabilities := func(url, image string) (all []float64) {
+		t.Helper()
+		status, text := post(t, url, strings.NewReader(image))
+		var got httpserve.Answer
+		if err := json.Unmarshal(text, &got); err != nil || status != http.StatusOK {
+			t.Fatalf("status %d, %s, %v, want 200", status, text, err)
+		}
+		for _, c := range got.Classes {
+			all = append(all, c.Probability)
+		}
+		return all
+	}
+	plain := startServe(t, "-model", imagesPackage, "-resize", "32")
+	turning := startServe(t, "-model", imagesPackage, "-resize", "32", "-upright")
+	want := probabilities(plain, upright)
+	if got := probabilities(turning, turned); !slices.Equal(got, want) {
+		t.Errorf("with -upright: got %v, want %v", got, want)
+	}
+	if got := probabilities(plain, turned); slices.Equal(got, want) {
+		t.Errorf("without -upright: got %v for the turned and the upright image, want others", got)
+	}
+	status, _, stderr := command(t, "serve", "-address", "localhost:0", "-model", checkpoint, "-device", "cpu", "-upright")
+	if status != 2 || !strings.Contains(stderr, "-upright") {
+		t.Errorf("a checkpoint of images as stored: status %d, %s, want 2 and -upright", status, stderr)
+	}
+}
+
 // Bad uploads get the status of their fault, and other methods and addresses the usual ones.
 func TestServeStatuses(t *testing.T) {
 	readPyTorchImages(t)
