@@ -3,16 +3,14 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/decode"
+	"github.com/torchstream/torchstream/internal/httpserve"
 	"github.com/torchstream/torchstream/serve"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -49,21 +47,14 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return fmt.Errorf("-address %s: %w: -address localhost:0 picks a free port", *address, err)
 	}
 	fmt.Fprintf(stdout, "curl --data-binary @photo.jpg http://%v/\n", listener.Addr())
-	// Shutdown waits for uploads that have started, so a stalled client must time out.
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute}
-	answered := make(chan error, 1)
-	cancel := context.AfterFunc(ctx, func() { answered <- server.Shutdown(context.WithoutCancel(ctx)) })
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		cancel()
-		return err
-	}
-	return <-answered // after all started requests have been answered
+	return httpserve.Run(ctx, listener, handler, time.Minute)
 }
 
 // handler answers an uploaded photograph with its most probable classes, as JSON.
 type handler struct {
 	p         predictor
 	decoder   *serve.Decoder
+	uploads   *httpserve.Uploads
 	places    chan struct{} // limits concurrent uploads
 	computing chan struct{} // limits concurrent forward passes, which no cancellation ends
 }
@@ -80,7 +71,8 @@ func newHandler(p predictor) (*handler, error) {
 		Decode: decode.Options{Transform: evalTransform(p.settings.Size), MaxBytes: maxUpload, MaxPixels: 100_000_000},
 		Device: p.device,
 	})
-	return &handler{p, decoder, make(chan struct{}, maxUploads), make(chan struct{}, maxComputing)}, err
+	return &handler{p, decoder, httpserve.NewUploads(maxUpload, maxUploads*maxUpload), make(chan struct{}, maxUploads),
+		make(chan struct{}, maxComputing)}, err
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -88,73 +80,26 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "POST a photograph", http.StatusMethodNotAllowed)
 		return
 	}
-	if r.ContentLength > maxUpload { // refused before a byte of it is read
-		tooLong(w)
-		return
-	}
 	select {
 	case h.places <- struct{}{}:
 		defer func() { <-h.places }()
 	default: // a queue would hold photographs of clients that have given up
-		w.Header().Set("Retry-After", "1")
-		http.Error(w, fmt.Sprintf("%d photographs are being predicted: try again", cap(h.places)),
-			http.StatusServiceUnavailable)
+		httpserve.WriteError(w, r, httpserve.ErrBusy)
 		return
 	}
-	upload, err := readBody(http.MaxBytesReader(w, r.Body, maxUpload), r.ContentLength)
-	var long *http.MaxBytesError
-	if errors.As(err, &long) {
-		tooLong(w)
-		return
-	}
+	upload, release, err := h.uploads.Read(w, r)
 	if err != nil {
-		http.Error(w, "the photograph did not arrive whole", http.StatusBadRequest)
+		httpserve.WriteError(w, r, err)
 		return
 	}
+	defer release()
 	answers, err := h.predict(r.Context(), upload)
-	if r.Context().Err() != nil {
-		return // the client is gone
-	}
 	if err != nil {
-		code, text := statusOf(err)
-		if strings.HasPrefix(r.Header.Get("Content-Type"), "multipart/") {
-			text += "; the body is a form: send the photograph alone, with curl --data-binary @photo.jpg"
-		}
-		if code == http.StatusServiceUnavailable {
-			slog.Error("01-train: predicting an upload", "error", err)
-		}
-		http.Error(w, text, code)
+		httpserve.WriteError(w, r, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(answers) // fails if the client is gone
-}
-
-func tooLong(w http.ResponseWriter) {
-	http.Error(w, fmt.Sprintf("over %d bytes", maxUpload), http.StatusRequestEntityTooLarge)
-}
-
-// readBody reads a body of length bytes, or of an unknown length if length is -1. If the length is
-// known, it allocates the body's memory once. Otherwise it uses a growing buffer of at most
-// maxUpload bytes.
-func readBody(body io.Reader, length int64) ([]byte, error) {
-	if length < 0 {
-		length = 64 << 10
-	}
-	data := make([]byte, 0, length+1) // room for a read that finds the end
-	for {
-		n, err := body.Read(data[len(data):cap(data)])
-		data = data[:len(data)+n]
-		if err == io.EOF {
-			return data, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if len(data) == cap(data) {
-			data = append(make([]byte, 0, min(2*cap(data), maxUpload+1)), data...)
-		}
-	}
 }
 
 // predict returns the most probable classes. Requests decode concurrently, and maxComputing of them
@@ -180,20 +125,4 @@ func (h *handler) predict(ctx context.Context, upload []byte) (answers []answer,
 		answers = append(answers, answer{h.p.settings.Classes[g.class], g.probability})
 	}
 	return answers, nil
-}
-
-// statusOf returns the HTTP status of an error. It discloses only errors in the upload.
-func statusOf(err error) (code int, text string) {
-	var fault *decode.Error
-	switch {
-	case !errors.As(err, &fault):
-		return http.StatusServiceUnavailable, "the photograph could not be predicted: try again"
-	case fault.Kind == decode.ErrTooLarge:
-		code = http.StatusRequestEntityTooLarge
-	case fault.Kind == decode.ErrDamaged:
-		code = http.StatusUnprocessableEntity
-	default:
-		code = http.StatusUnsupportedMediaType
-	}
-	return code, fmt.Sprintf("%v: %v", fault.Kind, fault.Err)
 }

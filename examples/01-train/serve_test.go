@@ -20,6 +20,7 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"github.com/torchstream/torchstream/internal/httpserve"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -104,7 +105,8 @@ func TestServerAnswersAsPredictDoes(t *testing.T) {
 
 // Uploads beyond the limit are told to retry before any byte of them is read.
 func TestServerBoundsUploads(t *testing.T) {
-	h := &handler{places: make(chan struct{}, 1), computing: make(chan struct{}, 1)}
+	h := &handler{uploads: httpserve.NewUploads(maxUpload, maxUpload), places: make(chan struct{}, 1),
+		computing: make(chan struct{}, 1)}
 	body, client := io.Pipe()
 	answered := make(chan int)
 	go func() {
@@ -134,7 +136,7 @@ func TestServerBoundsUploads(t *testing.T) {
 
 // A body whose length is over the limit is refused before a byte of it is read.
 func TestServerRefusesLongBodiesUnread(t *testing.T) {
-	h := &handler{places: make(chan struct{}, 1)}
+	h := &handler{uploads: httpserve.NewUploads(maxUpload, maxUpload), places: make(chan struct{}, 1)}
 	r := httptest.NewRequest(http.MethodPost, "/", iotest.ErrReader(errors.New("is read")))
 	r.ContentLength = maxUpload + 1
 	w := httptest.NewRecorder()
