@@ -1,6 +1,6 @@
 // Package httpserve has the parts of an HTTP server for images that torchstream serve,
-// examples/15-serve and examples/01-train share: bodies in bounded memory, the statuses of errors, metrics, a page to try
-// the server, and the shutdown.
+// examples/15-serve and examples/01-train share: bodies in bounded memory, the statuses of errors,
+// metrics, a page to try the server, and the shutdown.
 package httpserve
 
 import (

@@ -281,6 +281,7 @@ LAYERS = {
         "imagefeed",
         "imageloader",
         "imageloader/decode",
+        "internal/httpserve",
         "internal/interrupt",
         "internal/printable",
         "internal/safefile",
