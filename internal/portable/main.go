@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -92,6 +93,9 @@ func check(platform string, patterns []string) []error {
 		sizes: types.SizesFor("gc", goarch)}
 	for _, p := range all {
 		c.check(p)
+	}
+	if !slices.ContainsFunc(all, func(p listed) bool { return !p.DepOnly }) {
+		return []error{fmt.Errorf("no package has a file for it in %s", strings.Join(patterns, " "))}
 	}
 	return c.found
 }
