@@ -206,7 +206,7 @@ lab: shim ## build bin/torchstream-lab, which measures torchstream beside PyTorc
 	cd lab && go build -o ../bin/torchstream-lab ./torchstream-lab
 
 .PHONY: bench-loader
-bench-loader: shim ## measure the loader and PyTorch, WebDataset, DALI, SPDL and tf.data on the same cores (ARCHIVE=, BENCH="options of lab/loaders/loaders.py")
+bench-loader: shim ## measure the loader and PyTorch, WebDataset, datasets, DALI, SPDL and tf.data on the same cores (ARCHIVE=, BENCH="options of lab/loaders/loaders.py")
 	@go build -o bin/torchstream ./cmd/torchstream
 	@python3 lab/loaders/loaders.py $(if $(ARCHIVE),-archive "$(ARCHIVE)") $(BENCH)
 

@@ -10,7 +10,7 @@ needs the system's FFmpeg. A peer that cannot run has a row with the reason.
 First the script compares outputs: it runs the first images through contract eval and compares them with Pillow's (peak
 signal-to-noise ratio in dB; over 35 means the same picture). Then every round runs each entry once, after some warm-up batches, on
 the same cores (taskset). The table has medians over the rounds, for a peer those of its best number of workers. -json FILE keeps
-every measurement.
+every measurement, and is written after each round.
 """
 import argparse
 import hashlib
@@ -20,8 +20,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -30,6 +32,7 @@ PEERS = {  # name: (title in the table, worker counts to try on n cores)
     'pillow': ('PyTorch DataLoader + Pillow', lambda n: [n, n + 1]),
     'webdataset': ('WebDataset, the .tgz', lambda n: [0, 1]),
     'webdataset-shards': ('WebDataset, a .tar a worker', lambda n: [n, n + 1]),
+    'datasets': ('datasets, Parquet, torchvision', lambda n: [n, n + 1]),
     'dali': ('DALI on the CPU, image_random_crop', lambda n: [n, n + 1]),
     'spdl': ('SPDL', lambda n: [n, n + 1]),
     'tfdata': ('tf.data, decode_and_crop_jpeg', lambda n: [n, n + 1]),
@@ -39,7 +42,11 @@ OURS = {  # name: (title in the table, the archive's kind, options)
     'tgz': ('torchstream, .tgz with its index', 'tgz', ['-memory', '1']),
     'tgz-memory': ('torchstream, .tgz with its index, in memory', 'tgz', []),
     'tar': ('torchstream, .tar with its index', 'tar', []),
+    'zip': ('torchstream, .zip, stored', 'zip', ['-no-index']),
+    'zip-deflated': ('torchstream, .zip, deflated', 'zip-deflated', ['-no-index']),
+    'parquet': ('torchstream, Parquet, uncompressed', 'parquet', ['-no-index']),
 }
+PREPARED = {'zip': 'archive.zip', 'zip-deflated': 'deflated.zip', 'parquet': 'archive.parquet'}  # kind: file
 
 
 def say(text):
@@ -67,11 +74,13 @@ def peers_python():
     return os.path.join(target, 'bin', 'python')
 
 
-def environment():
-    """Return an environment in which torch and DALI find NVIDIA's libraries."""
+def environment(args):
+    """Return an environment in which torch and DALI find NVIDIA's libraries, and datasets asks no server."""
+    if args.python:
+        return {**os.environ, 'OMP_NUM_THREADS': '1', 'HF_HUB_OFFLINE': '1'}
     site = subprocess.run(['make', '-s', '-C', ROOT, 'libtorch-path'], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     folders = [os.path.join(site, 'nvidia', n, 'lib') for n in sorted(os.listdir(os.path.join(site, 'nvidia')))]
-    return {**os.environ, 'LD_LIBRARY_PATH': ':'.join(f for f in folders if os.path.isdir(f)), 'TF_CPP_MIN_LOG_LEVEL': '3', 'OMP_NUM_THREADS': '1'}
+    return {**os.environ, 'LD_LIBRARY_PATH': ':'.join(f for f in folders if os.path.isdir(f)), 'TF_CPP_MIN_LOG_LEVEL': '3', 'OMP_NUM_THREADS': '1', 'HF_HUB_OFFLINE': '1'}
 
 
 def photographs(folder, python):
@@ -84,10 +93,28 @@ def photographs(folder, python):
     return path
 
 
+def zipped(tar, path, method):
+    """Write the members of a .tar to a .zip."""
+    with tarfile.open(tar) as archive, zipfile.ZipFile(path, 'w', method) as out:
+        for member in archive:
+            if member.isfile():
+                out.writestr(member.name, archive.extractfile(member).read())
+
+
+def prepare(kind, tgz, tar, folder, python):
+    """Write the images of the archive in another format; return the file."""
+    path = os.path.join(folder, PREPARED[kind])
+    if kind == 'parquet':
+        subprocess.run([python, os.path.join(HERE, 'peers.py'), 'datasets', '-archive', tgz, '-parquet', path, '-write-parquet'], check=True, stdout=subprocess.DEVNULL)
+    else:
+        zipped(tar, path, zipfile.ZIP_STORED if kind == 'zip' else zipfile.ZIP_DEFLATED)
+    return path
+
+
 class Bench:
     def __init__(self, args, python, archives, scratch):
         self.args, self.python, self.archives, self.scratch = args, python, archives, scratch
-        self.env, self.cores = environment(), args.cores.split(',')
+        self.env, self.cores = environment(args), args.cores.split(',')
         self.failed = {}
 
     def run(self, command):
@@ -98,7 +125,7 @@ class Bench:
         return json.loads(lines[-1]), None
 
     def peer(self, name, *options):
-        return self.run([self.python, os.path.join(HERE, 'peers.py'), name, '-archive', self.archives['tgz'], *options])
+        return self.run([self.python, os.path.join(HERE, 'peers.py'), name, '-archive', self.archives['tgz'], '-parquet', self.archives.get('parquet', ''), *options])
 
     def ours(self, name, contract, *options):
         _, kind, extra = OURS[name]
@@ -158,6 +185,7 @@ def main():
     parser.add_argument('-torchstream', default=os.path.join(ROOT, 'bin', 'torchstream'))
     parser.add_argument('-contracts', default='train,train-float,eval', type=lambda s: s.split(','))
     parser.add_argument('-peers', default=','.join(PEERS), type=lambda s: [p for p in s.split(',') if p])
+    parser.add_argument('-python', help="the peers' interpreter; default: an environment that the script installs")
     parser.add_argument('-ours', default=','.join(OURS), type=lambda s: [p for p in s.split(',') if p])
     parser.add_argument('-cores', default='0,1')
     parser.add_argument('-batch', type=int, default=64)
@@ -169,7 +197,7 @@ def main():
     for name in args.peers:
         if name not in PEERS:
             sys.exit(f'bench: no peer "{name}": {", ".join(PEERS)}')
-    python = peers_python()
+    python = args.python or peers_python()
     with tempfile.TemporaryDirectory(prefix='torchstream-bench-') as scratch:
         tgz = os.path.abspath(args.archive) if args.archive else photographs(cache(), python)
         tar = os.path.join(scratch, 'archive.tar')
@@ -179,7 +207,11 @@ def main():
             tgz = shutil.copy(tgz, os.path.join(scratch, 'archive.tgz'))
         for archive in (tgz, tar):
             subprocess.run([args.torchstream, 'index', archive], check=True, stdout=subprocess.DEVNULL)
-        bench = Bench(args, python, {'tgz': tgz, 'tar': tar}, scratch)
+        archives = {'tgz': tgz, 'tar': tar}
+        for kind in PREPARED:
+            if kind in args.ours or kind == 'parquet' and 'datasets' in args.peers:
+                archives[kind] = prepare(kind, tgz, tar, scratch, python)
+        bench = Bench(args, python, archives, scratch)
         print(f'{os.path.basename(args.archive or tgz)}, {os.path.getsize(tgz) / 1e6:.0f} MB; cores {args.cores} of {cpu()}; batches of {args.batch}; '
               f'medians of {args.rounds} rounds of {args.seconds:g} s\n')
         report = {'archive': os.path.basename(args.archive or tgz), 'cpu': cpu(), 'cores': args.cores, 'batch': args.batch, 'rounds': args.rounds, 'seconds': args.seconds}
@@ -194,6 +226,9 @@ def main():
             for contract in args.contracts:
                 bench.round(contract, report['measured'][contract])
             say(f'bench: round {i + 1} of {args.rounds} after {time.time() - begin:.0f} s')
+            if args.json:
+                with open(args.json, 'w') as f:
+                    json.dump(report, f, indent=1)
         for contract in args.contracts:
             rows, fastest = [], 0
             found = {n: best(by) for n, by in report['measured'][contract].items()}
@@ -209,9 +244,6 @@ def main():
                              f'{median(results, "peak_rss_bytes") / 1e6:.0f}', f'{median(results, "first_batch_seconds"):.2f}', workers))
             table(rows, (contract, 'images/s', 'of the fastest peer', 'CPU s per 1,000', 'peak RSS MB', 'first batch s', 'workers'))
             print(flush=True)
-        if args.json:
-            with open(args.json, 'w') as f:
-                json.dump(report, f, indent=1)
 
 
 def cpu():

@@ -4,7 +4,7 @@
     python lab/loaders/peers.py NAME -archive train.tgz -contract train -batch 64 -workers 2 -seconds 10
     python lab/loaders/peers.py NAME -archive train.tgz -outputs 32
 
-NAME is pytorch, pillow, webdataset, webdataset-shards, dali, spdl or tfdata, each used as its own documentation recommends for this
+NAME is pytorch, pillow, webdataset, webdataset-shards, datasets, dali, spdl or tfdata, each used as its own documentation recommends for this
 task. The contracts are those of `torchstream bench loader`, in batches of host memory, in an endless series of complete shuffled epochs:
 
     train        RandomResizedCrop(224) with antialiasing, horizontal flip with probability 1/2: uint8
@@ -12,8 +12,9 @@ task. The contracts are those of `torchstream bench loader`, in batches of host 
     eval         the shorter side resized to 256, the central 224 x 224: uint8
 
 Each library's preferred input is prepared before the clock starts: pytorch and pillow hold the files' bytes in memory, dali, spdl and
-tfdata read files from a folder (in the page cache), webdataset reads the .tgz itself and webdataset-shards one .tar per worker. The
-script prints one JSON object to stdout.
+tfdata read files from a folder (in the page cache), webdataset reads the .tgz itself and webdataset-shards one .tar per worker.
+datasets reads -parquet FILE, which -write-parquet writes, through its cache of Arrow files. The script prints one JSON object to
+stdout.
 
 With -outputs N the run is untimed: the first N images, by name, go through contract eval and are compared with Pillow's own
 Resize(256) and CenterCrop(224).
@@ -299,7 +300,36 @@ class TfData(Peer):
         return np.stack([image.numpy() for image in map(self.function('eval'), map(tf.constant, paths[:n]))])
 
 
-PEERS = {'pytorch': TorchVision, 'pillow': Pillow, 'webdataset': WebDataset, 'webdataset-shards': WebDatasetShards, 'dali': Dali, 'spdl': Spdl, 'tfdata': TfData}
+class Datasets(TorchVision):
+    """Hugging Face's datasets: a Parquet file of {bytes, path}, whose Arrow copy it maps into memory; torchvision decodes."""
+
+    def write(self):
+        import datasets
+        samples = members(self.args.archive)
+        labels = labels_of([n for n, _ in samples])
+        features = datasets.Features({'image': datasets.Image(), 'label': datasets.ClassLabel(num_classes=max(labels) + 1)})
+        rows = {'image': [{'bytes': data, 'path': name} for name, data in samples], 'label': labels}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(self.args.parquet)  # compresses no images
+
+    def dataset(self):
+        import datasets
+        datasets.disable_progress_bars()
+        data = datasets.load_dataset('parquet', data_files=self.args.parquet, split='train', cache_dir=os.path.join(self.folder, 'cache'))
+
+        def decode(rows):
+            return {'image': [self.transform(self.decode(image['bytes'])) for image in rows['image']], 'label': rows['label']}
+        return data.cast_column('image', datasets.Image(decode=False)).with_transform(decode)
+
+    def batches(self, workers):
+        import torch
+        self.prepare()
+        loader = torch.utils.data.DataLoader(self.dataset(), self.args.batch, shuffle=True, num_workers=workers, persistent_workers=workers > 0,
+                                             prefetch_factor=2 if workers else None)
+        while True:
+            yield from (rows['image'] for rows in loader)
+
+
+PEERS = {'pytorch': TorchVision, 'pillow': Pillow, 'webdataset': WebDataset, 'webdataset-shards': WebDatasetShards, 'datasets': Datasets, 'dali': Dali, 'spdl': Spdl, 'tfdata': TfData}
 
 
 def family():
@@ -362,6 +392,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('peer', choices=[*PEERS, 'file'])
     parser.add_argument('-archive', required=True)
+    parser.add_argument('-parquet', metavar='FILE', help='what peer "datasets" reads')
+    parser.add_argument('-write-parquet', action='store_true', help='with peer "datasets": write the archive to that file instead')
     parser.add_argument('-contract', choices=['train', 'train-float', 'eval'], default='train')
     parser.add_argument('-batch', type=int, default=64)
     parser.add_argument('-workers', type=int, help='required without -outputs')
@@ -372,7 +404,10 @@ def main():
     if args.outputs:
         args.contract = 'eval'
     with tempfile.TemporaryDirectory(prefix='torchstream-bench-') as folder:
-        if args.peer == 'file':
+        if args.write_parquet:
+            PEERS['datasets'](args, folder).write()
+            result = {'bytes': os.path.getsize(args.parquet)}
+        elif args.peer == 'file':
             result = compare(np.fromfile(args.file, np.uint8).reshape(-1, SIZE, SIZE, 3)[:args.outputs], pillow_outputs(args.archive, args.outputs))
         elif args.outputs:
             result = compare(PEERS[args.peer](args, folder).ordered(args.outputs), pillow_outputs(args.archive, args.outputs))
