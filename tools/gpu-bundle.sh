@@ -24,11 +24,12 @@ rm -f "$out"/shim/image_*_test "$out"/shim/deflate_*_test
 
 build=(-trimpath -ldflags '-s -w')
 module=$(go list -m)
-# Takes the tests of every package of the two modules that uses one of the libraries. The experiments run as programs there.
+# Takes the tests of every package of the two modules that uses LibTorch or CUDA. The loader alone uses neither, so CI tests
+# it whole. The experiments run as programs there.
 for root in . lab; do
   {
-    [[ $root != . ]] || echo "$module/internal/imagecapi"
-    go -C "$root" list -test -f '{{if .ForTest}}{{range .Deps}}{{if eq . "'"$module"'/internal/imagecapi"}}{{$.ForTest}}{{end}}{{end}}{{end}}' ./... | sort -u
+    [[ $root != . ]] || echo "$module/internal/capi"
+    go -C "$root" list -test -f '{{if .ForTest}}{{range .Deps}}{{if eq . "'"$module"'/internal/capi"}}{{$.ForTest}}{{end}}{{end}}{{end}}' ./... | sort -u
   } |
     while read -r package; do
       case $package in */examples/0[2-9]-* | */examples/internal/*) continue ;; esac
