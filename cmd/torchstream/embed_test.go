@@ -385,11 +385,20 @@ func interruptAfterLines(t *testing.T, args []string) {
 	}
 }
 
-// A process that is killed while it renames the files leaves the rest to the next run.
-func TestEmbedCompletesRenames(t *testing.T) {
+// A process that is killed after the last row, or while it renames the files, leaves the rest to
+// the next run.
+func TestEmbedCompletesFiles(t *testing.T) {
 	readPyTorchImages(t)
-	for _, left := range [][]string{{".safetensors", ".csv"}, {".csv"}, {}} {
-		t.Run(fmt.Sprint(left), func(t *testing.T) {
+	for _, c := range []struct {
+		complete bool
+		left     []string // the files that do not have their names yet
+	}{
+		{false, []string{".safetensors", ".csv"}},
+		{true, []string{".safetensors", ".csv"}},
+		{true, []string{".csv"}},
+		{true, nil},
+	} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			base := filepath.Join(t.TempDir(), "vectors")
 			args := []string{"-archive", photos, "-model", imagesPackage, "-output", "features"}
 			_, _, want := embed(t, base+".safetensors", args...)
@@ -399,18 +408,21 @@ func TestEmbedCompletesRenames(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			defer n.close()
 			settings, _, err := o.settings(n)
-			if err := n.close(); err != nil {
-				t.Fatal(err)
-			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			f := vectorFile{out: o.out, journal: vectorJournal{Embed: settings, Rows: 192, Width: 5, Complete: true}}
+			info, err := os.Stat(o.names)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := vectorFile{out: o.out, journal: vectorJournal{Embed: settings, Rows: 192, Width: 5, Names: info.Size(),
+				State: lastState(t, imageloader.Options{Transform: n.transform, BatchSize: 16}), Complete: c.complete}}
 			if err := f.writeJournal(); err != nil {
 				t.Fatal(err)
 			}
-			for _, end := range left {
+			for _, end := range c.left {
 				if err := os.Rename(base+end, base+end+part); err != nil {
 					t.Fatal(err)
 				}
@@ -420,6 +432,24 @@ func TestEmbedCompletesRenames(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lastState returns a loader's state after the last batch of photos.
+func lastState(t *testing.T, o imageloader.Options) (state *imageloader.State) {
+	t.Helper()
+	loader, err := imageloader.Open(photos, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer loader.Close()
+	for batch, err := range loader.Epoch(t.Context(), 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		after := batch.State
+		state = &after
+	}
+	return state
 }
 
 // An image that cannot be decoded ends the command. With -bad-samples skip, it has neither a vector
