@@ -61,8 +61,8 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 	}
 }
 
-// TestDivideDecidesTheParts: the result of Divide is checked as the option Parts is. Without a
-// result the option Parts stays.
+// TestDivideDecidesTheParts: the result of Divide is checked like Options.Parts. If it is nil,
+// Options.Parts applies.
 func TestDivideDecidesTheParts(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, photos(t, 12)...))
 	failed := errors.New("which folder is for testing?")
@@ -165,7 +165,8 @@ func TestFolderOfARunningPackIsBusy(t *testing.T) {
 	}
 }
 
-// TestOutputThatIsAFileIsRefused: the error names it, and the file stays.
+// TestOutputThatIsAFileIsRefused: if the output is a file, the error names the file, and the file
+// stays.
 func TestOutputThatIsAFileIsRefused(t *testing.T) {
 	data := archivetest.Tar(t, photos(t, 4)...)
 	path := archivetest.WriteFile(t, "a.tar", data)
@@ -252,7 +253,7 @@ func checkLeftOut(t *testing.T, path string, in imageloader.Options, o pack.Opti
 	}
 }
 
-// TestEveryKindOfBadSampleIsLeftOut: what a loader would refuse is not written.
+// TestEveryKindOfBadSampleIsLeftOut: samples that a loader would refuse are not written.
 func TestEveryKindOfBadSampleIsLeftOut(t *testing.T) {
 	members := photos(t, 6)
 	folder := filepath.Dir(members[0].Name)
@@ -276,7 +277,7 @@ func TestEveryKindOfBadSampleIsLeftOut(t *testing.T) {
 }
 
 // TestBadMembersOfAWebDatasetSampleLeaveItOut: a sample whose caption is damaged or too large is
-// not written without it.
+// left out as a whole.
 func TestBadMembersOfAWebDatasetSampleLeaveItOut(t *testing.T) {
 	members := webMembers(t, 0, 6)
 	for i := range members {
@@ -289,8 +290,9 @@ func TestBadMembersOfAWebDatasetSampleLeaveItOut(t *testing.T) {
 		pack.Options{DropClasses: true}, 4, map[string]string{"s/002.txt": "too large", "s/004.txt": "damaged"})
 }
 
-// TestSecondImagesNeedWebDataset: a sample's second image would become a sample in a directory, and
-// is not resized with the first.
+// TestSecondImagesNeedWebDataset: a sample with a second image is refused in two cases. In a
+// directory, the second image would become another sample. With Options.Side, only the first image
+// would be resized.
 func TestSecondImagesNeedWebDataset(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, webMembers(t, 0, 4)...))
 	for says, o := range map[string]pack.Options{

@@ -21,7 +21,7 @@ import (
 	"github.com/torchstream/torchstream/serve"
 )
 
-// request is an upload of size bytes whose Content-Length is length.
+// request is an upload of the body whose Content-Length is length.
 func request(body io.Reader, length int64) *http.Request {
 	r := httptest.NewRequest(http.MethodPost, "/", body)
 	r.ContentLength = length

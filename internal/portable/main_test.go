@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// everywhere returns an error's words for all platforms.
+// everywhere returns the same words of an error for all platforms.
 func everywhere(says string) map[string]string {
 	all := map[string]string{}
 	for _, platform := range platforms {

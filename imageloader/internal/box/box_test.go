@@ -15,7 +15,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// crops holds results of torchvision (testdata/make_boxes.py).
+// cropped holds results of torchvision (testdata/make_boxes.py).
 type cropped struct {
 	width, height, x, y, w, h, size int32
 	flip                            bool
@@ -268,8 +268,8 @@ func TestWrongBoxesAreErrors(t *testing.T) {
 	}
 }
 
-// TestStoredBoxesTurnUpright compares the corners of boxes with EXIF's definition of orientations:
-// the position in the upright image of the stored image's pixel.
+// TestStoredBoxesTurnUpright compares the corners of boxes with EXIF's definition of orientations,
+// which maps each position in the stored image to a position in the upright image.
 func TestStoredBoxesTurnUpright(t *testing.T) {
 	const w, h = 100, 60
 	// Where the pixel (x, y) of the stored image is in the upright image.
