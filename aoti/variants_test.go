@@ -164,7 +164,7 @@ func TestModelIsChosenByItsName(t *testing.T) {
 	near(t, got, results(t))
 }
 
-// A package that no PyTorch writes is refused before its code is unpacked.
+// A package that PyTorch could not have written is refused before its code is unpacked.
 func TestImpossiblePackagesAreRefused(t *testing.T) {
 	twice := func(files []file) []file { return append(files, files...) }
 	compressed := func(files []file) []file {
@@ -215,7 +215,7 @@ func TestImpossiblePackagesAreRefused(t *testing.T) {
 	}
 }
 
-// A structure of another version, or of too many levels, is an error.
+// A structure of another version, or with too many levels, is an error.
 func TestStructuresOfOtherKindsAreErrors(t *testing.T) {
 	deep := strings.Repeat(`{"type": "builtins.list", "context": "null", "children_spec": [`, 200) + `{"type": null}` +
 		strings.Repeat("]}", 200)

@@ -120,7 +120,7 @@ func TestNamesInPictures(t *testing.T) {
 	}
 	defer face.Close()
 	long := strings.Repeat("\u00e4\u4e16b", 1e6)
-	over := "" // by its last letter
+	over := "" // a name that is one letter too long
 	for font.MeasureString(face, over).Ceil() <= maxName {
 		over += "m"
 	}

@@ -23,8 +23,8 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// withTexts returns the path of a checkpoint that has the values of a dict besides the states of
-// the generators.
+// withTexts returns the path of a checkpoint that has the values of a dict and the states of the
+// generators.
 func withTexts(t *testing.T, folder string, dict map[string]any) string {
 	t.Helper()
 	state, err := torch.GeneratorState(cuda.CPU)
@@ -160,7 +160,7 @@ func TestFoldersThatCannotBeUsedAreRefused(t *testing.T) {
 // rows is a source of batches of two rows: a row of values, and one of labels.
 type rows struct {
 	values [][]float32
-	labels [][]float32 // with one number: class labels, int64
+	labels [][]float32 // of one number: int64 class labels
 	soft   bool
 }
 
@@ -204,8 +204,8 @@ func (r *rows) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]
 // meanOutput is a loss of outputs of any shape.
 func meanOutput(output *torch.Tensor, _ *prefetcher.Batch) *torch.Tensor { return output.Mean() }
 
-// Accuracy is measured if the labels are classes, or components of one for each output. Otherwise
-// there is none, and only the loss counts.
+// Evaluate measures the accuracy if the labels are classes, or have one component of a class
+// mixture for each output. Otherwise it only measures the loss.
 func TestAccuracyNeedsAClassifiersLabels(t *testing.T) {
 	values := [][]float32{{3, 2, 1}, {1, 2, 3}, {1, 3, 2}}
 	for name, c := range map[string]struct {
@@ -236,7 +236,7 @@ func TestAccuracyNeedsAClassifiersLabels(t *testing.T) {
 	}
 }
 
-// The files and the table of a run without classes have no accuracies.
+// In a run without classes, the files and the table show no accuracies.
 func TestRunWithoutClassesHasNoAccuracy(t *testing.T) {
 	net := &scaled{nn.NewParameter(nn.Constant(1), 1)}
 	defer net.factor.Close()
@@ -280,8 +280,7 @@ func TestRunWithoutClassesHasNoAccuracy(t *testing.T) {
 	}
 }
 
-// A sample that pads a rank's batch beside other samples counts once, as one that pads a batch
-// alone.
+// Padding is not counted, even if it is in a batch with other samples instead of a batch by itself.
 func TestPaddingInABatchIsNotCounted(t *testing.T) {
 	path := archive(t)
 	change := func(ctx context.Context, rank int, c *train.Config) context.Context {
@@ -308,7 +307,7 @@ func TestPaddingInABatchIsNotCounted(t *testing.T) {
 	}
 }
 
-// Done is closed when the file is written, also if that fails.
+// Done is closed when writing the file has ended, even with an error.
 func TestSavingIsDone(t *testing.T) {
 	dir := t.TempDir()
 	for name, want := range map[string]error{"run.pt": nil, filepath.Join("none", "run.pt"): os.ErrNotExist} {

@@ -153,7 +153,7 @@ func TestStepperEqualsALoop(t *testing.T) {
 		}
 		defer step.Close()
 		got := s.losses(t, step, 2)
-		live, caught := settle.Wait(t, torch.LiveTensors), torch.Caught() // without earlier tests' garbage
+		live, caught := settle.Wait(t, torch.LiveTensors), torch.Caught() // after collecting the garbage of earlier tests
 		got = append(got, s.losses(t, step, 10)...)
 		if n := torch.LiveTensors(); n != live || torch.Caught() != caught {
 			t.Errorf("%d tensors live after two steps and %d after twelve, %d caught", live, n, torch.Caught()-caught)

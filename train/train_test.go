@@ -936,7 +936,8 @@ func TestRunKeepsNoTensor(t *testing.T) {
 	j := newJob(t, job{withEval: true, ema: true, Config: train.Config{ClipNorm: 1, Dir: t.TempDir(), Epochs: 3}})
 	var live, caught []int64
 	j.OnEpoch = func(train.Epoch) error {
-		// Collects the garbage of earlier tests. Caught counts the run's garbage.
+		// Collect the garbage of earlier tests first, so that Caught only counts the garbage of
+		// this run.
 		live = append(live, settle.Wait(t, torch.LiveTensors))
 		caught = append(caught, torch.Caught())
 		return nil

@@ -39,7 +39,8 @@ const masksHelp = "the archive has images and masks, whose names match `IMAGE,MA
 const boxesHelp = "the archive has images and files of bounding boxes, whose names match `IMAGE,FILE`, for example " +
 	"'images/*.jpg,labels/*.txt':\nthe index is for loaders with Options.Boxes"
 
-// cutPatterns splits the value of a flag into two patterns for names.
+// cutPatterns splits the value of a flag into two name patterns, for images and for their partner
+// files.
 func cutPatterns(flag, value, example string, image, partner *string) error {
 	var found bool
 	if *image, *partner, found = strings.Cut(value, ","); value != "" && !found {

@@ -215,7 +215,8 @@ func (o *networkOptions) setImages(n *network, metadata map[string]string) error
 	return cmp.Or(setColours(&t.Mean, "mean", o.mean), setColours(&t.Std, "std", o.std))
 }
 
-// setUpright applies -upright. A checkpoint says itself whether its images are turned upright.
+// setUpright applies -upright. A checkpoint already says whether images are turned upright, so a
+// contradicting -upright is an error.
 func (n *network) setUpright(set *flag.FlagSet, upright bool) error {
 	trained := &n.transform.ApplyEXIFOrientation
 	if !isPackage(n.path) && given(set, "upright") && upright != *trained {

@@ -33,7 +33,7 @@ func TestReadmeProgramCompiles(t *testing.T) {
 	}
 }
 
-// Links between the documents lead to files and headings that exist.
+// Every link between documents points to a file or heading that exists.
 func TestLinksOfDocumentsExist(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil {

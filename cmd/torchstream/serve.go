@@ -37,7 +37,8 @@ type serveOptions struct {
 	maxBytes, maxMemory     int64
 }
 
-// maxDrain is the maximum of -drain, less than the time that main gives the command after a signal.
+// maxDrain is the maximum of -drain. It is less than the time that a command has to end after a
+// signal.
 const maxDrain = 50 * time.Second
 
 // serveCommand classifies images that are uploaded over HTTP.
@@ -81,7 +82,7 @@ func sizeOption(to *int64) func(string) error {
 	}
 }
 
-// check refuses options that make no sense.
+// check refuses impossible options.
 func (o *serveOptions) check() error {
 	switch {
 	case o.batch < 1 || o.top < 1:
@@ -143,8 +144,8 @@ func (o *serveOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 	return httpserve.Run(ctx, listener, h.routes(), o.drain)
 }
 
-// openNetworks opens -model once for each device of -device. After an error it returns those that
-// are open.
+// openNetworks opens -model once for each device of -device. After an error it returns the networks
+// that are already open.
 func (o *serveOptions) openNetworks() (networks []*network, err error) {
 	for name := range strings.SplitSeq(o.network.device, ",") {
 		one := o.network
@@ -203,8 +204,8 @@ func (o *serveOptions) newBatcher(networks []*network, log *slog.Logger) (*serve
 	})
 }
 
-// buckets returns the batch sizes with which a network runs: its smallest, powers of two, and the
-// largest, at most the number most.
+// buckets returns the batch sizes with which a network runs: its minimum, the powers of two above
+// that, and its maximum or most, whichever is smaller.
 func buckets(sizes aoti.Dim, most int) []int {
 	if sizes.Max > 0 {
 		most = min(most, int(sizes.Max))

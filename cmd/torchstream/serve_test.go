@@ -117,7 +117,7 @@ func photo(t *testing.T, name string) []byte {
 	return data
 }
 
-// TestServeEqualsPyTorch uploads photographs at the same time, and compares the probabilities with
+// TestServeEqualsPyTorch uploads photographs concurrently, and compares the probabilities with
 // PyTorch's logits.
 func TestServeEqualsPyTorch(t *testing.T) {
 	want := readPyTorchImages(t)
@@ -165,7 +165,7 @@ func TestServeEqualsPyTorch(t *testing.T) {
 	}
 }
 
-// A checkpoint of torchstream train is served with the answers of predict.
+// With a checkpoint of torchstream train, serve gives the same answers as predict.
 func TestServeAnswersAsPredictDoes(t *testing.T) {
 	checkpoint, _ := untrained(t, "a", "b", "c", "d")
 	image := photo(t, "test/cat/000.jpg")
@@ -228,7 +228,7 @@ func TestServeOnGPU(t *testing.T) {
 }
 
 // TestServeTurnsPhotographsUpright uploads an image that is stored on its side. With -upright the
-// answer equals that of the upright image.
+// answer equals the answer for the upright image.
 func TestServeTurnsPhotographsUpright(t *testing.T) {
 	checkpoint, _ := untrained(t, "a", "b", "c", "d")
 	readPyTorchImages(t)
@@ -260,7 +260,7 @@ func TestServeTurnsPhotographsUpright(t *testing.T) {
 	}
 }
 
-// Bad uploads get the status of their fault, and other methods and addresses the usual ones.
+// Each kind of bad upload has its HTTP status. Wrong methods and addresses get the usual statuses.
 func TestServeStatuses(t *testing.T) {
 	readPyTorchImages(t)
 	labels := filepath.Join(t.TempDir(), "names.txt")
@@ -412,7 +412,7 @@ func TestServeCancelledRequestsFreeTheirMemory(t *testing.T) {
 	}
 	<-entered
 	cancel()
-	all.Wait() // although the model is busy
+	all.Wait() // ends although the model is busy
 	close(release)
 	for i := range 200 {
 		if code := upload(t.Context()); code != http.StatusOK {
@@ -455,7 +455,7 @@ func TestServeCommandLine(t *testing.T) {
 	}
 }
 
-// The batch sizes of a network are within the range that it takes.
+// All batch sizes are within the range that the network accepts.
 func TestBuckets(t *testing.T) {
 	for _, c := range []struct {
 		sizes aoti.Dim

@@ -5,9 +5,10 @@
 //	go run ./examples/15-serve -model resnet50.pt2
 //	curl --data-binary @photo.jpg http://localhost:8080/     # or open the address in a browser
 //
-// A package of tools/export.py has native code, which this program runs. SIGTERM and SIGINT end the
-// program when the requests that have started are answered. The parts that are plain net/http are
-// in internal/httpserve: bodies in bounded memory, statuses of errors, the page, and the metrics.
+// A package of tools/export.py contains native code, which this program runs. After SIGTERM or
+// SIGINT, the program answers the requests that have started, and ends. The parts that use net/http
+// alone are in internal/httpserve: reading bodies in bounded memory, the statuses of errors, the
+// page, and the metrics.
 package main
 
 import (
@@ -66,7 +67,7 @@ func main() {
 
 // run serves until ctx ends.
 func run(ctx context.Context, o options, out io.Writer) (err error) {
-	model, err := aoti.Load(o.model, aoti.Options{}) // runs the package's code
+	model, err := aoti.Load(o.model, aoti.Options{}) // this runs the package's code
 	if err != nil {
 		return err
 	}
@@ -129,8 +130,8 @@ func newServer(model *aoti.Model, batch int) (*server, error) {
 	return s, err
 }
 
-// describe returns the transform of a model's images, and its classes, as tools/export.py wrote
-// them.
+// describe returns the transform for a model's images, and the model's classes, from the metadata
+// that tools/export.py wrote.
 func describe(model *aoti.Model) (t transform.Transform, classes []string, err error) {
 	if len(model.Inputs) != 1 || len(model.Inputs[0].Shape) != 4 {
 		return t, nil, fmt.Errorf("its inputs are %v, want images [N 3 size size]", model.Inputs)
@@ -167,8 +168,8 @@ func (s *server) routes() http.Handler {
 	return mux
 }
 
-// classify answers an upload. If the client leaves, its place in the queue and the memory of its
-// upload are free at once.
+// classify answers an upload. If the client disconnects, the request's place in the queue and the
+// upload's memory are free at once.
 func (s *server) classify(w http.ResponseWriter, r *http.Request) {
 	photo, release, err := s.uploads.Read(w, r)
 	if err != nil {

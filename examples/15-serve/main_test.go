@@ -69,7 +69,7 @@ func start(t *testing.T) (address string, end func()) {
 	}
 }
 
-// TestServerEqualsPyTorch uploads photographs at the same time, and compares the probabilities with
+// TestServerEqualsPyTorch uploads photographs concurrently, and compares the probabilities with
 // PyTorch's logits. SIGTERM ends the process with status 0.
 func TestServerEqualsPyTorch(t *testing.T) {
 	address, end := start(t)
