@@ -12,6 +12,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
 )
 
 // Metadata describes a classifier of images. torchstream train saves a Metadata in its checkpoints.
@@ -22,6 +23,8 @@ type Metadata struct {
 	Classes []string // in the order of the labels
 	Size    int      // side of the square images, in pixels
 	Upright bool     // images are turned upright, by their EXIF orientation, before the transform
+	// MultiLabel means that an image has any number of the classes: see Probabilities.
+	MultiLabel bool
 }
 
 // Keys of the metadata.
@@ -30,6 +33,7 @@ const (
 	classesKey = "classes"
 	sizeKey    = "size"
 	uprightKey = "upright"
+	multiKey   = "multi-label"
 )
 
 // maxSize is the largest size for which Transform returns a valid transform.
@@ -52,7 +56,8 @@ func Classifiers() []string {
 // ParseMetadata reads the metadata of a checkpoint, for example from [checkpoint.File.Metadata].
 // The error is a *[MetadataError]. Other keys are ignored.
 func ParseMetadata(about map[string]string) (Metadata, error) {
-	m := Metadata{Model: about[modelKey], Upright: about[uprightKey] == "true"}
+	m := Metadata{Model: about[modelKey], Upright: about[uprightKey] == "true",
+		MultiLabel: about[multiKey] == "true"}
 	var missing []string
 	if !slices.Contains(Classifiers(), m.Model) {
 		missing = append(missing, `"model" (such as resnet18)`)
@@ -77,6 +82,9 @@ func (m Metadata) Strings() map[string]string {
 	if m.Upright {
 		about[uprightKey] = "true"
 	}
+	if m.MultiLabel {
+		about[multiKey] = "true"
+	}
 	return about
 }
 
@@ -86,6 +94,16 @@ func (m Metadata) Transform() transform.Transform {
 	t := transform.Eval(m.Size*8/7, m.Size)
 	t.ApplyEXIFOrientation = m.Upright
 	return t
+}
+
+// Probabilities returns the probabilities of the classes from the network's outputs [N classes]:
+// those of each row add up to 1, or with MultiLabel each class has its own, from 0 to 1. The result
+// belongs to the scope of the outputs.
+func (m Metadata) Probabilities(logits *torch.Tensor) *torch.Tensor {
+	if m.MultiLabel {
+		return logits.Sigmoid()
+	}
+	return logits.Softmax(1)
 }
 
 // NewModel makes the network, on the CPU, with random parameters.

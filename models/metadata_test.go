@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -20,6 +21,7 @@ func TestMetadataIsReadAsItWasWritten(t *testing.T) {
 	for _, want := range []models.Metadata{
 		{Model: "resnet18", Classes: []string{"cat", "dög \"x\""}, Size: 224},
 		{Model: "vit_b_16", Classes: []string{"a"}, Size: 32, Upright: true},
+		{Model: "resnet18", Classes: []string{"a", "b"}, Size: 64, MultiLabel: true},
 	} {
 		got, err := models.ParseMetadata(want.Strings())
 		if err != nil || !reflect.DeepEqual(got, want) {
@@ -27,6 +29,29 @@ func TestMetadataIsReadAsItWasWritten(t *testing.T) {
 		}
 		if tr := got.Transform(); tr.ApplyEXIFOrientation != want.Upright {
 			t.Errorf("got transform %+v, want size %d, upright %t", tr, want.Size, want.Upright)
+		}
+	}
+}
+
+func TestProbabilitiesFollowTheKindOfLabels(t *testing.T) {
+	logits, err := torch.FromSlice([]float32{0, 0, 2, -2}, 2, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer logits.Close()
+	// 1/(1+e^-x), and for two classes 1/(1+e^-(x-y))
+	for multi, want := range map[bool][]float64{false: {0.5, 0.5, 0.982014, 0.017986},
+		true: {0.5, 0.5, 0.880797, 0.119203}} {
+		p := models.Metadata{MultiLabel: multi}.Probabilities(logits)
+		got, err := p.Float64s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Close()
+		for i := range want {
+			if math.Abs(got[i]-want[i]) > 1e-6 {
+				t.Errorf("MultiLabel %t: got %v, want %v", multi, got, want)
+			}
 		}
 	}
 }

@@ -43,7 +43,7 @@ func (c *classifier) classify(ctx context.Context, upload []byte) (string, float
 	if err != nil {
 		return "", 0, err // decode.Errors if the upload is at fault
 	}
-	p, err := c.Net.Forward(x.NoGrad()).Softmax(1).To(cuda.CPU).Float32s()
+	p, err := c.Probabilities(c.Net.Forward(x.NoGrad())).To(cuda.CPU).Float32s()
 	if err != nil {
 		return "", 0, err
 	}

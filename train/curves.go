@@ -16,7 +16,8 @@ import (
 	"golang.org/x/image/vector"
 )
 
-// Layout of the curves' picture: a panel for the loss and, for classifiers, one for top-1.
+// Layout of the curves' picture: a panel for the loss and, for classifiers, one for
+// top-1 or the mean average precision.
 const (
 	panelWidth, panelHeight         = 760, 520
 	marginLeft, marginRight         = 110, 40
@@ -61,7 +62,9 @@ func panels(epochs []Epoch) []panel {
 		curves: []curve{{name: "training", color: curveTrain}, {name: "evaluation", color: curveEval}}}
 	top1 := panel{title: "top-1", share: true,
 		curves: []curve{{name: "training", color: curveTrain}, {name: "evaluation", color: curveEval}}}
-	classes := false
+	precision := panel{title: "mean average precision", share: true,
+		curves: []curve{{name: "evaluation", color: curveEval}}}
+	classes, multi := false, false
 	for at, e := range epochs {
 		for i, m := range []*Metrics{e.Train, e.Eval} {
 			if m == nil {
@@ -71,8 +74,15 @@ func panels(epochs []Epoch) []panel {
 			top1.curves[i].put(at, m.Top1)
 			classes = classes || m.Classes > 0
 		}
+		if e.Eval != nil {
+			precision.curves[0].put(at, e.Eval.MAP)
+			multi = multi || e.Eval.MAP > 0
+		}
 	}
-	if !classes {
+	switch {
+	case multi:
+		return []panel{loss, precision}
+	case !classes:
 		return []panel{loss}
 	}
 	return []panel{loss, top1}

@@ -23,6 +23,8 @@ type EvaluateOptions struct {
 	// Loss computes the mean loss of a batch, a scalar. nil means the cross-entropy of output and
 	// batch.Labels.
 	Loss func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor
+	// MultiLabel is for samples with any number of labels: see Config.MultiLabel.
+	MultiLabel bool
 	// Autocast runs the forward passes under autocast to BFloat16 or Float16. 0 means none.
 	Autocast torch.DType
 }
@@ -49,7 +51,7 @@ func Evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher,
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c := criterion{call: call, own: o.Loss}
+	c := criterion{call: call, own: o.Loss, multi: o.MultiLabel}
 	if o.Loader != nil {
 		c.classes = len(o.Loader.Classes())
 	}
@@ -65,7 +67,7 @@ func Evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher,
 func evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher, dtype torch.DType,
 	c criterion, j *job) (*Metrics, error) {
 	nn.Train(model, false)
-	m, err := newMeter(feed.Device(), sums{})
+	m, err := newMeter(feed.Device(), sums{}, c.multi)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +114,7 @@ func measure(m *meter, model nn.Module, batch *prefetcher.Batch, counted int, dt
 			labels = labels.Narrow(0, 0, int64(counted))
 		}
 		if c.own == nil {
-			loss = output.CrossEntropy(labels)
+			loss = c.of(output, labels)
 		}
 	}
 	return m.add(output, loss, labels, counted, true)
@@ -133,6 +135,18 @@ type criterion struct {
 	own func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor
 	// classes is the minimum number of outputs, or 0 if it is not known.
 	classes int
+	multi   bool // MultiLabel
+}
+
+// of returns the mean loss if the program has none of its own.
+func (c criterion) of(output, labels *torch.Tensor) *torch.Tensor {
+	if !c.multi {
+		return output.CrossEntropy(labels)
+	}
+	if err := checkMultiLabel(output, labels); err != nil {
+		return torch.Fail(c.call, err)
+	}
+	return output.BCEWithLogitsLoss(labels)
 }
 
 // loss returns the mean loss of a batch.
@@ -153,10 +167,10 @@ func (c criterion) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Te
 				shape[1], c.classes, c.classes, cuda.ErrInvalidArgument))
 		}
 	}
-	loss := output.CrossEntropy(batch.Labels)
+	loss := c.of(output, batch.Labels)
 	// On the CPU such a label is an error here. LibTorch's error names only the label, so add the
 	// number of outputs.
-	if err := loss.Err(); err != nil && output.Err() == nil && output.Device() == cuda.CPU {
+	if err := loss.Err(); err != nil && !c.multi && output.Err() == nil && output.Device() == cuda.CPU {
 		if _, outputs := classLabels(output, batch.Labels); outputs > 0 {
 			return torch.Fail(c.call, fmt.Errorf("the model has %d outputs, for the labels 0 to %d: %w",
 				outputs, outputs-1, err))

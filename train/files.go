@@ -341,15 +341,25 @@ func (r *runner) saveLog() error {
 	}
 	var text bytes.Buffer
 	w := csv.NewWriter(&text)
-	w.Write([]string{"epoch", "steps", "lr", "train_loss", "train_top1", "train_top5", "eval_loss",
-		"eval_top1", "eval_top5",
-		"images_per_second", "seconds", "wait_share", "device_allocated_bytes"})
+	header := []string{"epoch", "steps", "lr", "train_loss", "train_top1", "train_top5", "eval_loss",
+		"eval_top1", "eval_top5", "images_per_second", "seconds", "wait_share", "device_allocated_bytes"}
+	if r.MultiLabel {
+		header = append(header, "eval_map")
+	}
+	w.Write(header)
 	for _, e := range r.report.Epochs {
 		row := []string{strconv.Itoa(e.Epoch), strconv.Itoa(e.Steps), number(e.LR)}
 		row = append(row, e.Train.columns()...)
 		row = append(row, e.Eval.columns()...)
-		w.Write(append(row, number(e.ImagesPerSecond), number(e.Seconds), number(e.WaitShare),
-			strconv.FormatInt(e.AllocatedBytes, 10)))
+		row = append(row, number(e.ImagesPerSecond), number(e.Seconds), number(e.WaitShare),
+			strconv.FormatInt(e.AllocatedBytes, 10))
+		switch {
+		case r.MultiLabel && e.Eval != nil:
+			row = append(row, number(e.Eval.MAP))
+		case r.MultiLabel:
+			row = append(row, "")
+		}
+		w.Write(row)
 	}
 	w.Flush() // a bytes.Buffer never fails
 	f, err := safefile.Replace(r.path(logFile), logKind(), 0o644, func(f *os.File) error {
@@ -398,6 +408,9 @@ func (r *runner) event(e Epoch) error {
 		if of.m.Classes > 0 {
 			scalars = append(scalars, tfevents.Scalar{Tag: "top1/" + of.name, Value: of.m.Top1},
 				tfevents.Scalar{Tag: "top5/" + of.name, Value: of.m.Top5})
+		}
+		if of.m.MAP > 0 {
+			scalars = append(scalars, tfevents.Scalar{Tag: "map/" + of.name, Value: of.m.MAP})
 		}
 	}
 	return r.events.Write(int64(e.Steps), scalars...)

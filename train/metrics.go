@@ -19,6 +19,15 @@ type Metrics struct {
 	// Classes is the number of classes. It is 0 if the outputs are not [N classes], or if the
 	// batches have no class labels.
 	Classes int `json:"classes"`
+	// MAP is the mean average precision of an evaluation with MultiLabel: the mean of
+	// AveragePrecision over the classes that a sample has. It is 0 if there are none, and in
+	// training. With MultiLabel, Classes is 0.
+	MAP float64 `json:"map,omitempty"`
+	// AveragePrecision is, by class, the precision of the samples in falling order of their
+	// outputs, averaged over the samples that have the class (scikit-learn's
+	// average_precision_score). It is NaN for a class that no sample has. It is nil without
+	// MultiLabel, for training, and for epochs before a resume.
+	AveragePrecision []float64 `json:"-"`
 	// Confusion counts the samples of an evaluation: Confusion[label][predicted class]. It is nil
 	// for training, if Classes is 0, and for epochs before a resume. Confusions sorts it, and
 	// SaveConfusion writes it to files.
@@ -42,11 +51,13 @@ type meter struct {
 	right     *torch.Tensor // int64 scalar: top-1
 	among     *torch.Tensor // int64 scalar: top-5
 	confusion *torch.Tensor // int64 [classes*classes]; nil in training
+	multi     bool          // MultiLabel: there are scores instead of classes
+	scores    scores        // of an evaluation, if multi
 }
 
 // newMeter returns a meter that starts with the given totals.
-func newMeter(device cuda.Device, from sums) (*meter, error) {
-	m := &meter{samples: from.Samples, classes: from.Classes}
+func newMeter(device cuda.Device, from sums, multi bool) (*meter, error) {
+	m := &meter{samples: from.Samples, classes: from.Classes, multi: multi}
 	var err error
 	if m.loss, err = torch.Full(device, torch.Float64, from.Loss); err != nil {
 		return nil, err
@@ -62,11 +73,18 @@ func newMeter(device cuda.Device, from sums) (*meter, error) {
 	return m, nil
 }
 
-// add adds the mean loss and the outputs of n samples. labels may be nil.
-func (m *meter) add(output, loss, labels *torch.Tensor, n int, confusion bool) error {
+// add adds the mean loss and the outputs of n samples. labels may be nil. evaluation also adds to
+// the confusion counts or, if multi is set, to the scores.
+func (m *meter) add(output, loss, labels *torch.Tensor, n int, evaluation bool) error {
 	m.samples += int64(n)
 	if err := m.loss.AddScaled_(loss.NoGrad(), float64(n)).Err(); err != nil {
 		return fmt.Errorf("adding up the loss: %w", err)
+	}
+	if m.multi {
+		if !evaluation {
+			return nil
+		}
+		return m.scores.add(output, labels)
 	}
 	labels, classes := classLabels(output, labels)
 	if classes == 0 {
@@ -85,7 +103,7 @@ func (m *meter) add(output, loss, labels *torch.Tensor, n int, confusion bool) e
 	if err := m.among.Add_(best.Eq(labels.Unsqueeze(1)).Sum()).Err(); err != nil {
 		return err
 	}
-	if !confusion {
+	if !evaluation {
 		return nil
 	}
 	return m.confuse(predicted, labels)
@@ -143,11 +161,14 @@ func (m *meter) read(of string) (s sums, err error) {
 	return s, err
 }
 
-// tally returns the totals so far, and the confusion counts of an evaluation. It waits for the
-// device.
+// tally returns the totals so far, and the confusion counts or the scores of an evaluation. It
+// waits for the device.
 func (m *meter) tally(of string) (t tally, err error) {
 	if t.Sums, err = m.read(of); err == nil && m.confusion != nil {
 		t.Confusion, err = m.confusion.Int64s()
+	}
+	if err == nil && m.multi {
+		t.Scores, err = m.scores.read()
 	}
 	return t, err
 }
@@ -164,6 +185,7 @@ func (t *tally) metrics(of string) (*Metrics, error) {
 	for label := 0; t.Confusion != nil && label < s.Classes; label++ {
 		r.Confusion = append(r.Confusion, t.Confusion[label*s.Classes:(label+1)*s.Classes])
 	}
+	r.AveragePrecision, r.MAP = t.Scores.averagePrecision()
 	return r, nil
 }
 
@@ -173,4 +195,5 @@ func (m *meter) close() {
 			t.Close()
 		}
 	}
+	m.scores.close()
 }

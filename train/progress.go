@@ -160,8 +160,11 @@ func (p *progress) epoch(e Epoch) {
 	}
 	if !p.header {
 		p.header = true
-		printRow(w, "epoch", "lr at end", "loss", "top-1", "test loss", "test top-1", "images/s", "waited",
-			"memory", "best")
+		measure := "test top-1"
+		if p.run.MultiLabel {
+			measure = "test mAP"
+		}
+		printRow(w, "epoch", "lr at end", "loss", "top-1", "test loss", measure, "images/s", "waited", "memory", "best")
 	}
 	test, top1 := "-", "-"
 	if e.Eval != nil {
@@ -184,8 +187,11 @@ func printRow(w io.Writer, cells ...any) {
 	fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf(columns, cells...), " "))
 }
 
-// share returns the top-1 accuracy as text.
+// share returns the top-1 accuracy, or the mean average precision, as text.
 func (m *Metrics) share() string {
+	if m.MAP > 0 {
+		return fmt.Sprintf("%.4f", m.MAP)
+	}
 	if m.Classes == 0 {
 		return "-"
 	}

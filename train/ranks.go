@@ -147,9 +147,10 @@ func (j *job) lead(f func() error) error {
 
 // tally holds the counts of a meter.
 type tally struct {
-	Sums      sums    `json:"sums"`
-	Confusion []int64 `json:"confusion,omitempty"` // [classes*classes]; nil in training
-	Error     string  `json:"error,omitempty"`
+	Sums      sums     `json:"sums"`
+	Confusion []int64  `json:"confusion,omitempty"` // [classes*classes]; nil in training
+	Scores    *ranking `json:"scores,omitempty"`    // nil without MultiLabel
+	Error     string   `json:"error,omitempty"`
 }
 
 // add adds up the totals of all ranks. Every rank calls it. A rank without a total passes the
@@ -175,6 +176,7 @@ func (j *job) add(own tally, failed error) (tally, error) {
 		sum.Sums.Top1 += t.Sums.Top1
 		sum.Sums.Top5 += t.Sums.Top5
 		sum.Sums.Classes = max(sum.Sums.Classes, t.Sums.Classes)
+		sum.Scores = sum.Scores.join(t.Scores)
 		if sum.Confusion == nil { // a rank whose samples were all padding has none
 			sum.Confusion = slices.Clone(t.Confusion)
 			continue

@@ -45,6 +45,12 @@ type Config struct {
 	// Loss computes the mean loss of a batch, a scalar. nil means the cross-entropy of output and
 	// batch.Labels.
 	Loss func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor
+	// MultiLabel is for samples with any number of labels: batch.Labels has a 0 or 1 for each class
+	// ([N classes], as imageloader.Options.MultiLabel gives them). The loss is then the binary
+	// cross-entropy of the outputs as logits, unless Loss is set. Evaluations measure the mean
+	// average precision (Metrics.MAP), which decides which epoch is best. Until its end, an
+	// evaluation keeps 5 bytes for each sample and class on the device.
+	MultiLabel bool
 	// Schedule sets the learning rates before each step, counted from 0 over all epochs. nil leaves
 	// them unchanged.
 	Schedule optim.Schedule
@@ -150,10 +156,11 @@ type Report struct {
 	Stopped bool         // by a hook, Patience or the context, before the last epoch was complete
 }
 
-// Best returns the best epoch, or nil if no epoch is complete. The best epoch has the highest Top1
-// in the evaluation. Among epochs with equal Top1, the lowest Loss in the evaluation is best.
-// Without classes, the lowest Loss in the evaluation decides alone. Without an evaluation, the
-// lowest Loss in the training decides. If epochs are still equal, the earliest is best.
+// Best returns the best epoch, or nil if no epoch is complete. The best epoch has the highest Top1,
+// or with MultiLabel the highest MAP, in the evaluation. Among epochs with equal values, the lowest
+// Loss in the evaluation is best. Without classes, the lowest Loss in the evaluation decides alone.
+// Without an evaluation, the lowest Loss in the training decides. If epochs are still equal, the
+// earliest is best.
 func (r *Report) Best() *Epoch {
 	for i := len(r.Epochs) - 1; i >= 0; i-- {
 		if r.Epochs[i].Best {
@@ -175,6 +182,9 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 		return true
 	}
 	a, b := e.decisive(), other.decisive()
+	if e.Eval != nil && a.MAP != b.MAP { // both are 0 without MultiLabel
+		return a.MAP > b.MAP
+	}
 	if e.Eval != nil && a.Classes > 0 && a.Top1 != b.Top1 {
 		return a.Top1 > b.Top1
 	}
@@ -206,7 +216,7 @@ func Run(ctx context.Context, c Config) (report *Report, err error) {
 	if err := r.check(); err != nil {
 		return r.report, err
 	}
-	r.criterion = criterion{call: "train.Run", own: c.Loss}
+	r.criterion = criterion{call: "train.Run", own: c.Loss, multi: c.MultiLabel}
 	if c.Loader != nil {
 		r.criterion.classes = len(c.Loader.Classes())
 	}
@@ -391,7 +401,7 @@ func (r *runner) ended(ctx context.Context, err error) error {
 
 // epoch trains on the remaining batches of the epoch, and evaluates.
 func (r *runner) epoch(ctx context.Context) (e Epoch, err error) {
-	if r.at.meter, err = newMeter(r.Feed.Device(), r.at.Sums); err != nil {
+	if r.at.meter, err = newMeter(r.Feed.Device(), r.at.Sums, r.MultiLabel); err != nil {
 		return e, err
 	}
 	defer func() {

@@ -9,7 +9,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
+	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
@@ -37,12 +39,13 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 			"classes it takes for which. The classes are known by their names, and must be those of the "+
 			"checkpoint.", stderr)
 	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp+"; the training has not seen them")
-	o.images.Register(set, cli.LabelOptions|cli.CheckpointUpright)
+	o.images.Register(set, cli.LabelOptions|cli.MultiLabelOptions|cli.CheckpointUpright)
 	set.StringVar(&o.checkpoint, "checkpoint", filepath.Join("trained", "best.pt"),
 		"checkpoint `FILE` of torchstream train")
 	set.BoolVar(&o.subset, "subset", false,
 		"accept an archive without images of some of the checkpoint's classes; the figures say nothing about those")
-	set.IntVar(&o.confusions, "confusions", 10, "number of pairs of classes to print, the most frequent first")
+	set.IntVar(&o.confusions, "confusions", 10, "number of pairs of classes to print, the most frequent first; with -multi-label "+
+		"of classes, the least precise first")
 	set.StringVar(&o.out, "o", "", "`DIR` that gets confusion.csv and confusion.png (default: none)")
 	cli.Alias(set, "out", "o")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
@@ -115,10 +118,14 @@ func (o *evaluateOptions) run(ctx context.Context, set *flag.FlagSet, dtype torc
 		return err
 	}
 	defer file.Close()
-	if err := file.matchUpright(set, o.images.Upright); err != nil {
+	if err := cmp.Or(file.matchUpright(set, o.images.Upright), file.matchMultiLabel(o.images.MultiLabel)); err != nil {
 		return err
 	}
-	o.images.Upright = file.about.Upright
+	o.images.Upright, o.images.MultiLabel = file.about.Upright, file.about.MultiLabel
+	if o.out != "" && o.images.MultiLabel {
+		return fmt.Errorf("-o is for the confusions of classes, and %s has several labels for an image: leave it out",
+			printable.Name(file.path))
+	}
 	images, err := o.checkClasses(ctx, file, stderr)
 	if err != nil {
 		return err
@@ -135,12 +142,13 @@ func (o *evaluateOptions) run(ctx context.Context, set *flag.FlagSet, dtype torc
 		return err
 	}
 	defer nn.Close(net)
-	m, err := train.Evaluate(ctx, net, feed, train.EvaluateOptions{Loader: loader, Autocast: dtype})
+	m, err := train.Evaluate(ctx, net, feed, train.EvaluateOptions{Loader: loader, Autocast: dtype,
+		MultiLabel: file.about.MultiLabel})
 	if err != nil {
 		return err
 	}
 	if o.asJSON {
-		err = cli.WriteJSON(stdout, o.evaluation(file, m, loader.Stats()))
+		err = cli.WriteJSON(stdout, o.evaluation(file, m, loader))
 	} else {
 		printList(stdout, o.archive, loader.ListReport())
 		err = o.print(stdout, file, m)
@@ -173,15 +181,18 @@ func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stder
 
 // evaluation is the JSON form of the result.
 type evaluation struct {
-	Checkpoint string            `json:"checkpoint"`
-	Model      string            `json:"model"`
-	Size       int               `json:"size"` // pixels of an image's side
-	Archive    string            `json:"archive"`
-	Images     int64             `json:"images"`
-	BadImages  int64             `json:"bad_images"` // left out, by -bad-samples skip
-	Loss       float64           `json:"loss"`       // mean cross-entropy
-	Top1       float64           `json:"top1"`       // share, from 0 to 1
-	Top5       float64           `json:"top5"`
+	Checkpoint string  `json:"checkpoint"`
+	Model      string  `json:"model"`
+	Size       int     `json:"size"` // pixels of an image's side
+	Archive    string  `json:"archive"`
+	Images     int64   `json:"images"`
+	BadImages  int64   `json:"bad_images"` // left out, by -bad-samples skip
+	Loss       float64 `json:"loss"`       // mean cross-entropy
+	Top1       float64 `json:"top1"`       // share, from 0 to 1
+	Top5       float64 `json:"top5"`
+	// MAP is the mean average precision of a checkpoint trained with -multi-label, which has no
+	// top-1, top-5 and confusions.
+	MAP        float64           `json:"map,omitempty"`
 	Classes    []evaluatedClass  `json:"classes"`    // by label
 	Confusions []namedConfusions `json:"confusions"` // all, the most frequent first
 }
@@ -191,6 +202,8 @@ type evaluatedClass struct {
 	Class  string `json:"class"`
 	Images int64  `json:"images"` // in the archive
 	Right  int64  `json:"right"`  // classified correctly
+	// AveragePrecision is null without -multi-label, and for a class without an image.
+	AveragePrecision *float64 `json:"average_precision,omitempty"`
 }
 
 // namedConfusions counts the images of a class that were classified as another one.
@@ -201,15 +214,22 @@ type namedConfusions struct {
 	Share    float64 `json:"share"` // of the class's images, from 0 to 1
 }
 
-func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, s imageloader.Stats) evaluation {
+func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, l *imageloader.Loader) evaluation {
 	e := evaluation{Checkpoint: file.path, Model: file.about.Model, Size: file.about.Size,
-		Archive: printable.Archive(o.archive), Images: m.Samples, BadImages: s.Bad, Loss: m.Loss,
-		Top1: m.Top1, Top5: m.Top5,
+		Archive: printable.Archive(o.archive), Images: m.Samples, BadImages: l.Stats().Bad,
+		Loss: m.Loss, Top1: m.Top1, Top5: m.Top5, MAP: m.MAP,
 		Confusions: []namedConfusions{}}
 	for label, row := range m.Confusion {
 		c := evaluatedClass{Class: file.about.Classes[label], Right: row[label]}
 		for _, count := range row {
 			c.Images += count
+		}
+		e.Classes = append(e.Classes, c)
+	}
+	for label, precision := range m.AveragePrecision {
+		c := evaluatedClass{Class: file.about.Classes[label], Images: int64(l.ClassCounts()[label])}
+		if !math.IsNaN(precision) {
+			c.AveragePrecision = &precision
 		}
 		e.Classes = append(e.Classes, c)
 	}
@@ -224,6 +244,9 @@ func (o *evaluateOptions) evaluation(file *trained, m *train.Metrics, s imageloa
 func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) error {
 	fmt.Fprintf(w, "%s: %s, %s, images of %d x %d\n", printable.Name(file.path), file.about.Model,
 		printable.Counted(len(file.about.Classes), "class", "classes"), file.about.Size, file.about.Size)
+	if m.AveragePrecision != nil {
+		return o.printPrecision(w, file.about.Classes, m)
+	}
 	text := fmt.Sprintf("%s: %s, loss %.4f, top-1 %.1f %%", printable.ArchiveName(o.archive),
 		printable.Counted(m.Samples, "image", "images"), m.Loss, 100*m.Top1)
 	if m.Classes > 5 {
@@ -231,6 +254,31 @@ func (o *evaluateOptions) print(w io.Writer, file *trained, m *train.Metrics) er
 	}
 	fmt.Fprintln(w, text)
 	return printConfusions(w, m, file.about.Classes, o.confusions, "-confusions N prints more, -o DIR writes all")
+}
+
+// printPrecision prints the result of a checkpoint with several labels for an image: the classes of
+// the lowest average precision, at most -confusions of them.
+func (o *evaluateOptions) printPrecision(w io.Writer, classes []string, m *train.Metrics) error {
+	fmt.Fprintf(w, "%s: %s, loss %.4f, mean average precision %.4f\n", printable.ArchiveName(o.archive),
+		printable.Counted(m.Samples, "image", "images"), m.Loss, m.MAP)
+	var order []int
+	for label, precision := range m.AveragePrecision {
+		if !math.IsNaN(precision) {
+			order = append(order, label)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(m.AveragePrecision[a], m.AveragePrecision[b])
+	})
+	if len(order) == 0 || o.confusions == 0 {
+		return nil
+	}
+	table := printable.NewTable(w, 0)
+	fmt.Fprintln(table, "\nclass\taverage precision\t")
+	for _, label := range order[:min(o.confusions, len(order))] {
+		fmt.Fprintf(table, "%s\t%17.4f\t\n", printable.Name(classes[label]), m.AveragePrecision[label])
+	}
+	return table.Flush()
 }
 
 // printConfusions prints the most frequent confusions of an evaluation, at most the given number.

@@ -24,9 +24,25 @@ func (o *trainOptions) checkImages() error {
 	if err := o.images.Check(); err != nil {
 		return err
 	}
-	switch {
-	case o.smoothing < 0 || o.smoothing >= 1:
+	if o.smoothing < 0 || o.smoothing >= 1 {
 		return cli.Usagef("-label-smoothing %v: must be from 0 to below 1", o.smoothing)
+	}
+	if o.smoothing > 0 && o.images.MultiLabel {
+		return cli.UsageError{Message: "-label-smoothing and -multi-label exclude each other: it spreads a label over " +
+			"all classes"}
+	}
+	if err := o.checkTest(); err != nil {
+		return err
+	}
+	if o.test == "" && (o.testList != "" || o.images.Part.HeldOut > 0) {
+		o.test = o.archive
+	}
+	return nil
+}
+
+// checkTest refuses options about held-back images that contradict each other.
+func (o *trainOptions) checkTest() error {
+	switch {
 	case o.testList != "" && o.images.WebDataset:
 		return cli.UsageError{Message: "-test-list and -webdataset exclude each other: both give the labels of -test"}
 	case o.testList != "" && o.testList == o.images.List:
@@ -40,9 +56,6 @@ func (o *trainOptions) checkImages() error {
 			"-test-list name others: leave one of them out"}
 	case o.testList == "" && o.test != "" && o.images.List != "":
 		return cli.UsageError{Message: "-list has the labels of -archive alone: -test-list FILE gives those of -test"}
-	}
-	if o.test == "" && (o.testList != "" || o.images.Part.HeldOut > 0) {
-		o.test = o.archive
 	}
 	return nil
 }
@@ -241,4 +254,13 @@ func (t *trained) matchUpright(set *flag.FlagSet, upright bool) error {
 	}
 	return fmt.Errorf("%s was trained on images as stored, without -upright: leave the option out, or "+
 		"train with -upright", printable.Name(t.path))
+}
+
+// matchMultiLabel refuses -multi-label for a checkpoint of one label for each image.
+func (t *trained) matchMultiLabel(multi bool) error {
+	if multi && !t.about.MultiLabel {
+		return fmt.Errorf("%s was trained with one label for each image: leave -multi-label out, or train with "+
+			"-multi-label", printable.Name(t.path))
+	}
+	return nil
 }

@@ -40,9 +40,9 @@ func TestCommandsShareImageOptions(t *testing.T) {
 	training := []string{"accumulate", "label-smoothing", "test-list", "bad-samples", "freeze"}
 	all := join(batches, several, splits, training)
 	for command, want := range map[string][]string{
-		"train": join(batches, splits, training), "preview": join(batches, several, splits), "bench loader": join(batches, several),
-		"evaluate": join(labels, []string{"upright", "bad-samples"}),
-		"inspect":  join(labels, several), "index": join(labels, several), "predict": {"upright"},
+		"train": join(batches, several, splits, training), "preview": join(batches, several, splits),
+		"bench loader": join(batches, several), "evaluate": join(labels, several, []string{"upright", "bad-samples"}),
+		"inspect": join(labels, several), "index": join(labels, several), "predict": {"upright"},
 		"pack": join(labels, splits, []string{"upright", "bad-samples"}),
 	} {
 		help := helpOf(t, strings.Fields(command)...)
@@ -571,5 +571,72 @@ func TestTrainUsesPartsOfASet(t *testing.T) {
 		map[string]int{"train": 2, "test": 1, "ship": 2})); status != 0 ||
 		!strings.Contains(stdout, "5 images in 3 classes") {
 		t.Errorf("classes: got status %d, %s\n%s", status, stderr, stdout)
+	}
+}
+
+// train, evaluate and predict give an image several labels: the checkpoint says so, and the measure
+// is the mean average precision.
+func TestTrainWithSeveralLabels(t *testing.T) {
+	members := map[string]string{}
+	list := "id,cat,dog,hen\n"
+	for i := range 12 {
+		members[fmt.Sprintf("all/%d.png", i)] = onePixel(t)
+		list += fmt.Sprintf("%d,%d,%d,%d\n", i, i%2, (i+1)%2, min(1, i%3))
+	}
+	members["list.csv"] = list
+	archive, out := clitest.WriteTar(t, members), filepath.Join(t.TempDir(), "out")
+	stdout := trainSmall(t, archive, out, "-list", "list.csv", "-multi-label", "-val", "0.25", "-epochs", "1")
+	for _, want := range []string{"10 images in 3 classes\n", "\n    2       6  hen", "test mAP", "mean average precision 0.",
+		"on 2 held-back images"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is not in\n%s", want, stdout)
+		}
+	}
+	best := filepath.Join(out, "best.pt")
+	metadata, classes := metadataOf(t, best)
+	if want := []string{"cat", "dog", "hen"}; !reflect.DeepEqual(classes, want) || metadata["multi-label"] != "true" {
+		t.Errorf("got the classes %q, multi-label %q, want %q, true", classes, metadata["multi-label"], want)
+	}
+	evaluate := []string{"evaluate", "-archive", archive, "-checkpoint", best, "-device", "cpu", "-list", "list.csv"}
+	status, stdout, stderr := command(t, append(evaluate, "-json")...)
+	var e evaluation
+	if err := json.Unmarshal([]byte(stdout), &e); err != nil || status != 0 || e.Images != 12 || e.MAP <= 0 || e.MAP > 1 ||
+		len(e.Classes) != 3 || e.Classes[2].Images != 8 || e.Classes[2].AveragePrecision == nil || e.Top1 != 0 {
+		t.Errorf("evaluate: status %d, %v, %s%s, want a mean average precision and 8 images of hen", status, err, stdout, stderr)
+	}
+	if status, stdout, _ := command(t, append(evaluate, "-multi-label")...); status != 0 ||
+		!strings.Contains(stdout, "mean average precision 0.") || !strings.Contains(stdout, "\nclass  average precision") {
+		t.Errorf("evaluate: status %d, %s, want the precision of the classes", status, stdout)
+	}
+	image := filepath.Join(t.TempDir(), "1.png")
+	writeFile(t, image, onePixel(t))
+	status, stdout, stderr = command(t, "predict", "-checkpoint", best, "-device", "cpu", "-json", image)
+	var p predictedFile
+	if err := json.Unmarshal([]byte(stdout), &p); err != nil || status != 0 || len(p.Classes) != 3 {
+		t.Fatalf("predict: status %d, %v, %s%s, want three classes", status, err, stdout, stderr)
+	}
+	if sum := p.Classes[0].Probability + p.Classes[1].Probability + p.Classes[2].Probability; sum > 0.99 && sum < 1.01 {
+		t.Errorf("predict: got probabilities whose sum is %v, want one for each class by itself", sum)
+	}
+
+	single := filepath.Join(t.TempDir(), "single")
+	trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 3}), single, "-epochs", "1")
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{append(evaluate, "-o", t.TempDir()), 1, "-o is for the confusions"},
+		{[]string{"evaluate", "-archive", archive, "-checkpoint", filepath.Join(single, "best.pt"), "-list", "list.csv",
+			"-multi-label"}, 1, "one label for each image"},
+		{[]string{"train", "-archive", archive, "-list", "list.csv", "-multi-label", "-label-smoothing", "0.1"}, 2,
+			"-label-smoothing and -multi-label exclude each other"},
+		{[]string{"train", "-archive", archive, "-multi-label", "-o", t.TempDir()}, 1, "-multi-label"},
+		{[]string{"train", "-archive", archive, "-list", "list.csv", "-label-column", "cat", "-size", "32", "-batch", "4",
+			"-val", "0.25", "-epochs", "1", "-device", "cpu", "-o", out, "-resume"}, 1, "multi-label true, not unset"},
+	} {
+		if status, _, stderr := command(t, c.args...); status != c.status || !strings.Contains(stderr, c.says) {
+			t.Errorf("%q: got status %d, %s, want %d and %q", c.args, status, stderr, c.status, c.says)
+		}
 	}
 }

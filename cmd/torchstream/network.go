@@ -53,7 +53,8 @@ func (o *networkOptions) register(set *flag.FlagSet) {
 type network struct {
 	path      string
 	device    cuda.Device
-	classes   []string // nil: the file does not name them
+	classes   []string        // nil: the file does not name them
+	about     models.Metadata // of a checkpoint
 	transform transform.Transform
 	batch     aoti.Dim // how many images a run accepts
 	width     int64    // numbers in a row of the output; 0: unknown, or the output has other dimensions
@@ -95,8 +96,9 @@ func (o *networkOptions) open() (*network, error) {
 			return nil, errors.Join(err, nn.Close(net))
 		}
 	}
-	return &network{path: o.path, device: device, classes: file.about.Classes, transform: file.about.Transform(),
-		batch: aoti.Dim{Min: 1}, width: int64(len(file.about.Classes)), close: func() error { return nn.Close(net) },
+	return &network{path: o.path, device: device, classes: file.about.Classes, about: file.about,
+		transform: file.about.Transform(), batch: aoti.Dim{Min: 1}, width: int64(len(file.about.Classes)),
+		close: func() error { return nn.Close(net) },
 		run: func(_ context.Context, x *torch.Tensor) (*torch.Tensor, error) {
 			y := used.Forward(x.NoGrad())
 			return y, y.Err()
@@ -249,7 +251,7 @@ func (n *network) probabilities(ctx context.Context, x *torch.Tensor) ([]*torch.
 	if err != nil {
 		return nil, err
 	}
-	y = y.ToDType(torch.Float32).Softmax(1)
+	y = n.about.Probabilities(y.ToDType(torch.Float32))
 	return []*torch.Tensor{y}, y.Err()
 }
 

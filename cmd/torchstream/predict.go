@@ -138,6 +138,7 @@ func (p *predictor) writeCSV(path string) error {
 type classifier struct {
 	net     nn.Module
 	decoder *serve.Decoder
+	about   models.Metadata
 	classes []string
 }
 
@@ -204,7 +205,7 @@ func openTrained(path string) (*trained, error) {
 
 // newClassifier loads a checkpoint of torchstream train onto a device.
 func newClassifier(file *trained, device cuda.Device) (*classifier, error) {
-	c := &classifier{classes: file.about.Classes}
+	c := &classifier{about: file.about, classes: file.about.Classes}
 	var err error
 	// NewDecoder checks the image size before Load makes the network: a ViT's memory grows with the
 	// square of the size.
@@ -239,7 +240,7 @@ func (c *classifier) classify(ctx context.Context, images [][]byte, top int) (gu
 	if err != nil && faults == nil {
 		return nil, nil, err
 	}
-	values, indices := c.net.Forward(x.NoGrad()).Softmax(1).TopK(int64(top), 1)
+	values, indices := c.about.Probabilities(c.net.Forward(x.NoGrad())).TopK(int64(top), 1)
 	probabilities, err := values.Float64s()
 	if err != nil {
 		return nil, nil, err

@@ -74,7 +74,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
 	set.StringVar(&o.testList, "test-list", "", "CSV or TSV `FILE` with the labels of -test, as -list "+
 		"has those of -archive. Without -test, it names held-back images of -archive")
-	o.images.Register(set, cli.LabelOptions|cli.UprightOption|cli.AugmentOptions|cli.SplitOptions)
+	o.images.Register(set, cli.LabelOptions|cli.MultiLabelOptions|cli.UprightOption|cli.AugmentOptions|cli.SplitOptions)
 	set.Float64Var(&o.smoothing, "label-smoothing", 0,
 		"share of each label that is spread over all classes, from 0 to below 1; the evaluation's loss has none")
 	set.StringVar(&o.model, "model", "resnet18", strings.Join(models.Classifiers(), ", "))
@@ -790,17 +790,17 @@ func (o *trainOptions) run(ctx context.Context, device cuda.Device, stdout, stde
 	}
 	defer loader.Close()
 	defer feed.Close()
-	if classes := loader.Classes(); len(classes) == 1 {
+	if classes := loader.Classes(); len(classes) == 1 && !o.images.MultiLabel {
 		return o.oneClass(classes[0])
 	}
 	o.printUnused(device, images, stdout)
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed,
 		World: o.job.world, MicroBatch: o.microBatch(loader.BatchSize()), Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
 		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, LogEvery: o.logEvery,
-		TensorBoard: o.tensorBoard,
-		Log:         slog.New(slog.NewTextHandler(stderr, nil))}
+		TensorBoard: o.tensorBoard, MultiLabel: o.images.MultiLabel,
+		Log: slog.New(slog.NewTextHandler(stderr, nil))}
 	maps.Copy(c.Metadata, models.Metadata{Model: o.model, Classes: loader.Classes(), Size: o.size,
-		Upright: o.images.Upright}.Strings())
+		Upright: o.images.Upright, MultiLabel: o.images.MultiLabel}.Strings())
 	c.Metadata["samples"] = loader.Identity().Digest
 	if o.smoothing > 0 {
 		c.Loss = o.smoothedLoss
@@ -1065,10 +1065,14 @@ func (o *trainOptions) finish(report *train.Report, took time.Duration, classes 
 			printable.Counted(report.Stepper.Steps, "step", "steps"))
 	}
 	result := fmt.Sprintf("the best epoch is %d", best.Epoch)
-	if best.Eval != nil {
+	switch {
+	case best.Eval != nil && o.images.MultiLabel:
+		result += fmt.Sprintf(", mean average precision %.4f on %s", best.Eval.MAP,
+			printable.Counted(best.Eval.Samples, "held-back image", "held-back images"))
+	case best.Eval != nil:
 		result += fmt.Sprintf(", right on %.1f %% of %s", 100*best.Eval.Top1,
 			printable.Counted(best.Eval.Samples, "held-back image", "held-back images"))
-	} else {
+	default:
 		result += ", by its loss in training: name held-back images with -test FILE"
 	}
 	if report.Stepper.Steps > 0 {
@@ -1109,7 +1113,8 @@ type census struct {
 func countClasses(ctx context.Context, path string, labels *cli.Images, stderr io.Writer) (census, error) {
 	var options imageloader.Options
 	labels.SetLabels(&options)
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
+	info, err := os.Stat(path)
+	if err == nil && info.IsDir() || options.MultiLabel && options.List == "" { // a report has one label an image then
 		return countSamples(ctx, path, options)
 	}
 	progress, done := cli.ReadingProgress(stderr)
@@ -1133,7 +1138,7 @@ func countClasses(ctx context.Context, path string, labels *cli.Images, stderr i
 // counts the samples that a loader finds.
 func countSamples(ctx context.Context, path string, options imageloader.Options) (census, error) {
 	directories := map[int][]string{}
-	if options.List == "" && !options.WebDataset {
+	if options.List == "" && !options.WebDataset && !options.MultiLabel {
 		options.Weights = func(s imageloader.Sample) float64 {
 			label := int(s.Label)
 			if dir := filepath.ToSlash(filepath.Dir(s.Name)); !slices.Contains(directories[label], dir) &&

@@ -224,6 +224,7 @@ func (i *Images) Settings() map[string]string {
 		text string
 	}{
 		{"labels", i.List != "", "list"}, {"labels", i.WebDataset, "webdataset"},
+		{"multi-label", i.MultiLabel, "true"}, {"label-separator", i.ListFormat.Separator != "", i.ListFormat.Separator},
 		{"image-column", i.Columns.Image != "", i.Columns.Image},
 		{"label-column", len(i.Columns.Labels) > 0, strings.Join(i.Columns.Labels, ",")},
 		{"group-column", i.ListFormat.GroupColumn != "", i.ListFormat.GroupColumn},
