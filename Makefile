@@ -60,7 +60,7 @@ demo: shim ## train a small network on an archive or folder of photographs (ARCH
 # table rows that start the same goroutines as others.
 RACED_PACKAGES = $$(go list ./imageloader/... ./prefetcher/... | grep -vE '/(transform|mask)$$')
 NOT_RACED = ^(Fuzz|Test(Digests$$|Formats|TIFFEquals|DamagedFormats|EpochsAllocate|DrawsFollow|FeatureTable))
-# The tests of distributed that wait for no timeout: jobs of 2, 3 and 8 processes, and ranks in one process.
+# The tests of distributed that wait for no timeout: jobs of 2 and 3 processes, with FULL=1 also of 8, and ranks in one process.
 RACED = Trains?AsOne|^Test(Collectives|Subgroups|Objects|CloseBeside|GradientsAre|NoSync|HooksCome|Scaler|KilledRank|Flag)
 # Tests that the tag debug changes.
 ORIGINS = ^TestLeaks|^TestOpen(Handles|Tensors|Batches)NameTheir
@@ -77,7 +77,7 @@ test: setup ## run all tests: C++, go vet, Go, and loader, prefetcher and jobs o
 	go vet ./...
 	go test -count=1 -timeout 30m -p $$(($$(nproc) + 1)) ./...
 	go test -count=1 -timeout 30m -race $(if $(FULL),,-short -skip "$(NOT_RACED)") $(RACED_PACKAGES)
-	go test -count=1 -race -short -run "$(RACED)" ./distributed
+	go test -count=1 -race $(if $(FULL),,-short) -run "$(RACED)" ./distributed
 	go test -count=1 -race -run "^Test(EveryCallReturns|Cancelled|LostDevice|CloseGivesUp|FaultyImageFailsAlone)" ./serve
 	cd lab && go test -count=1 -timeout 30m ./...
 	cd imageloader/prometheus && go test -count=1 ./...

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -174,6 +175,15 @@ func (p *process) wait(t *testing.T) {
 	case <-timer.C:
 		t.Fatalf("rank %d has not ended within %v:\n%s", p.rank, patience, p.output.String())
 	}
+}
+
+// jobSizes returns sizes of jobs. A short test leaves out jobs of over three processes: the race
+// detector sees one process at a time, and three have a first, a middle and a last rank.
+func jobSizes(sizes ...int) []int {
+	if testing.Short() {
+		sizes = slices.DeleteFunc(sizes, func(n int) bool { return n > 3 })
+	}
+	return sizes
 }
 
 // launchJob starts n processes that run the worker as ranks of one job. It returns when all

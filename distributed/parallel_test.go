@@ -210,7 +210,7 @@ func aloneWeights(t *testing.T) []float64 {
 
 func TestProcessesTrainAsOne(t *testing.T) {
 	want := aloneWeights(t)
-	for _, n := range []int{2, 3, 8} {
+	for _, n := range jobSizes(2, 3, 8) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			all := launchJob(t, n, "train")
 			requireSuccess(t, all)

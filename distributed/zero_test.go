@@ -315,7 +315,7 @@ func allZeroCases(g *Group, d cuda.Device) error {
 }
 
 func TestZeroRedundancyOptimizerTrainsAsOne(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 8} {
+	for _, n := range jobSizes(1, 2, 3, 8) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) { requireSuccess(t, launchJob(t, n, "zero")) })
 	}
 }
