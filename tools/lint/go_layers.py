@@ -365,6 +365,18 @@ LAYERS = {
         "torch",
         "train",
     ],
+    "examples/14-detect": [
+        "cuda",
+        "examples/internal/lesson",
+        "examples/internal/study",
+        "imagefeed",
+        "imageloader",
+        "imageloader/transform",
+        "nn",
+        "optim",
+        "prefetcher",
+        "torch",
+    ],
     "examples/15-serve": [
         "aoti",
         "cuda",
