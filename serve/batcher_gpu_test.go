@@ -2,7 +2,13 @@ package serve_test
 
 import (
 	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -142,12 +148,138 @@ func TestSanitizerOfBatcher(t *testing.T) {
 			var all sync.WaitGroup
 			for _, image := range images {
 				all.Go(func() {
-					for range 8 {
-						_, _ = b.Do(t.Context(), serve.Request{Image: image}) // other tests check the error
+					for i := range 8 {
+						ctx, cancel := context.WithCancel(t.Context())
+						go func() {
+							for range 1000 * i {
+								runtime.Gosched()
+							}
+							cancel() // some requests wait then, some are being read, some run
+						}()
+						_, _ = b.Do(ctx, serve.Request{Image: image}) // other tests check the error
 					}
 				})
 			}
 			all.Wait()
 		})
+	}
+}
+
+// TestGPUOutOfMemoryHalvesBucket limits the device's memory so that the model runs with four rows
+// and not with eight. A graph of four rows also needs room for the first run of two.
+func TestGPUOutOfMemoryHalvesBucket(t *testing.T) {
+	device := cudatest.RequireGPUs(t, 1)[0]
+	for name, c := range map[string]struct {
+		noGraphs  bool
+		rows      int64 // of which the device has memory
+		wantBatch int
+	}{
+		"no graphs": {true, 6, 4}, "graphs": {false, 7, 4}, "graphs of half the size": {false, 6, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const perRow = 256 << 20
+			limitMemory(t, device, c.rows*perRow)
+			log := slog.New(slog.NewTextHandler(writer(func(text []byte) { t.Logf("%s", text) }), nil))
+			b := newBatcher(t, serve.BatcherOptions{Devices: []cuda.Device{device}, Workers: 1, NoGraphs: c.noGraphs,
+				Logger: log, MaxBatch: 16, Input: tensor.Spec{DType: torch.Float32, Shape: []int64{2}},
+				Model: always(func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
+					large, err := torch.TensorOptions{Device: device, Scope: x.Scope()}.Empty(x.Shape()[0], perRow)
+					if err != nil {
+						return nil, err
+					}
+					defer large.Close()
+					return []*torch.Tensor{x.MulScalar(2)}, nil
+				})})
+			var all sync.WaitGroup
+			for i := range 12 {
+				all.Go(func() {
+					a, err := b.Do(t.Context(), row(float32(i)))
+					if err != nil {
+						t.Error(err)
+					} else if computes(device) {
+						wantRow(t, result{a, err}, float32(i), 2)
+					}
+				})
+			}
+			all.Wait()
+			if n := b.Stats().Devices[0].MaxBatch; n != c.wantBatch {
+				t.Errorf("the maximum batch is %d, want %d", n, c.wantBatch)
+			}
+		})
+	}
+}
+
+// limitMemory lets the device allocate this number of bytes more during the test.
+func limitMemory(t *testing.T, device cuda.Device, bytes int64) {
+	t.Helper()
+	if err := cuda.EmptyCache(); err != nil {
+		t.Fatal(err)
+	}
+	properties, err := device.Properties()
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, err := device.Memory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := device.LimitMemory(float64(memory.Reserved+bytes) / float64(properties.TotalBytes)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := device.LimitMemory(1); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestGPUFailureLosesTheDevice makes the GPU fail for good, in a process for this test alone. The
+// batcher's other device, the CPU, must continue, and Close must return.
+func TestGPUFailureLosesTheDevice(t *testing.T) {
+	device := cudatest.RequireGPUs(t, 1)[0]
+	if !computes(device) {
+		t.Skip("no kernel fails on a device that computes nothing")
+	}
+	const variable = "TORCHSTREAM_TEST_LOSES_GPU"
+	if os.Getenv(variable) == "" {
+		child := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestGPUFailureLosesTheDevice$", "-test.v",
+			"-test.timeout", "90s")
+		child.Env = append(os.Environ(), variable+"=1")
+		if text, err := child.CombinedOutput(); err != nil || !strings.Contains(string(text), "--- PASS") {
+			t.Errorf("the process that loses its GPU ended with %v, want a passed test:\n%s", err, text)
+		}
+		return
+	}
+	b, err := serve.NewBatcher(serve.BatcherOptions{Devices: []cuda.Device{device, cuda.CPU}, Workers: 2, MaxBatch: 4,
+		Input: tensor.Spec{DType: torch.Float32, Shape: []int64{2}},
+		Model: func(d cuda.Device) (serve.Run, error) {
+			table, err := torch.Full(d, torch.Float32, 7, 16)
+			return func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
+				index := x.Narrow(1, 0, 1).Reshape(-1).ToDType(torch.Int64)
+				return []*torch.Tensor{table.NoGrad().IndexSelect(0, index)}, nil
+			}, err
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 200 { // the CPU takes some of them, and refuses the index
+		if _, err = b.Do(t.Context(), row(1e6)); errors.Is(err, serve.ErrDeviceLost) {
+			break
+		}
+	}
+	if !errors.Is(err, serve.ErrDeviceLost) || !strings.Contains(err.Error(), device.String()) {
+		t.Fatalf("rows that make a kernel fail: %v, want ErrDeviceLost with the GPU's name", err)
+	}
+	for range 20 {
+		a, err := b.Do(t.Context(), row(3))
+		if err != nil || a.Device != cuda.CPU || a.Outputs[0].Values[0] != 7 {
+			t.Fatalf("after the loss: %v from %v, %v, want 7 from cpu", a.Outputs, a.Device, err)
+		}
+	}
+	if st := b.Stats(); st.Devices[0].Lost == nil || st.Devices[1].Lost != nil || b.Err() != nil {
+		t.Errorf("devices %+v, Err %v, want the GPU lost and the CPU not, nil", st.Devices, b.Err())
+	}
+	if err := b.Close(t.Context()); err != nil {
+		t.Errorf("Close: %v, want no error", err)
 	}
 }

@@ -71,10 +71,14 @@ func (w *worker) open() (err error) {
 		err = errors.New("BatcherOptions.Model returned no function")
 	}
 	if err == nil && !w.o.NoGraphs {
-		w.graphed = torch.NewGraphed(func(x []*torch.Tensor) ([]*torch.Tensor, error) { return w.call(x[0]) },
-			torch.GraphedOptions{MaxGraphs: len(w.o.Buckets), ReplayFirst: true, Fallback: true, Device: w.gpu})
+		w.graphed = w.newGraphed()
 	}
 	return err
+}
+
+func (w *worker) newGraphed() *torch.Graphed {
+	return torch.NewGraphed(func(x []*torch.Tensor) ([]*torch.Tensor, error) { return w.call(x[0]) },
+		torch.GraphedOptions{MaxGraphs: len(w.o.Buckets), ReplayFirst: true, Fallback: true, Device: w.gpu})
 }
 
 func (w *worker) close() error {
@@ -101,20 +105,17 @@ func (w *worker) synchronize() error {
 // no memory.
 func (w *worker) warmUp() error {
 	clear(w.slot.memory)
-	for i, bucket := range slices.Backward(w.o.Buckets) {
+	for i := len(w.o.Buckets) - 1; i >= 0; {
+		bucket := w.o.Buckets[i]
 		if bucket > w.queue.limitOf(w.device) {
+			i--
 			continue
 		}
-		scope := torch.NewScope("warm-up")
-		x, err := w.slot.fill(scope, i)
-		if err == nil {
-			_, err = w.outputs(x, bucket)
-		}
-		scope.Close()
-		if errors.Is(err, cuda.ErrOutOfMemory) && w.shrink(bucket, err) {
-			err = nil
-		}
-		if err != nil {
+		err := w.first(i)
+		switch {
+		case err == nil:
+			i--
+		case !errors.Is(err, cuda.ErrOutOfMemory) || !w.makeRoom(bucket, err):
 			return fmt.Errorf("the first batch of %d: %w", bucket, errors.Join(err, w.synchronize()))
 		}
 	}
@@ -123,6 +124,31 @@ func (w *worker) warmUp() error {
 			w.device.name, "error", w.graphed.Stats().Refused)
 	}
 	return nil
+}
+
+// first runs a bucket without requests.
+func (w *worker) first(bucket int) error {
+	scope := torch.NewScope("warm-up")
+	defer scope.Close()
+	x, err := w.slot.fill(scope, bucket)
+	if err == nil {
+		_, err = w.outputs(x, w.o.Buckets[bucket])
+	}
+	return err
+}
+
+// makeRoom frees the memory of larger buckets' graphs for a bucket that lacks memory, or leaves the
+// bucket out. It reports false if there is no smaller one.
+func (w *worker) makeRoom(bucket int, err error) bool {
+	if w.graphed == nil || w.queue.limitOf(w.device) == bucket {
+		return w.shrink(bucket, err)
+	}
+	if err := w.graphed.Close(); err != nil {
+		w.o.Logger.Warn("serve: closing graphs", "device", w.device.name, "error", err)
+	}
+	w.graphed, w.hits = w.newGraphed(), 0
+	w.limit(bucket, bucket, err)
+	return true
 }
 
 // bucketOf returns the index of the smallest bucket with room for n requests.
@@ -178,16 +204,21 @@ func (w *worker) shrink(bucket int, err error) bool {
 	if bucket == w.o.Buckets[0] {
 		return false
 	}
-	limit := w.o.Buckets[0]
+	most := w.o.Buckets[0]
 	for _, b := range w.o.Buckets {
 		if b <= bucket/2 {
-			limit = b
+			most = b
 		}
 	}
-	w.queue.shrink(w.device, limit)
-	w.o.Logger.Warn("serve: out of memory: batches get smaller", "device", w.device.name, "batch", bucket, "now", limit,
-		"error", err)
+	w.limit(bucket, most, err)
 	return true
+}
+
+// limit lowers the device's maximum batch, because a bucket lacks memory.
+func (w *worker) limit(bucket, most int, err error) {
+	w.queue.shrink(w.device, most)
+	w.o.Logger.Warn("serve: out of memory: batches get smaller", "device", w.device.name, "batch", bucket, "now", most,
+		"error", err)
 }
 
 // failure returns the answer to the requests of a failed batch. It waits for the work that the
