@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/distributed"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -33,7 +35,7 @@ var (
 const rankedMean = 0.575031989615323 // of the first three classes
 
 // rankedFeed gives the outputs as the model's input.
-func rankedFeed(t *testing.T, labels torch.DType, o prefetcher.SamplesOptions) *prefetcher.Prefetcher {
+func rankedFeed(t *testing.T, device cuda.Device, labels torch.DType, o prefetcher.SamplesOptions) *prefetcher.Prefetcher {
 	t.Helper()
 	source, err := prefetcher.Samples(len(rankedOutputs), []torch.Spec{
 		{Name: "outputs", DType: torch.Float32, Shape: []int64{4}}, {Name: "labels", DType: labels, Shape: []int64{4}},
@@ -47,11 +49,11 @@ func rankedFeed(t *testing.T, labels torch.DType, o prefetcher.SamplesOptions) *
 	if err != nil {
 		t.Fatal(err)
 	}
-	return feed(t, source)
+	return feedOn(t, device, source)
 }
 
 // identity is a network of one layer that returns its input.
-func identity(t *testing.T) nn.Module {
+func identity(t *testing.T, device cuda.Device) nn.Module {
 	t.Helper()
 	l := nn.NewLinear(4, 4, nn.LinearOptions{NoBias: true})
 	one, err := torch.FromSlice([]float32{1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}, 4, 4)
@@ -63,6 +65,9 @@ func identity(t *testing.T) nn.Module {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { nn.Close(l) })
+	if err := nn.To(l, device); err != nil {
+		t.Fatal(err)
+	}
 	return l
 }
 
@@ -88,17 +93,28 @@ func requireRanked(t *testing.T, what string, m *train.Metrics) {
 	}
 }
 
-func TestAveragePrecisionEqualsScikitLearn(t *testing.T) {
+func TestAveragePrecisionEqualsScikitLearn(t *testing.T) { averagePrecision(t, cuda.CPU) }
+
+func TestGPUAveragePrecision(t *testing.T) {
+	averagePrecision(t, cudatest.RequireGPUs(t, 1)[0])
+}
+
+func averagePrecision(t *testing.T, device cuda.Device) {
 	for _, batch := range []int{1, 5, 14} {
-		f := rankedFeed(t, torch.Float32, prefetcher.SamplesOptions{BatchSize: batch})
+		f, model := rankedFeed(t, device, torch.Float32, prefetcher.SamplesOptions{BatchSize: batch}), identity(t, device)
 		live := torch.LiveTensors()
-		m, err := train.Evaluate(t.Context(), identity(t), f, train.EvaluateOptions{MultiLabel: true})
+		m, err := train.Evaluate(t.Context(), model, f, train.EvaluateOptions{MultiLabel: true})
 		if err != nil {
 			t.Fatal(err)
 		}
 		requireRanked(t, "Evaluate", m)
-		if now := torch.LiveTensors() - 1; now != live { // the parameter of identity
+		if now := torch.LiveTensors(); now != live {
 			t.Errorf("%d tensors live, and %d before", now, live)
+		}
+		// The outputs are exact in bfloat16, so the ranks are the same.
+		m, err = train.Evaluate(t.Context(), model, f, train.EvaluateOptions{MultiLabel: true, Autocast: torch.BFloat16})
+		if err != nil || math.Abs(m.MAP-rankedMean) > 1e-12 {
+			t.Errorf("under autocast: got %+v, %v, want the mean average precision %v", m, err, rankedMean)
 		}
 	}
 }
@@ -112,15 +128,15 @@ func TestRunMeasuresAveragePrecision(t *testing.T) {
 		if world != nil {
 			r, n = world.Rank(), world.Size()
 		}
-		f := rankedFeed(t, torch.Float32, prefetcher.SamplesOptions{BatchSize: 4, Rank: r, World: n})
-		model := identity(t)
+		f := rankedFeed(t, cuda.CPU, torch.Float32, prefetcher.SamplesOptions{BatchSize: 4, Rank: r, World: n})
+		model := identity(t, cuda.CPU)
 		opt, err := optim.NewSGD(nn.Parameters(model), optim.SGDOptions{LR: 1e-9})
 		if err != nil {
 			return err
 		}
 		defer opt.Close()
 		var out bytes.Buffer
-		c := train.Config{Model: model, Optimizer: opt, Feed: f, Eval: rankedFeed(t, torch.Float32,
+		c := train.Config{Model: model, Optimizer: opt, Feed: f, Eval: rankedFeed(t, cuda.CPU, torch.Float32,
 			prefetcher.SamplesOptions{BatchSize: 4, Rank: r, World: n}), Epochs: 2, MultiLabel: true, World: world,
 			Progress: &out}
 		if world == nil {
@@ -157,14 +173,14 @@ func TestRunMeasuresAveragePrecision(t *testing.T) {
 }
 
 func TestMultiLabelNeedsRowsOfLabels(t *testing.T) {
-	f := rankedFeed(t, torch.Int64, prefetcher.SamplesOptions{BatchSize: 4})
-	_, err := train.Evaluate(context.Background(), identity(t), f, train.EvaluateOptions{MultiLabel: true})
+	f := rankedFeed(t, cuda.CPU, torch.Int64, prefetcher.SamplesOptions{BatchSize: 4})
+	_, err := train.Evaluate(context.Background(), identity(t, cuda.CPU), f, train.EvaluateOptions{MultiLabel: true})
 	if err == nil || !strings.Contains(err.Error(), "the labels are int64[4 4], and the model's outputs [4 4]") {
 		t.Errorf("got the error %v, want one that names the labels", err)
 	}
 	few := nn.NewLinear(4, 3, nn.LinearOptions{})
 	defer nn.Close(few)
-	f = rankedFeed(t, torch.Float32, prefetcher.SamplesOptions{BatchSize: 4})
+	f = rankedFeed(t, cuda.CPU, torch.Float32, prefetcher.SamplesOptions{BatchSize: 4})
 	_, err = train.Evaluate(context.Background(), few, f, train.EvaluateOptions{MultiLabel: true})
 	if err == nil || !strings.Contains(err.Error(), "the model's outputs [4 3]") {
 		t.Errorf("got the error %v, want one that names the outputs", err)
