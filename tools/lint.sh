@@ -94,7 +94,7 @@ check "tests that Makefile and .ci/run list by name"
 python3 tools/lint/test_lists.py || fail "a list names tests that do not exist: give it their new names"
 
 check "the Go version that go.mod asks for"
-for mod in go.mod lab/go.mod imageloader/prometheus/go.mod imageloader/blob/go.mod serve/prometheus/go.mod; do
+for mod in go.mod lab/go.mod imageloader/prometheus/go.mod imageloader/blob/go.mod serve/prometheus/go.mod serve/opentelemetry/go.mod; do
   grep -qx 'go 1.25.0' "$mod" || fail "$mod asks for another Go version than 1.25.0: remove the dependency that needs a newer one"
 done
 
@@ -103,7 +103,7 @@ go run ./internal/portable || fail "the module does not compile on the platforms
 
 check "go vet"
 go vet ./... || fail "go vet"
-for module in lab imageloader/prometheus imageloader/blob serve/prometheus; do
+for module in lab imageloader/prometheus imageloader/blob serve/prometheus serve/opentelemetry; do
   (cd $module && go vet ./...) || fail "go vet in $module"
 done
 check "the build tag debug"
@@ -112,7 +112,7 @@ go tool staticcheck -tags debug ./internal/origin ./leaks || fail "staticcheck -
 check "staticcheck"
 go tool staticcheck ./... || fail "staticcheck"
 staticcheck=$(go tool -n staticcheck)
-for module in lab imageloader/prometheus imageloader/blob serve/prometheus; do
+for module in lab imageloader/prometheus imageloader/blob serve/prometheus serve/opentelemetry; do
   (cd $module && "$staticcheck" ./...) || fail "staticcheck in $module"
 done
 

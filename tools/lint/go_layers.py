@@ -177,6 +177,7 @@ LAYERS = {
     # internal/capi: the decoder.
     "serve": ["cuda", "imageloader/decode", "internal/capi", "internal/decodeplan", "internal/origin", "tensor", "torch"],
     "serve/prometheus": ["serve"],
+    "serve/opentelemetry": ["imageloader/decode", "serve"],
     "internal/httpserve": ["imageloader/decode", "serve"],
     # For other people's tests.
     "cudatest": ["cuda", "internal/capi", "leaks", "torch"],
@@ -415,7 +416,7 @@ FREE = {
     "prefetcher": {"imageloader"},
 }
 
-MODULES = [".", "imageloader/blob", "imageloader/prometheus", "lab", "serve/prometheus"]
+MODULES = [".", "imageloader/blob", "imageloader/prometheus", "lab", "serve/opentelemetry", "serve/prometheus"]
 TAGS = ["", "debug"]
 
 
