@@ -494,6 +494,24 @@ func TestWarmUpLeavesOutBucketsWithoutMemory(t *testing.T) {
 	}
 }
 
+// TestFirstRunGetsMemoryOfLargerBuckets checks a bucket that has no memory while a larger one holds
+// it: the larger one is given up.
+func TestFirstRunGetsMemoryOfLargerBuckets(t *testing.T) {
+	var sizes []int64
+	o := rowOptions(func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
+		sizes = append(sizes, x.Shape()[0])
+		if len(sizes) == 2 {
+			return nil, cuda.ErrOutOfMemory
+		}
+		return []*torch.Tensor{x}, nil
+	})
+	o.MaxBatch = 4
+	st := newBatcher(t, o).Stats()
+	if want := []int64{4, 2, 2, 1}; !slices.Equal(sizes, want) || st.Devices[0].MaxBatch != 2 {
+		t.Errorf("the first runs have sizes %v, and the maximum batch is %d, want %v, 2", sizes, st.Devices[0].MaxBatch, want)
+	}
+}
+
 // TestLostDeviceLeavesOthersServing checks two devices, of which first one and then the other is
 // lost.
 func TestLostDeviceLeavesOthersServing(t *testing.T) {

@@ -274,3 +274,20 @@ func TestGateLetsRequestsPassByClass(t *testing.T) {
 		}
 	})
 }
+
+// TestLatenciesCountByInterval checks durations at and next to the bounds.
+func TestLatenciesCountByInterval(t *testing.T) {
+	bounds := LatencyBounds()
+	if len(bounds) != 16 || bounds[0] != 250*time.Microsecond || bounds[15] != 8192*time.Millisecond {
+		t.Fatalf("the bounds are %v, want 16 from 250µs to 8.192s", bounds)
+	}
+	var l Latencies
+	for _, d := range []time.Duration{0, bounds[0], bounds[0] + 1, bounds[15], bounds[15] + 1, time.Hour} {
+		l.add(d)
+	}
+	want := Latencies{Count: 6, Sum: 2*bounds[0] + 1 + 2*bounds[15] + 1 + time.Hour}
+	want.Counts[0], want.Counts[1], want.Counts[15], want.Counts[16] = 2, 1, 1, 2
+	if l != want {
+		t.Errorf("%+v, want %+v", l, want)
+	}
+}
