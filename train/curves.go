@@ -233,13 +233,21 @@ func line(canvas *image.RGBA, x0, y0, x1, y1, width float64, c color.RGBA) {
 		return
 	}
 	dx, dy := (y1-y0)/length*width/2, (x0-x1)/length*width/2
-	r := vector.NewRasterizer(canvas.Bounds().Dx(), canvas.Bounds().Dy())
+	// Only the line's box is drawn, because Draw visits each pixel of the Rasterizer.
+	box := image.Rect(int(math.Floor(min(x0, x1)-math.Abs(dx))), int(math.Floor(min(y0, y1)-math.Abs(dy))),
+		int(math.Ceil(max(x0, x1)+math.Abs(dx))), int(math.Ceil(max(y0, y1)+math.Abs(dy)))).Intersect(canvas.Bounds())
+	if box.Empty() {
+		return
+	}
+	x0, x1 = x0-float64(box.Min.X), x1-float64(box.Min.X)
+	y0, y1 = y0-float64(box.Min.Y), y1-float64(box.Min.Y)
+	r := vector.NewRasterizer(box.Dx(), box.Dy())
 	r.MoveTo(float32(x0+dx), float32(y0+dy))
 	r.LineTo(float32(x1+dx), float32(y1+dy))
 	r.LineTo(float32(x1-dx), float32(y1-dy))
 	r.LineTo(float32(x0-dx), float32(y0-dy))
 	r.ClosePath()
-	r.Draw(canvas, canvas.Bounds(), image.NewUniform(c), image.Point{})
+	r.Draw(canvas, box, image.NewUniform(c), image.Point{})
 }
 
 // write draws text so that its left end (anchor -1), middle (0) or right end (1) is at x.

@@ -5,9 +5,13 @@ import (
 	"image"
 	"image/color"
 	"image/png"
+	"io"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"golang.org/x/image/vector"
 )
 
 func has(img image.Image, c color.RGBA) bool {
@@ -126,6 +130,57 @@ func TestSavedEpochsAreChecked(t *testing.T) {
 	} {
 		if err := s.check(); err == nil {
 			t.Errorf("%s: epochs are accepted, want an error", name)
+		}
+	}
+}
+
+// A line has the pixels of a drawing of the whole picture, up to the rounding of its coverage, also
+// if it leaves the picture.
+func TestLineIsDrawnWhole(t *testing.T) {
+	whole := func(canvas *image.RGBA, x0, y0, x1, y1, width float64, c color.RGBA) {
+		length := math.Hypot(x1-x0, y1-y0)
+		dx, dy := (y1-y0)/length*width/2, (x0-x1)/length*width/2
+		r := vector.NewRasterizer(canvas.Bounds().Dx(), canvas.Bounds().Dy())
+		r.MoveTo(float32(x0+dx), float32(y0+dy))
+		r.LineTo(float32(x1+dx), float32(y1+dy))
+		r.LineTo(float32(x1-dx), float32(y1-dy))
+		r.LineTo(float32(x0-dx), float32(y0-dy))
+		r.ClosePath()
+		r.Draw(canvas, canvas.Bounds(), image.NewUniform(c), image.Point{})
+	}
+	rng := rand.New(rand.NewPCG(4, 4))
+	const wide, high, most = 300, 200, 2 // most is the largest difference of a colour's level
+	for range 200 {
+		x0, y0 := rng.Float64()*1.5*wide-wide/4, rng.Float64()*1.5*high-high/4
+		x1, y1, width := rng.Float64()*1.5*wide-wide/4, rng.Float64()*1.5*high-high/4, 1+4*rng.Float64()
+		switch rng.IntN(4) {
+		case 0:
+			x1 = x0
+		case 1:
+			y1 = y0
+		}
+		got, want := image.NewRGBA(image.Rect(0, 0, wide, high)), image.NewRGBA(image.Rect(0, 0, wide, high))
+		line(got, x0, y0, x1, y1, width, curveTrain)
+		whole(want, x0, y0, x1, y1, width, curveTrain)
+		for i := range got.Pix {
+			if d := int(got.Pix[i]) - int(want.Pix[i]); d > most || d < -most {
+				t.Fatalf("line from %v, %v to %v, %v of width %v: byte %d is %d, want %d", x0, y0, x1, y1, width, i,
+					got.Pix[i], want.Pix[i])
+			}
+		}
+	}
+}
+
+// BenchmarkCurves draws the curves of a long training, as each of its last epochs does.
+func BenchmarkCurves(b *testing.B) {
+	var epochs []Epoch
+	for i := range 100 {
+		m := &Metrics{Loss: 1 / float64(i+1), Top1: 1 - 1/float64(i+1), Classes: 2}
+		epochs = append(epochs, Epoch{Epoch: i + 1, Train: m, Eval: m})
+	}
+	for b.Loop() {
+		if err := writeCurves(io.Discard, epochs); err != nil {
+			b.Fatal(err)
 		}
 	}
 }
