@@ -619,6 +619,23 @@ func TestTrainWithSeveralLabels(t *testing.T) {
 		t.Errorf("predict: got probabilities whose sum is %v, want one for each class by itself", sum)
 	}
 
+	// Lists of labels in a Parquet file need no list. The images of this file have no pixels.
+	data, err := os.ReadFile("../../imageloader/testdata/parquet/datasets-lists.parquet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lists := filepath.Join(t.TempDir(), "lists.parquet")
+	writeFile(t, lists, string(data))
+	status, stdout, stderr = command(t, "train", "-archive", lists, "-multi-label", "-size", "32", "-batch", "4",
+		"-epochs", "1", "-device", "cpu", "-val", "0.2", "-o", filepath.Join(t.TempDir(), "out"))
+	if status != 1 || !strings.Contains(stdout, "13 images in 3 classes") || !strings.Contains(stderr, "truncated PNG") {
+		t.Errorf("Parquet: status %d, %s%s, want 1, 13 images and a truncated PNG", status, stdout, stderr)
+	}
+	if status, _, stderr := command(t, "inspect", "-webdataset", "-multi-label", archive); status != 2 ||
+		!strings.Contains(stderr, "from -list FILE alone") {
+		t.Errorf("inspect: status %d, %s, want 2 and what it reads", status, stderr)
+	}
+
 	single := filepath.Join(t.TempDir(), "single")
 	trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 3, "dog": 3}), single, "-epochs", "1")
 	for _, c := range []struct {

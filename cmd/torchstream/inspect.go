@@ -122,10 +122,13 @@ const fixHelp = `write an archive without the bad members to ` + "`OUT`" +
 	` (.tar, .tgz, .tar.gz or .tar.zst): names, order, labels and the bytes of
 all other members stay. With -damaged partial, images that are cut off are written again as PNG, under their names`
 
-// checkFix checks that the options of inspect are compatible.
-func checkFix(fix, list string, byIndex, drop bool) error {
+// checkInspect checks that the options of inspect are compatible.
+func checkInspect(labels *cli.Images, fix string, byIndex, drop bool) error {
 	switch {
-	case fix != "" && list != "":
+	case labels.MultiLabel && labels.List == "":
+		return cli.UsageError{Message: "inspect reads several labels of an image from -list FILE alone: leave -multi-label " +
+			"out, or use preview"}
+	case fix != "" && labels.List != "":
 		return cli.UsageError{Message: "-fix takes no -list: it would name members that are left out"}
 	case fix != "" && byIndex, drop && fix == "":
 		return cli.UsageError{Message: "-fix decodes every image, without -index, and -drop-classes is for -fix"}
@@ -150,7 +153,7 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err := cli.Parse(set, args, 1); err != nil {
 		return err
 	}
-	if err := cmp.Or(labels.Check(), checkFix(*fix, labels.List, *byIndex, *drop)); err != nil {
+	if err := cmp.Or(labels.Check(), checkInspect(&labels, *fix, *byIndex, *drop)); err != nil {
 		return err
 	}
 	o := imageloader.Options{Damaged: *damaged}

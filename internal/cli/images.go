@@ -181,7 +181,7 @@ func (i *Images) policy() string {
 }
 
 // ByDirectory reports whether directories are the classes.
-func (i *Images) ByDirectory() bool { return i.List == "" && !i.WebDataset }
+func (i *Images) ByDirectory() bool { return i.List == "" && !i.WebDataset && !i.MultiLabel }
 
 // SetLabels sets the options of a loader that say which images are samples, and where labels come
 // from.
