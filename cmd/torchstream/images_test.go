@@ -93,7 +93,7 @@ func TestTrainTakesLabelsFromList(t *testing.T) {
 		"test.tsv"), filepath.Join(folder, "out")
 	writeFile(t, list, "\xef\xbb\xbflabel,path\n\"hen, brown\",all/1.png\ndog,all/2.png\ndog,all/3.png\n")
 	writeFile(t, held, "path\tlabel\nall/4.png\tdog\n")
-	stdout := trainSmall(t, archive, out, "-list", list, "-test-list", held, "-epochs", "1")
+	stdout := trainSmall(t, archive, out, quick("-list", list, "-test-list", held)...)
 	for _, want := range []string{"3 images in 2 classes\n", "\n    0       2  dog",
 		"\n    1       1  hen, brown", "of 1 held-back image\n"} {
 		if !strings.Contains(stdout, want) {
@@ -153,7 +153,7 @@ func TestTrainTakesListInZip(t *testing.T) {
 	writeFile(t, archive, data.String())
 	labels := []string{"-list", "train.csv", "-label-column", "breed", "-list-folder", "train"}
 	out := filepath.Join(t.TempDir(), "out")
-	stdout := trainSmall(t, archive, out, append(labels, "-val", "0.25", "-group-column", "patient", "-epochs", "1")...)
+	stdout := trainSmall(t, archive, out, quick(append(labels, "-val", "0.25", "-group-column", "patient")...)...)
 	for _, want := range []string{"9 images in 2 classes\n", ":train.csv: names in column 1 (id), labels in column 2 (breed), " +
 		"groups in column 4 (patient)\n", "1 of 13 rows without an image in set.zip, and left out; the first is in line 14: 77\n",
 		":train.csv: 1 row repeats another\n", "1 image without a row in", "the first is test/0.png\n", "of 3 held-back images"} {
@@ -184,7 +184,7 @@ func TestTrainTakesLabelsFromWebDataset(t *testing.T) {
 		"3.json": `{"label": "dog"}`,
 	})
 	out := filepath.Join(t.TempDir(), "out")
-	stdout := trainSmall(t, archive, out, "-webdataset", "-epochs", "1")
+	stdout := trainSmall(t, archive, out, quick("-webdataset")...)
 	if !strings.Contains(stdout, "3 images in 2 classes\n") || !strings.Contains(stdout, "\n    0       2  dog") {
 		t.Errorf("got\n%s", stdout)
 	}
@@ -489,20 +489,19 @@ func TestTrainCountsTurnedImages(t *testing.T) {
 		"-upright=false": "2 of 3 images lie on their side by their EXIF orientation: -upright turns them\n",
 		"-upright":       "2 of 3 images lie on their side by their EXIF orientation, and are turned upright\n",
 	} {
-		if got := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), option, "-epochs",
-			"1"); !strings.Contains(got, want) {
+		if got := trainSmall(t, archive, filepath.Join(t.TempDir(), "out"), quick(option)...); !strings.Contains(got, want) {
 			t.Errorf("%s: got\n%s\nwant %q", option, got, want)
 		}
 	}
 	if got := trainSmall(t, clitest.FewPhotos(t, map[string]int{"cat": 2, "dog": 2}),
-		filepath.Join(t.TempDir(), "out"), "-epochs", "1"); strings.Contains(got, "side") {
+		filepath.Join(t.TempDir(), "out"), quick()...); strings.Contains(got, "side") {
 		t.Errorf("upright images: got\n%s", got)
 	}
 }
 
 func TestTrainHoldsOutImages(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 10, "dog": 10}), filepath.Join(t.TempDir(), "out")
-	stdout := trainSmall(t, archive, out, "-val", "0.3", "-epochs", "1")
+	stdout := trainSmall(t, archive, out, quick("-val", "0.3")...)
 	counts := regexp.MustCompile(
 		`: (\d+) images in 2 classes\n(?s:.*) of (\d+) held-back images?\n`).FindStringSubmatch(stdout)
 	if counts == nil {
@@ -585,7 +584,7 @@ func TestTrainWithSeveralLabels(t *testing.T) {
 	}
 	members["list.csv"] = list
 	archive, out := clitest.WriteTar(t, members), filepath.Join(t.TempDir(), "out")
-	stdout := trainSmall(t, archive, out, "-list", "list.csv", "-multi-label", "-val", "0.25", "-epochs", "1")
+	stdout := trainSmall(t, archive, out, quick("-list", "list.csv", "-multi-label", "-val", "0.25")...)
 	for _, want := range []string{"10 images in 3 classes\n", "\n    2       6  hen", "test mAP", "mean average precision 0.",
 		"on 2 held-back images"} {
 		if !strings.Contains(stdout, want) {
