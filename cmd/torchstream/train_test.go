@@ -45,8 +45,8 @@ import (
 	"github.com/torchstream/torchstream/train"
 )
 
-// quick are arguments of trainSmall for tests of the images that train reads: one epoch of a network
-// whose checkpoints have a tenth of a ResNet-18's bytes.
+// quick returns arguments of trainSmall for tests of the images that train reads: one epoch of a
+// network whose checkpoints have a tenth of a ResNet-18's bytes.
 func quick(args ...string) []string {
 	return append([]string{"-model", "mobilenet_v3_small", "-epochs", "1"}, args...)
 }
