@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -565,5 +566,169 @@ func TestPlannedBatchesHaveBoxes(t *testing.T) {
 		if got := fmt.Sprint(readBoxes(c.second, photos)); got != want || c.rows != photos {
 			t.Errorf("epoch %d: %d plans with the boxes %s, want %d with %s", epoch, c.rows, got, photos, want)
 		}
+	}
+}
+
+// cocoOf returns the boxes of boxScenes as one file in COCO's format. Its categories have the ids
+// 10, 11 and 12.
+func cocoOf(t *testing.T, members []archivetest.Member) string {
+	t.Helper()
+	type image struct {
+		ID       int    `json:"id"`
+		FileName string `json:"file_name"`
+	}
+	type annotation struct {
+		ImageID    int        `json:"image_id"`
+		CategoryID int        `json:"category_id"`
+		Box        [4]float64 `json:"bbox"`
+	}
+	var images []image
+	var annotations []annotation
+	for _, m := range members {
+		base, isText := strings.CutSuffix(filepath.Base(m.Name), ".txt")
+		number, err := strconv.Atoi(base)
+		if err != nil || !isText {
+			continue
+		}
+		images = append(images, image{100 - number, base + ".png"})
+		w, h := float64(200+10*(number%5)), 180.
+		for line := range strings.Lines(m.Data) {
+			var label int
+			var x, y, bw, bh float64
+			if _, err := fmt.Sscan(line, &label, &x, &y, &bw, &bh); err != nil {
+				t.Fatal(err)
+			}
+			annotations = append(annotations, annotation{100 - number, 10 + label,
+				[4]float64{(x - bw/2) * w, (y - bh/2) * h, bw * w, bh * h}})
+		}
+	}
+	images = append(images, image{1000, "not there.png"})
+	data, err := json.Marshal(map[string]any{"images": images, "annotations": annotations, "categories": []any{
+		map[string]any{"id": 10, "name": "red"}, map[string]any{"id": 11, "name": "green"},
+		map[string]any{"id": 12, "name": "blue"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// TestOneFileOfBoxes: one file in COCO's format gives the boxes of files next to the images, from
+// any source, as a file or a member, also of a stream.
+func TestOneFileOfBoxes(t *testing.T) {
+	members := boxScenes(t, 13)
+	text := cocoOf(t, members)
+	file := archivetest.WriteFile(t, "instances.json", []byte(text))
+	members = append(members, archivetest.Member{Name: "set/annotations/a.json", Data: text})
+	data := archivetest.Tar(t, members...)
+	stream := archivetest.WriteFile(t, "a.tar.zst", archivetest.Zstd(t, data))
+	o := Options{BatchSize: 4, NoIndex: true, Classes: []string{"red", "green", "blue"},
+		Transform: Transform{Size: 64, RandomResizedCrop: true, FlipP: 0.5}}
+	read := func(path string, o Options) (boxes map[string]string) {
+		l, err := Open(path, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		boxes = map[string]string{}
+		for b, err := range l.Epoch(t.Context(), 1) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, s := range b.Samples {
+				if s.Label != 0 || b.Labels[i] != 0 {
+					t.Errorf("%s has the label %d, want 0", s.Name, s.Label)
+				}
+				for _, x := range b.Boxes[i] {
+					boxes[s.Name] += fmt.Sprintf("%.2f %.2f %.2f %.2f %d;", x.Left, x.Top, x.Right, x.Bottom, x.Label)
+				}
+				boxes[s.Name] += "."
+			}
+		}
+		if got := l.Classes(); !slices.Equal(got, o.Classes) || l.ClassCounts() != nil || len(boxes) != l.Len() {
+			t.Errorf("classes %v, %v, %d samples of %d, want %v, no counts", got, l.ClassCounts(), len(boxes), l.Len(), o.Classes)
+		}
+		return boxes
+	}
+	pairs := o
+	pairs.Boxes = sceneBoxes
+	tar := archivetest.WriteFile(t, "a.tar", data)
+	want := read(tar, pairs)
+	if len(want) != 13 {
+		t.Fatalf("%d samples, want 13", len(want))
+	}
+	for name, path := range map[string]string{"tar": tar, "directory": archivetest.Extract(t, members),
+		"tgz": archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data)), "stream": stream} {
+		for _, boxes := range []string{file, "annotations/a.json"} {
+			one := o
+			one.Boxes = Boxes{File: boxes, Max: 3}
+			if name == "stream" {
+				one.ShuffleBytes = 1000 // too few to keep the samples in memory
+			}
+			got := read(path, one)
+			if name == "directory" { // the order of a directory draws other crops
+				if len(got) != 13 {
+					t.Errorf("%s, %s: %d samples, want 13", name, boxes, len(got))
+				}
+			} else if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s, %s: boxes %v, want %v", name, boxes, got, want)
+			}
+		}
+	}
+	one := o
+	one.Boxes, one.Classes = Boxes{File: file, Max: 3}, nil
+	for _, boxes := range read(tar, one) {
+		if boxes != "." && !strings.Contains(boxes, " 10;") && !strings.Contains(boxes, " 11;") &&
+			!strings.Contains(boxes, " 12;") {
+			t.Errorf("without Classes: boxes %s, want the ids of categories as labels", boxes)
+		}
+	}
+}
+
+// TestOneFileOfBoxesIsChecked: a file that can't be used is an error of Open that names it, and a
+// state is of the boxes, wherever their file is.
+func TestOneFileOfBoxesIsChecked(t *testing.T) {
+	members := boxScenes(t, 5)
+	text := cocoOf(t, members)
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
+	for says, change := range map[string]func(o *Options, file string){
+		"instances.json: byte": func(o *Options, file string) { archivetest.Rewrite(t, file, []byte(text[:100])) },
+		"no images":            func(o *Options, file string) { archivetest.Rewrite(t, file, []byte("{}")) },
+		"none.json":            func(o *Options, _ string) { o.Boxes.File = "none.json" },
+		"leave out Image":      func(o *Options, _ string) { o.Boxes.Image = "*.png" },
+		"Options.Classes":      func(o *Options, _ string) { o.Classes = []string{"red"} },
+	} {
+		file := archivetest.WriteFile(t, "instances.json", []byte(text))
+		o := Options{NoIndex: true, Boxes: Boxes{File: file}}
+		change(&o, file)
+		if says == "no images" {
+			says = `no "images"`
+		}
+		if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("got %v, want an error with %q", err, says)
+		}
+	}
+	open := func(text string) *Loader {
+		l, err := Open(path, Options{NoIndex: true, BatchSize: 2, Transform: Transform{Size: 32, Resize: 32},
+			Boxes: Boxes{File: archivetest.WriteFile(t, "instances.json", []byte(text))}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	var state State
+	for b, err := range open(text).Epoch(t.Context(), 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = b.State
+		break
+	}
+	if err := open(text).Restore(t.Context(), state); err != nil {
+		t.Errorf("the same boxes in another file: got error %v, want none", err)
+	}
+	other := strings.Replace(text, `"category_id":10`, `"category_id":12`, 1)
+	if err := open(other).Restore(t.Context(), state); other == text || err == nil {
+		t.Error("a state of other boxes is accepted, want an error")
 	}
 }

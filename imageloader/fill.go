@@ -192,8 +192,12 @@ func (l *Loader) labels(x *index.Index) epoch.Labels {
 	case o.Masks.masked():
 		return epoch.Labels{Kind: epoch.Mask, Width: size * size, DType: o.Masks.DType, Fill: o.Masks.Fill}
 	case o.Boxes.used():
-		return epoch.Labels{Kind: epoch.Boxes, Width: o.Boxes.Max * box.Numbers, DType: tensor.Float32,
+		labels := epoch.Labels{Kind: epoch.Boxes, Width: o.Boxes.Max * box.Numbers, DType: tensor.Float32,
 			Boxes: o.Boxes.config(o.Classes)}
+		if l.boxes != nil {
+			labels.BoxSet = epoch.BoxSet{Set: l.boxes, ImageOf: x.Label}
+		}
+		return labels
 	case o.MultiLabel:
 		return epoch.Labels{Kind: epoch.Target, Width: len(l.Classes()), DType: tensor.Float32,
 			Target: func(s Sample, target []float32) error {

@@ -98,6 +98,9 @@ func (l *Loader) identity(x *index.Index) archiveIdentity {
 					buf = binary.AppendVarint(buf, int64(label))
 				}
 			}
+			if l.boxes != nil {
+				buf = l.boxes.Append(buf, x.Label(i))
+			}
 			if x.Paired() {
 				buf = append(append(buf, x.Name(x.Partner(i))...), 0)
 				buf = binary.AppendVarint(buf, x.Size(x.Partner(i)))
@@ -139,7 +142,11 @@ var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", 
 // fingerprint returns the options that determine the content of a batch, by field name.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	print := map[string]string{}
-	v := reflect.ValueOf(l.o)
+	o := l.o
+	if o.Boxes.oneFile() {
+		o.Boxes.File = "one" // the digest of the archive covers the boxes, and the path may be another
+	}
+	v := reflect.ValueOf(o)
 	for i := range v.NumField() {
 		if name := v.Type().Field(i).Name; !slices.Contains(harmless, name) {
 			value := canonical(v.Field(i))

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/box"
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
 	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
@@ -36,8 +38,10 @@ func (l *Loader) indexConfig() index.Config {
 	pairs, _ := l.o.Masks.pairs() // withDefaults has already checked the pairs
 	classes := l.o.Classes
 	if l.o.Boxes.used() {
-		pairs, _ = l.o.Boxes.pairs()
 		classes = nil // Options.Classes has the labels of boxes, not of images
+		if !l.o.Boxes.oneFile() {
+			pairs, _ = l.o.Boxes.pairs()
+		}
 	}
 	return index.Config{
 		Classes:        classes,
@@ -171,6 +175,9 @@ func (l *Loader) ListReport() *ListReport {
 
 // readList reads the list of the options, if there is one.
 func (l *Loader) readList(ctx context.Context) (err error) {
+	if l.o.Boxes.oneFile() {
+		return l.readBoxSet(ctx)
+	}
 	if l.o.List == "" {
 		return nil
 	}
@@ -180,4 +187,21 @@ func (l *Loader) readList(ctx context.Context) (err error) {
 		return fmt.Errorf("imageloader: Options.List: %w", err)
 	}
 	return err
+}
+
+// readBoxSet reads the boxes of all images from one file. The images become a list, in which the
+// label of an image is its number in the file.
+func (l *Loader) readBoxSet(ctx context.Context) error {
+	o := index.ListOptions{Archive: l.archiveConfig(), Logger: l.o.Logger}
+	err := index.OpenListFile(ctx, l.o.Boxes.File, l.path, o, func(file string, in io.Reader) (err error) {
+		if l.boxes, err = box.ReadSet(in, l.o.Boxes.config(l.o.Classes)); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		l.list, err = index.NumberedList(file, l.boxes.Names)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("imageloader: Options.Boxes.File: %w", err)
+	}
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/box"
 	"github.com/torchstream/torchstream/imageloader/internal/count"
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
@@ -27,8 +28,8 @@ type Loader struct {
 	o Options
 	decoding
 	indexStore
-	weights  *order.Weights // nil: every sample once
-	list     *index.List    // nil without Options.List
+	weights *order.Weights // nil: every sample once
+	labelFile
 	counters count.Counters
 	spare    spareSlots
 	repeated rereader
@@ -37,6 +38,12 @@ type Loader struct {
 
 	opened order.Kind // order chosen by Open
 	loaderState
+}
+
+// labelFile is a file with the labels of all images. It does not change after Open.
+type labelFile struct {
+	list  *index.List // nil without Options.List, and if each image has its own file of boxes
+	boxes *box.Set    // nil unless one file has the boxes of all images
 }
 
 // archiveFile is the archive of a loader.
@@ -232,8 +239,11 @@ func (l *Loader) weigh(x *index.Index) (err error) {
 			"(Options.ShuffleBytes)", archive.Shown(l.path), option, l.o.ShuffleBytes)
 	}
 	weight, option := func(i int) float64 {
-		return l.o.Weights(Sample{Name: x.Name(i), Index: i,
-			Label: x.Label(i)})
+		s := Sample{Name: x.Name(i), Index: i}
+		if l.boxes == nil {
+			s.Label = x.Label(i)
+		}
+		return l.o.Weights(s)
 	}, "Weights"
 	if l.o.Balanced {
 		perClass := make([]float64, len(x.Classes()))
@@ -299,7 +309,7 @@ func (l *Loader) Classes() []string {
 // Options.Masks and Options.Boxes.
 func (l *Loader) ClassCounts() []int {
 	x := l.index.Load()
-	if x == nil || x.Paired() {
+	if x == nil || x.Paired() || l.boxes != nil {
 		return nil
 	}
 	counts := make([]int, len(x.Classes()))

@@ -9,6 +9,7 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -145,7 +146,8 @@ type Options struct {
 	// Boxes, if not zero, pairs each image with bounding boxes, for detection. Such a sample has no
 	// other label: the field "boxes" replaces "labels". Crop, resize, flip, and the steps of
 	// Transform.Ops that move pixels apply equally to both. Classes, if given, has the names of the
-	// boxes' labels. Boxes need random access, so Open reads a whole .tar.gz if it has no index.
+	// boxes' labels. Open reads a whole .tar.gz if it has no index. If each image has its own file
+	// of boxes, samples need random access.
 	Boxes      Boxes
 	BadSamples BadSamplePolicy
 	// Damaged decides which damaged images are bad samples; 0: Warned, which refuses the images
@@ -292,7 +294,7 @@ func (o *Options) threads() epoch.Threads {
 
 // needsIndex reports whether an epoch can't start before the number of samples is known.
 func (o *Options) needsIndex() bool {
-	return o.Part != (Part{}) || o.paired() || o.World > 1 || o.PadLast || o.Repeat > 1 ||
+	return o.Part != (Part{}) || o.unlabelled() || o.World > 1 || o.PadLast || o.Repeat > 1 ||
 		o.Weights != nil || o.Balanced
 }
 
@@ -411,8 +413,8 @@ type PairError = index.PairError
 // masked reports whether there are masks.
 func (m *Masks) masked() bool { return *m != Masks{} }
 
-// paired reports whether a sample consists of two members.
-func (o *Options) paired() bool { return o.Masks.masked() || o.Boxes.used() }
+// unlabelled reports whether images have masks or boxes instead of labels.
+func (o *Options) unlabelled() bool { return o.Masks.masked() || o.Boxes.used() }
 
 // clearPairs makes each sample one member.
 func (o *Options) clearPairs() { o.Masks, o.Boxes = Masks{}, Boxes{} }
@@ -489,6 +491,11 @@ type Boxes struct {
 	// Image and File are patterns for names, as in Masks: "images/*.jpg" and "labels/*.txt", or in
 	// WebDataset's groups "*.jpg" and "*.json". Images without a file and files without an image
 	// are ignored and logged.
+	//
+	// A File without "*" has the boxes of all images, in COCO's format ("instances_val2017.json"),
+	// and Image is empty. It is a path, a URL, or the name of a member of the archive. Its images
+	// are the samples: see Options.List for the rules of names. Classes selects labels by the names
+	// of categories. Without Classes, labels are the ids of categories.
 	Image, File string
 	// Format is the meaning of a box's four numbers. Normalized means that they are fractions of
 	// the image's width and height instead of pixels. A Format other than DefaultBoxFormat applies
@@ -521,6 +528,9 @@ const (
 
 // maxBoxes is the maximum of Boxes.Max.
 const maxBoxes = 1 << 16
+
+// oneFile reports whether one file has the boxes of all images.
+func (b *Boxes) oneFile() bool { return b.File != "" && !strings.Contains(b.File, "*") }
 
 // used reports whether there are boxes.
 func (b *Boxes) used() bool { return *b != Boxes{} }
@@ -557,7 +567,11 @@ func (o *Options) checkBoxes(compiled *transform.Compiled) error {
 	if o.Masks.masked() {
 		return errors.New("imageloader: Options.Boxes and Options.Masks exclude each other")
 	}
-	if _, err := b.pairs(); err != nil {
+	if b.oneFile() && b.Image != "" {
+		return fmt.Errorf("imageloader: Options.Boxes.Image is %q, and Options.Boxes.File %q has no \"*\": leave out "+
+			"Image if one file in COCO's format has the boxes of all images", b.Image, b.File)
+	}
+	if _, err := b.pairs(); err != nil && !b.oneFile() {
 		return err
 	}
 	if err := compiled.ForBoxes(); err != nil {

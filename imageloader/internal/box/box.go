@@ -63,7 +63,13 @@ func (d *Decoder) Decode(name string, data []byte, width, height int, g *imageca
 	if err != nil {
 		return err
 	}
-	if err := d.place(boxes, d.units(name), width, height, g.Orientation); err != nil {
+	return d.move(boxes, d.units(name), width, height, g, a, dst)
+}
+
+// move transforms boxes and writes their rows.
+func (d *Decoder) move(boxes []Labelled, u units, width, height int, g *imagecapi.Geometry,
+	a *transform.Augmenter, dst []byte) error {
+	if err := d.place(boxes, u, width, height, g.Orientation); err != nil {
 		return err
 	}
 	rows := dst

@@ -221,12 +221,15 @@ func (d *Decoder) readObjects(value json.RawMessage) error {
 	return nil
 }
 
+// isCrowd reports whether the value of iscrowd marks a crowd.
+func isCrowd(value []byte) bool { return string(value) == "1" || string(value) == "true" }
+
 func (d *Decoder) readObject(value json.RawMessage) error {
 	fields, err := object(value)
 	if err != nil {
 		return err
 	}
-	if crowd := string(fields["iscrowd"]); crowd == "1" || crowd == "true" {
+	if isCrowd(fields["iscrowd"]) {
 		return nil
 	}
 	box, label, err := boxAndLabel(fields)

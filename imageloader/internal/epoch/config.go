@@ -78,6 +78,21 @@ type Labels struct {
 	Target func(s sample.Sample, numbers []float32) error
 	Fill   int        // class of pixels outside the mask, for the kind Mask
 	Boxes  box.Config // for the kind Boxes
+	BoxSet BoxSet     // for the kind Boxes, if one file has the boxes of all images
+}
+
+// BoxSet has the boxes of all samples. In the zero value each sample has its own file.
+type BoxSet struct {
+	*box.Set
+	ImageOf func(sample int) int // the number of a sample's image in the set
+}
+
+// files is the number of members of a sample.
+func (l *Labels) files() int {
+	if l.Kind == Mask || l.Kind == Boxes && l.BoxSet.Set == nil {
+		return 2
+	}
+	return 1
 }
 
 // Bytes is the size of a sample's label.

@@ -190,10 +190,7 @@ func (d *Decoder) label(it *Item, to Row) (Outcome, error) {
 	case Mask:
 		return d.decodeMask(it, to)
 	case Boxes:
-		width, height := int(d.current.info.Width), int(d.current.info.Height)
-		if err := d.boxes.Decode(it.partner.name, it.partner.data, width, height, &d.current.geometry, d.augmenter,
-			to.Label); err != nil {
-			s := sample.Sample{Name: it.partner.name, Index: it.Sample.Index}
+		if s, err := d.decodeBoxes(it, to); err != nil {
 			return Bad, d.env.Rules.Bad(&s, sample.WrongBoxes, err)
 		}
 	case Target:
@@ -202,6 +199,18 @@ func (d *Decoder) label(it *Item, to Row) (Outcome, error) {
 		}
 	}
 	return Good, nil
+}
+
+// decodeBoxes decodes the boxes of an item after its image. If they can't be used, it also returns
+// the sample with the name of the member that has them, or of the image.
+func (d *Decoder) decodeBoxes(it *Item, to Row) (sample.Sample, error) {
+	width, height := int(d.current.info.Width), int(d.current.info.Height)
+	if set := d.config.Labels.BoxSet; set.Set != nil {
+		return it.Sample, set.Decode(d.boxes, set.ImageOf(it.Sample.Index), width, height, &d.current.geometry, d.augmenter,
+			to.Label)
+	}
+	return sample.Sample{Name: it.partner.name, Index: it.Sample.Index}, d.boxes.Decode(it.partner.name, it.partner.data,
+		width, height, &d.current.geometry, d.augmenter, to.Label)
 }
 
 // decodeMask decodes the mask of an item after its image. If the mask makes the sample bad, it

@@ -57,7 +57,11 @@ func (p *pass) item(i int) Item {
 	it := Item{Sample: sample.Sample{Name: s.Name, Index: i, Label: s.Label}, Size: s.Size}
 	it.Draw.Epoch = p.start.Epoch * p.config.Order.Repeat
 	it.bad = p.env.Rules.Member(&it.Sample, s.Kind, s.Size)
-	if kind := p.config.Labels.Kind; kind == Mask || kind == Boxes {
+	kind := p.config.Labels.Kind
+	if kind == Boxes {
+		it.Sample.Label = 0 // an index with a BoxSet has the numbers of images
+	}
+	if p.config.Labels.files() == 2 {
 		partner := known.Sample(known.Partner(i))
 		it.partner = partnerItem{name: partner.Name, size: partner.Size}
 		if it.bad == nil {

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -41,34 +42,54 @@ func IsWrongList(err error) bool {
 // OpenList reads the list at a path or URL. If there is no such file, it reads the archive's member
 // with this name.
 func OpenList(ctx context.Context, list, archivePath string, o ListOptions) (*List, error) {
-	read := func(file string, in io.Reader) (*List, error) {
-		l, err := ReadList(file, in, o.Format, o.MultiLabel)
-		if err != nil {
-			return nil, wrongList{err}
+	var l *List
+	err := OpenListFile(ctx, list, archivePath, o, func(file string, in io.Reader) (err error) {
+		if l, err = ReadList(file, in, o.Format, o.MultiLabel); err != nil {
+			return wrongList{err}
 		}
-		return l, nil
-	}
+		return nil
+	})
+	return l, err
+}
+
+// OpenListFile opens the file of a list as OpenList does, and calls read. o.Format and o.MultiLabel
+// are not used.
+func OpenListFile(ctx context.Context, list, archivePath string, o ListOptions,
+	read func(file string, in io.Reader) error) error {
 	f, err := archive.OpenFile(ctx, list, o.Archive)
 	if errors.Is(err, fs.ErrNotExist) && !archive.IsURL(list) && !filepath.IsAbs(list) {
 		m, err := findListMember(ctx, list, archivePath, o.Archive, err)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		o.Logger.Info("the list is a member of the archive", "archive", archive.Shown(archivePath), "name", m.name)
 		return read(archive.Shown(archivePath)+":"+m.name, bytes.NewReader(m.data))
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = f.Close() }() // nothing was written
 	info, err := f.Stat()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := checkListBytes(list, info.Size()); err != nil {
-		return nil, err
+		return err
 	}
 	return read(list, f)
+}
+
+// NumberedList returns a list of names, in which the label of a name is its number, from 0. In
+// errors, the line of a name is its number plus 1.
+func NumberedList(file string, names []string) (*List, error) {
+	r := &listReader{List: &List{file: file, byPath: map[string]int32{}, columns: columns{labels: []int{1}, group: -1}},
+		labels: map[string]int32{}, groups: map[string]int32{}}
+	for i, name := range names {
+		if err := r.add([]string{name, strconv.Itoa(i)}, i+1); err != nil {
+			return nil, &ListError{file, i + 1, err}
+		}
+	}
+	return r.List, nil
 }
 
 // checkListBytes returns an error if a list is too large.
