@@ -60,8 +60,8 @@ func boxArchive(t *testing.T, photos int, name string) string {
 	return path
 }
 
-// TestGPUDecodeKeepsBoxes: images that a GPU decodes have the boxes of the host's, and the boxes
-// are where the rectangles are.
+// TestGPUDecodeKeepsBoxes: images that a GPU decodes have the same boxes as if the host decodes
+// them, and the boxes are where the rectangles are.
 func TestGPUDecodeKeepsBoxes(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	decodeKeepsBoxes(t, onGPU, cuda.Device(0))
@@ -125,7 +125,7 @@ func checkRectangle(t *testing.T, pixels []byte, box []float32) {
 	t.Helper()
 	var found image.Rectangle
 	for i, red := range pixels[:64*64] {
-		if red >= 158 { // in the middle between the rectangle and the noise
+		if red >= 158 { // halfway between the red of the rectangle and of the noise
 			found = found.Union(image.Rect(i%64, i/64, i%64+1, i/64+1))
 		}
 	}
