@@ -570,7 +570,7 @@ func TestLongSideIsAFault(t *testing.T) {
 	_, err := d.Whole(t.Context(), long, nil)
 	var limit *decode.LimitError
 	if !errors.Is(err, decode.ErrTooLarge) || !errors.As(err, &limit) || limit.Limit != "side" ||
-		!strings.HasSuffix(err.Error(), "too large: 70000 pixels a side, over the limit (65535)") {
+		!strings.HasSuffix(err.Error(), "too large: 70000 pixels a side, over the limit of 65535") {
 		t.Errorf("Whole of 70000 x 1 pixels: got error %v, want the limit of a side", err)
 	}
 	pixels := bytes.Repeat([]byte{7}, 2*d.Bytes())
