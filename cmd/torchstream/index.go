@@ -37,13 +37,16 @@ const masksHelp = "the archive has images and masks, whose names match `IMAGE,MA
 
 // boxesHelp is the help text of a flag.
 const boxesHelp = "the archive has images and files of bounding boxes, whose names match `IMAGE,FILE`, for example " +
-	"'images/*.jpg,labels/*.txt':\nthe index is for loaders with Options.Boxes"
+	"'images/*.jpg,labels/*.txt',\nor one COCO file has the boxes: the index is for loaders with Options.Boxes"
 
 // cutPatterns splits the value of a flag into two name patterns, for images and for their partner
 // files.
 func cutPatterns(flag, value, example string, image, partner *string) error {
+	if value == "" {
+		return nil
+	}
 	var found bool
-	if *image, *partner, found = strings.Cut(value, ","); value != "" && !found {
+	if *image, *partner, found = strings.Cut(value, ","); !found {
 		return cli.Usagef("-%s %s: two patterns with a comma between them are wanted, %q", flag, value, example)
 	}
 	return nil
@@ -70,6 +73,9 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	o := imageloader.Options{IndexFile: *out}
 	labels.SetLabels(&o)
+	if !strings.ContainsAny(*boxes, ",*") { // one file for all images
+		o.Boxes.File, *boxes = *boxes, ""
+	}
 	if err := cmp.Or(cutPatterns("masks", *masks, "images/*.jpg,masks/*.png", &o.Masks.Image, &o.Masks.Mask),
 		cutPatterns("boxes", *boxes, "images/*.jpg,labels/*.txt", &o.Boxes.Image, &o.Boxes.File)); err != nil {
 		return err

@@ -128,8 +128,16 @@ func TestIndexOfBoxes(t *testing.T) {
 	if now, err := os.ReadFile(archive + ".tsidx"); err != nil || string(now) != string(made) {
 		t.Errorf("reading the index: %v, %d bytes, want no error and the %d bytes unchanged", err, len(now), len(made))
 	}
+	coco := filepath.Join(t.TempDir(), "coco.json")
+	if err := os.WriteFile(coco, []byte(`{"images": [{"id": 1, "file_name": "1.png"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status, stdout, stderr := command(t, "index", "-boxes", coco, archive); status != 0 ||
+		!strings.Contains(stdout, "1 sample") {
+		t.Errorf("one file: status %d, %q, %q, want status 0, stdout with %q", status, stdout, stderr, "1 sample")
+	}
 	for says, pattern := range map[string]string{"with a comma": "i/*.png", "needs one": "i,l/*",
-		"no image has a file of boxes": "i/*,n/*"} {
+		"no image has a file of boxes": "i/*,n/*", "none.json": "none.json"} {
 		if status, _, stderr := command(t, "index", "-boxes", pattern, archive); status == 0 ||
 			!strings.Contains(stderr, says) {
 			t.Errorf("%s: status %d, %q, want status not 0, stderr with %q", pattern, status, stderr, says)

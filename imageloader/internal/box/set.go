@@ -33,11 +33,13 @@ type setReader struct {
 	names      map[string]bool // of the images
 	set        Set
 	found      []annotation
+	count      int               // of annotations, with crowds
 	categories map[string]string // names by number
 }
 
 // annotation is a box whose image and label are not resolved yet.
 type annotation struct {
+	number          int // from 1
 	image, category string
 	box             transform.Box
 }
@@ -64,7 +66,7 @@ func ReadSet(in io.Reader, c Config) (*Set, error) {
 	r.set.boxes = make([][]Labelled, len(r.set.Names))
 	for i := range r.found {
 		if err := r.resolve(&r.found[i]); err != nil {
-			return nil, fmt.Errorf("annotation %d: %w", i+1, err)
+			return nil, fmt.Errorf("annotation %d: %w", r.found[i].number, err)
 		}
 	}
 	return &r.set, nil
@@ -160,13 +162,14 @@ func (r *setReader) annotation() error {
 	if err := r.in.Decode(&a); err != nil {
 		return err
 	}
+	r.count++
 	if isCrowd(a.Crowd) {
 		return nil
 	}
 	if len(a.Box) != 4 || slices.Contains(a.Box, nil) {
 		return fmt.Errorf("an annotation of image %s: %w", shown(string(a.Image)), errNumbers)
 	}
-	r.found = append(r.found, annotation{string(a.Image), string(bytes.Trim(a.Category, `"`)),
+	r.found = append(r.found, annotation{r.count, string(a.Image), string(bytes.Trim(a.Category, `"`)),
 		transform.Box{*a.Box[0], *a.Box[1], *a.Box[2], *a.Box[3]}})
 	return nil
 }

@@ -53,6 +53,7 @@ func TestWrongSetsAreErrors(t *testing.T) {
 		{`"bbox": [5.5, 6, 7, 8]`, `"bbox": [5.5, 6 7, 8]`, "invalid character"},
 		{`"image_id": 7`, `"image_id": 8`, "annotation 2: its image_id 8"},
 		{`"category_id": 90`, `"category_id": 91`, "annotation 1: its category_id 91 is not the id of a category"},
+		{`[9, 9, 1, 1]}`, `[9, 9, 1, 1]}, {"iscrowd": 1}, {"image_id": 9, "bbox": [1, 2, 3, 4]}`, "annotation 6: its image_id 9"},
 		{`"name": "dog"`, `"name": "horse"`, `annotation 1: the label "horse" is not one of Options.Classes`},
 		{`"id": 6, "file`, `"id": 5, "file`, "the id 5 is there twice"},
 		{`"c.jpg"`, `"b.jpg"`, `the file_name "b.jpg" is there twice`},
