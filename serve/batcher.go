@@ -47,8 +47,9 @@ const (
 // BatcherOptions are the options of a [Batcher]. Model must be set.
 type BatcherOptions struct {
 	// Model returns the function that computes batches on a device. It is called once for each
-	// worker, on the worker's OS thread and stream. Functions of several workers may share a model:
-	// the caller closes it after Batcher.Close.
+	// worker, on the worker's OS thread and stream. The worker then waits for all work of the GPU,
+	// so that weights are ready whatever stream has made them. Functions of several workers may
+	// share a model, which they use at the same time. The caller closes it after Batcher.Close.
 	Model func(device cuda.Device) (Run, error)
 
 	// Images are the options for decoding the requests' images, for each device. The field Device

@@ -132,18 +132,23 @@ func TestGPUImagesEqualHost(t *testing.T) {
 }
 
 // TestSanitizerOfBatcher checks that the stream sanitizer finds nothing in batches of images on
-// several workers, with graphs and without them. The test also runs on devices that compute
-// nothing.
+// several workers, with graphs and without them. The model's weight is made on the default stream
+// just before. The test also runs on devices that compute nothing.
 func TestSanitizerOfBatcher(t *testing.T) {
 	device := cudatest.RequireGPUs(t, 1)[0]
 	images := append(photos(t)[:4], uploads(t)...)
 	for name, noGraphs := range map[string]bool{"graphs": false, "no graphs": true} {
 		t.Run(name, func(t *testing.T) {
 			cudatest.NoFindings(t)
+			weight, err := torch.Full(device, torch.Float32, 2, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { weight.Close() })
 			b := newBatcher(t, serve.BatcherOptions{Images: serve.Options{OnDevice: true}, Queue: len(images),
 				Devices: []cuda.Device{device}, MaxBatch: 4, NoGraphs: noGraphs, Workers: 3,
 				Model: always(func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
-					return []*torch.Tensor{x.MulScalar(2)}, nil
+					return []*torch.Tensor{x.Mul(weight)}, nil
 				})})
 			var all sync.WaitGroup
 			for _, image := range images {

@@ -73,6 +73,9 @@ func (w *worker) open() (err error) {
 	if err == nil && !w.o.NoGraphs {
 		w.graphed = w.newGraphed()
 	}
+	if err == nil && w.stream != nil {
+		err = w.gpu.Synchronize() // other streams may still write the model's weights
+	}
 	return err
 }
 

@@ -109,6 +109,8 @@ var edges = []edge{
 	{"the copy of a batch's rows is recorded on its stream", "serve/worker.go",
 		"b.copied.Record(b.stream)", "b.copied.Record(cuda.DefaultStream(b.stream.Device()))", "serve",
 		"TestGPURowsAreReadAfterTheirBatch", 1},
+	{"a worker waits for the streams that make the model's weights", "serve/worker.go",
+		"		err = w.gpu.Synchronize() //", "		_ = w.gpu //", "serve", "TestSanitizerOfBatcher", 1},
 	{"a failed batch waits for its device", "serve/worker.go", "	lost := w.hooks.probe(w)\n",
 		"	var lost error\n", "serve", "TestLostDeviceLeavesOthersServing", 0},
 	{"an answer's rows are copied before the next batch uses the memory", "serve/worker.go",
