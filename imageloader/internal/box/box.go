@@ -123,7 +123,8 @@ func (d *Decoder) place(boxes []Labelled, u units, width, height int, orientatio
 		switch {
 		case b[2] < b[0] || b[3] < b[1]:
 			return fmt.Errorf("box %d has a negative size, as %s: is Boxes.Format right?", i+1, u.format)
-		case b[0] < -maxOutside*w || b[1] < -maxOutside*h || b[2] > (1+maxOutside)*w || b[3] > (1+maxOutside)*h:
+		// An edge that is not a number is outside too.
+		case !(b[0] >= -maxOutside*w && b[1] >= -maxOutside*h && b[2] <= (1+maxOutside)*w && b[3] <= (1+maxOutside)*h):
 			return fmt.Errorf("box %d is from (%g, %g) to (%g, %g), as %s, far outside of the image of %g x %g "+
 				"pixels: are Boxes.Format and Boxes.Normalized right?", i+1, b[0], b[1], b[2], b[3], u.format, w, h)
 		}
@@ -155,7 +156,6 @@ func turn(b *transform.Box, w, h float64, orientation int32) {
 func crop(b *transform.Box, g *imagecapi.Geometry) {
 	x, y := float64(g.CropX), float64(g.CropY)
 	*b = transform.Box{b[0] - x, b[1] - y, b[2] - x, b[3] - y}
-	b.Clamp(float64(g.CropWidth), float64(g.CropHeight))
 	column := func(v float64) float64 { return v*float64(g.ResizeWidth)/float64(g.CropWidth) - float64(g.WindowX) }
 	row := func(v float64) float64 { return v*float64(g.ResizeHeight)/float64(g.CropHeight) - float64(g.WindowY) }
 	*b = transform.Box{column(b[0]), row(b[1]), column(b[2]), row(b[3])}

@@ -231,6 +231,7 @@ func TestWrongBoxesAreErrors(t *testing.T) {
 		{"a.txt", "2 .5 .5 .1 .1", "the label 2 is not below 2"},
 		{"a.txt", "0 .5 .5 -.1 .1", "box 1 has a negative size, as CXCYWH"},
 		{"a.txt", "0 50 50 10 10", "far outside of the image of 100 x 80 pixels"},
+		{"a.txt", "0 1e307 1 1e308 1", "far outside"},
 		{"a.txt", "\xff\xfe", "UTF-8"},
 		{"a.json", "\n", "byte 0"},
 		{"a.json", "[{]", "byte 2"},
