@@ -149,8 +149,9 @@ func (s Stats) Bottleneck() (Stage, string) {
 	}
 	if s.Inflate > s.Read {
 		return Inflating, fmt.Sprintf("inflating is the bottleneck: the %d workers wait for samples %.0f "+
-			"%% of the time: make an index of the archive, so that several goroutines "+
-			"inflate it, let it stay in memory (Options.ShuffleBytes), or repack it as a plain .tar", s.Workers, 100*idle)
+			"%% of the time: repack the archive as a plain .tar, "+
+			"or, if it is a .tar.gz, make an index, so that several goroutines inflate it, "+
+			"or let it stay in memory (Options.ShuffleBytes)", s.Workers, 100*idle)
 	}
 	return Reading, fmt.Sprintf("reading is the bottleneck: the %d workers wait for samples %.0f %% of "+
 		"the time: keep the archive on a faster disk or nearer, in several shards, "+

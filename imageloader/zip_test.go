@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -438,6 +439,8 @@ func TestZipErrorsNameTheFile(t *testing.T) {
 	far.at = 1 << 30
 	count := bytes.Clone(good)
 	count[len(count)-12] = 9
+	among := storedMember("a/3.png", "one")
+	among.at = 10
 	split := bytes.Clone(good)
 	split[len(split)-18] = 1
 	for name, c := range map[string]struct {
@@ -446,10 +449,12 @@ func TestZipErrorsNameTheFile(t *testing.T) {
 	}{
 		"two entries of one header": {rawZip(storedMember("a/1.png", "one"), overlap), "overlaps"},
 		"offset after the end":      {rawZip(storedMember("a/1.png", "one"), far), "overlaps"},
-		"cut off":                   {good[:len(good)-40], "cut off"},
-		"wrong count":               {count, "it has 2 entries, and its end says 9"},
-		"split":                     {split, "a part of a split zip"},
-		"empty":                     {rawZip(), "no samples"},
+		"overlap out of order": {rawZip(storedMember("a/1.png", "one"), storedMember("a/2.png", "two"), among),
+			"the member at byte 0 has"},
+		"cut off":     {good[:len(good)-40], "cut off"},
+		"wrong count": {count, "it has 2 entries, and its end says 9"},
+		"split":       {split, "a part of a split zip"},
+		"empty":       {rawZip(), "no samples"},
 	} {
 		path := archivetest.WriteFile(t, "a.zip", c.data)
 		_, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
@@ -461,6 +466,90 @@ func TestZipErrorsNameTheFile(t *testing.T) {
 		nil); err == nil || !strings.Contains(err.Error(), "needs no index") {
 		t.Errorf("MakeIndex: error %v, want one that says that a zip needs no index", err)
 	}
+}
+
+// TestZipDirectoryMayBeInAnyOrder: the entries of a central directory need not be in the order of
+// the members in the file.
+func TestZipDirectoryMayBeInAnyOrder(t *testing.T) {
+	data := rawZip(storedMember("a/1.png", "one"), storedMember("b/2.png", "two"), storedMember("a/3.png", "three"))
+	begin, end := bytes.Index(data, []byte("PK\x01\x02")), bytes.Index(data, []byte("PK\x05\x06"))
+	entries := slices.Collect(slices.Chunk(bytes.Clone(data[begin:end]), (end-begin)/3))
+	for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
+		var directory []byte
+		for _, i := range order {
+			directory = append(directory, entries[i]...)
+		}
+		path := archivetest.WriteFile(t, "a.zip", slices.Replace(bytes.Clone(data), begin, end, directory...))
+		batches, err := collect(t, openFake(t, path, Options{BatchSize: 3, Transform: Eval(4, 4)}), 0, 1)
+		want := make([]string, 3)
+		for i := range want {
+			want[i] = []string{"a/1.png", "b/2.png", "a/3.png"}[order[i]]
+		}
+		if got := names(batches); err != nil || !slices.Equal(got, want) {
+			t.Errorf("order %v: got samples %q, error %v, want %q", order, got, err, want)
+		}
+	}
+}
+
+// TestStoredMembersOfAZipTakeNoTimeToInflate: their whole time is Stats.Read, so that advice about
+// inflating is given only for deflated members.
+func TestStoredMembersOfAZipTakeNoTimeToInflate(t *testing.T) {
+	for method, inflated := range map[uint16]bool{zip.Store: false, zip.Deflate: true} {
+		path := archivetest.WriteFile(t, "a.zip", zipped(t, archivetest.Images(t, 40, nil), method))
+		l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), Shuffle: true})
+		if _, err := collect(t, l, 0, 1); err != nil {
+			t.Fatal(err)
+		}
+		if s := l.Stats(); s.Read == 0 || s.Inflate > 0 != inflated {
+			t.Errorf("method %d: got %v for reading and %v for inflating, want over 0, and over 0 = %v", method, s.Read,
+				s.Inflate, inflated)
+		}
+	}
+}
+
+// BenchmarkOpenZip opens a zip of 100,000 stored members. It reports the CPU time of Open, and the
+// bytes of Go's heap that the open loader keeps.
+func BenchmarkOpenZip(b *testing.B) {
+	const n = 100_000
+	path := filepath.Join(b.TempDir(), "a.zip")
+	f, err := os.Create(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	w := zip.NewWriter(f)
+	for i := range n {
+		name := fmt.Sprintf("train/n%08d/n%08d_%d.JPEG", i/1000, i/1000, i)
+		if _, err := w.CreateHeader(&zip.FileHeader{Name: name}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		b.Fatal(err)
+	}
+	kept := func() float64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return float64(m.HeapAlloc)
+	}
+	spent, bytes := 0.0, 0.0
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		heap, before := kept(), cpu(b)
+		l, err := Open(path, Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		spent += cpu(b) - before
+		bytes += kept() - heap
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(spent*1000/float64(b.N)/n, "cpu-ns/member")
+	b.ReportMetric(bytes/float64(b.N)/n, "B/member")
 }
 
 // FuzzZip: whatever the bytes of a zip, epochs and Inspect end, and two epochs deliver the same

@@ -167,8 +167,11 @@ func (f *emptyFolders) folder(name string) {
 
 // entry records that all directories above name have an entry.
 func (f *emptyFolders) entry(name string) {
+	if len(f.empty) == 0 {
+		return
+	}
 	slash := strings.LastIndexByte(name, '/')
-	if slash <= 0 || len(f.empty) == 0 || name[:slash] == f.entered {
+	if slash <= 0 || name[:slash] == f.entered {
 		return
 	}
 	f.entered = name[:slash]

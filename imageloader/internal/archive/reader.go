@@ -78,7 +78,8 @@ func (r *Reader) InflatedTo() int64 {
 	return r.inflate.end
 }
 
-// FileTime returns the time that Inflate has waited for files, without the time for inflating.
+// FileTime returns the time that Inflate and ReadZipped have waited for files, without the time for
+// inflating. It leaves out the stored members of zips.
 func (r *Reader) FileTime() time.Duration { return r.timed.spent }
 
 // enter opens a shard.

@@ -2,6 +2,7 @@ package archive
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/klauspost/compress/flate"
 
@@ -35,16 +37,18 @@ func damagedMember(format string, args ...any) error {
 	return &MemberError{fmt.Errorf(format, args...)}
 }
 
-// zipWalk walks the members of a zip in the order of its central directory.
+// zipWalk walks the members of a zip in the order of its central directory. A walk that lists the
+// members of an ordinary zip parses the directory once and keeps none of it.
 type zipWalk struct {
-	directory *zipDirectory
+	directory func() (*zipDirectory, error) // reads the whole directory at the first call
 	headers   *zipHeaders
+	previous  zipEntry // the last entry with content that the walk has reached
+	checked   bool     // the whole directory is known to have no overlap
 	file      io.ReaderAt
 	reader    *contextReader // reads the current content; its field reader is nil before the first read
 	buffered  *bufio.Reader
 	inflater  io.ReadCloser // nil before the first deflated member
 	entry     zipEntry      // the current entry
-	listed    int           // readable entries that the walk has reached
 	content   io.Reader     // of the current entry; nil before its first read
 	left      int64         // bytes of the content to read
 	sum       uint32        // CRC-32 of the content's bytes that were read
@@ -53,12 +57,14 @@ type zipWalk struct {
 // startZip creates the readers of the zip in a.at.file.
 func (a *Archive) startZip() error {
 	a.at.format, a.at.in = Zip, &stream{}
-	d, err := a.zips.directory(a.at.index, a.at.file, a.shards[a.at.index].Info.Size())
+	shard, file, size := a.at.index, a.at.file, a.shards[a.at.index].Info.Size()
+	place, err := a.zips.place(shard, file, size)
 	if err != nil {
 		return a.Fail(err)
 	}
-	a.at.zip = &zipWalk{directory: d, headers: newZipHeaders(a.at.file, d.zipPlace), file: a.at.file,
-		reader: a.at.packed}
+	a.at.zip = &zipWalk{headers: newZipHeaders(file, place), file: file, reader: a.at.packed,
+		directory: func() (*zipDirectory, error) { return a.zips.directory(shard, file, size) },
+		previous:  zipEntry{offset: -zipLocalBytes}} // ends where the file starts
 	return nil
 }
 
@@ -66,15 +72,12 @@ func (a *Archive) startZip() error {
 // metadata of macOS, or at the end of the shard.
 func (a *Archive) nextOfZip() (m Member, found bool, err error) {
 	z := a.at.zip
-	h, err := z.headers.next()
+	h, err := z.next()
 	if err == io.EOF {
 		return m, false, a.advance()
 	}
 	if err != nil {
 		return m, false, a.Fail(err)
-	}
-	if h.kind == Regular {
-		z.listed++
 	}
 	a.member.position++
 	a.member.name = h.name
@@ -96,13 +99,34 @@ func (a *Archive) nextOfZip() (m Member, found bool, err error) {
 	m = Member{Name: name, Shard: a.at.index, Offset: h.offset, Kind: h.kind}
 	if m.Kind == Regular {
 		m.Size, m.Stored = h.size, h.method == zipStored
-		if e, ok := z.directory.find(h.offset, z.listed-1); !ok || e.record() != h.record() {
-			return m, false, a.Fail(ErrSourceChanged)
-		}
 		z.entry, z.content, z.left, z.sum = h.zipEntry, nil, h.size, 0
 	}
 	a.member.begin(&m)
 	return m, true, nil
+}
+
+// next returns the next entry. It returns an error if the entry before it overlaps the following
+// bytes. The whole directory is read only if its entries are not in the order of their offsets.
+func (z *zipWalk) next() (h zipHeader, err error) {
+	h, err = z.headers.next()
+	following := h.offset
+	switch {
+	case err == io.EOF:
+		following = z.headers.place.at
+	case err != nil, h.kind != Regular:
+		return h, err
+	}
+	previous := z.previous
+	z.previous = h.zipEntry
+	if z.checked {
+		return h, err
+	}
+	if following < previous.offset {
+		z.checked = true
+		_, wrong := z.directory()
+		return h, cmp.Or(wrong, err)
+	}
+	return h, cmp.Or(previous.within(following), err)
 }
 
 // read fills p from the current member.
@@ -137,7 +161,11 @@ func (z *zipWalk) read(p []byte) error {
 
 // readAt fills p with the content of a member. at is the member's Offset.
 func (z *zipWalk) readAt(at int64, p []byte) error {
-	e, found := z.directory.find(at, 0)
+	d, err := z.directory()
+	if err != nil {
+		return err
+	}
+	e, found := d.find(at)
 	if !found || e.size != int64(len(p)) {
 		return ErrSourceChanged
 	}
@@ -235,7 +263,7 @@ func readLocal(file io.ReaderAt, e *zipEntry, head []byte) (size int, err error)
 	if err := read(nameEnd); err != nil {
 		return 0, err
 	}
-	if crc32.ChecksumIEEE(head[zipLocalBytes:nameEnd]) != e.nameSum {
+	if nameSum(head[zipLocalBytes:nameEnd]) != e.nameSum {
 		return 0, damagedMember("the local header at byte %d has another name", e.offset)
 	}
 	return size, nil
@@ -244,9 +272,31 @@ func readLocal(file io.ReaderAt, e *zipEntry, head []byte) (size int, err error)
 // zipDirectories holds the central directories of the shards that were read. It is safe for
 // concurrent use.
 type zipDirectories struct {
-	mu    sync.Mutex
-	of    map[int]*zipDirectory
-	reads sync.Mutex // held while a directory is read
+	mu     sync.Mutex
+	places map[int]zipPlace
+	of     map[int]*zipDirectory
+	reads  sync.Mutex // held while a directory is read
+}
+
+// place returns the position of a shard's central directory, and finds it at the first call.
+func (z *zipDirectories) place(shard int, file io.ReaderAt, size int64) (zipPlace, error) {
+	z.mu.Lock()
+	p, known := z.places[shard]
+	z.mu.Unlock()
+	if known {
+		return p, nil
+	}
+	p, err := findZipDirectory(file, size)
+	if err != nil {
+		return p, err
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.places == nil {
+		z.places = map[int]zipPlace{}
+	}
+	z.places[shard] = p
+	return p, nil
 }
 
 // directory returns the central directory of a shard, and reads it at the first call.
@@ -259,7 +309,11 @@ func (z *zipDirectories) directory(shard int, file io.ReaderAt, size int64) (*zi
 	if d := z.known(shard); d != nil {
 		return d, nil
 	}
-	d, err := readZipDirectory(file, size)
+	place, err := z.place(shard, file, size)
+	if err != nil {
+		return nil, err
+	}
+	d, err := readZipDirectory(file, place)
 	if err != nil {
 		return nil, err
 	}
@@ -282,9 +336,15 @@ func (z *zipDirectories) known(shard int) *zipDirectory {
 // length of p must be its size. If the member is damaged, the error is a [MemberError].
 func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	r.deflated.begin, r.deflated.end = 0, 0
+	began := time.Now()
 	d, e, err := r.zipEntry(shard, at)
 	if err != nil {
 		return err
+	}
+	var file io.ReaderAt = r.file
+	if e.method == zipDeflated { // FileTime is of inflated members only
+		r.timed.spent += time.Since(began)
+		file = &r.timed
 	}
 	if e.size != int64(len(p)) {
 		return ErrSourceChanged
@@ -292,7 +352,7 @@ func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	if err := e.check(); err != nil {
 		return err
 	}
-	packed, begin, err := r.readPacked(d, &e)
+	packed, begin, err := r.readPacked(file, d, &e)
 	if err != nil {
 		return err
 	}
@@ -349,7 +409,7 @@ func (r *Reader) zipEntry(shard int, at int64) (d *zipDirectory, e zipEntry, err
 	if d, err = r.a.zips.directory(shard, r.file, r.a.shards[shard].Info.Size()); err != nil {
 		return nil, e, err
 	}
-	e, found := d.find(at, 0)
+	e, found := d.find(at)
 	if !found {
 		return nil, e, ErrSourceChanged
 	}
@@ -358,13 +418,13 @@ func (r *Reader) zipEntry(shard int, at int64) (d *zipDirectory, e zipEntry, err
 
 // readPacked reads the compressed bytes of an entry. begin is their offset in the file. Nearly
 // always, one read gets the local header and the content. The bytes are valid until the next call.
-func (r *Reader) readPacked(d *zipDirectory, e *zipEntry) (packed []byte, begin int64, err error) {
+func (r *Reader) readPacked(file io.ReaderAt, d *zipDirectory, e *zipEntry) (packed []byte, begin int64, err error) {
 	n := int(min(int64(e.lead)+e.packed, d.at-e.offset))
 	r.zipped = slices.Grow(r.zipped[:0], n)[:n]
-	if got, err := r.timed.ReadAt(r.zipped, e.offset); got < n {
+	if got, err := file.ReadAt(r.zipped, e.offset); got < n {
 		return nil, 0, err
 	}
-	head, err := readLocal(&r.timed, e, r.zipped)
+	head, err := readLocal(file, e, r.zipped)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -374,7 +434,7 @@ func (r *Reader) readPacked(d *zipDirectory, e *zipEntry) (packed []byte, begin 
 	}
 	if have := int64(n); have < end {
 		r.zipped = slices.Grow(r.zipped, int(end-have))[:end]
-		if got, err := r.timed.ReadAt(r.zipped[have:], e.offset+have); int64(got) < end-have {
+		if got, err := file.ReadAt(r.zipped[have:], e.offset+have); int64(got) < end-have {
 			return nil, 0, err
 		}
 	}

@@ -36,6 +36,7 @@ const (
 	zipStored       = 0
 	zipDeflated     = 8
 	zipBufferBytes  = 256 << 10 // more than an entry can have
+	zipNamesBytes   = 8 << 10
 	// maxDeflateRatio is the largest ratio of deflate: 258 bytes from two bits.
 	maxDeflateRatio = 1032
 )
@@ -50,7 +51,7 @@ type zipEntry struct {
 	offset       int64 // of the local header in the file
 	packed, size int64 // bytes of the content, compressed and inflated
 	crc          uint32
-	nameSum      uint32 // CRC-32 of the name's bytes, which the local header repeats
+	nameSum      uint32 // nameSum of the name's bytes, which the local header repeats
 	// lead estimates the number of bytes from the start of the local header to the content. Only
 	// the local header has the exact number.
 	lead   uint32
@@ -99,12 +100,8 @@ type zipPlace struct {
 	exact    bool   // count is the whole number; without zip64 it has only the low 16 bits
 }
 
-// find returns the entry whose local header is at offset. hint is the number of its record if the
-// directory is in the order of offsets.
-func (d *zipDirectory) find(offset int64, hint int) (e zipEntry, found bool) {
-	if hint < len(d.records) && d.records[hint].offset == offset {
-		return d.records[hint].entry(), true
-	}
+// find returns the entry whose local header is at offset.
+func (d *zipDirectory) find(offset int64) (e zipEntry, found bool) {
 	i, found := slices.BinarySearchFunc(d.records, offset,
 		func(r zipRecord, at int64) int { return cmp.Compare(r.offset, at) })
 	if found {
@@ -113,12 +110,8 @@ func (d *zipDirectory) find(offset int64, hint int) (e zipEntry, found bool) {
 	return e, found
 }
 
-// readZipDirectory reads the central directory of a file of the given size.
-func readZipDirectory(file io.ReaderAt, size int64) (*zipDirectory, error) {
-	place, err := findZipDirectory(file, size)
-	if err != nil {
-		return nil, err
-	}
+// readZipDirectory reads the central directory at place.
+func readZipDirectory(file io.ReaderAt, place zipPlace) (*zipDirectory, error) {
 	d := &zipDirectory{zipPlace: place}
 	d.records = make([]zipRecord, 0, min(place.count, uint64(place.size/zipEntryBytes)))
 	r := newZipHeaders(file, place)
@@ -149,14 +142,28 @@ func (d *zipDirectory) check() error {
 		if i+1 < len(d.records) {
 			end = d.records[i+1].offset
 		}
-		if e := &d.records[i]; int64(e.packed) > end-e.offset-zipLocalBytes {
-			return fmt.Errorf("the zip's central directory is damaged: the member at byte %d has %d compressed bytes, "+
-				"and overlaps the bytes from %d: fetch the file again, or repair it with `zip -FF`",
-				e.offset, e.packed, end)
+		e := d.records[i].entry()
+		if err := e.within(end); err != nil {
+			return err
 		}
 	}
 	return nil
 }
+
+// within returns an error if the entry ends after end, the offset of the next structure in the
+// file.
+func (e *zipEntry) within(end int64) error {
+	if e.packed > end-e.offset-zipLocalBytes {
+		return fmt.Errorf("the zip's central directory is damaged: the member at byte %d has %d compressed bytes, "+
+			"and overlaps the bytes from %d: fetch the file again, or repair it with `zip -FF`",
+			e.offset, e.packed, end)
+	}
+	return nil
+}
+
+// nameSum returns a checksum of a name. Unlike the IEEE polynomial, CRC-32C has an instruction for
+// short inputs.
+func nameSum(name []byte) uint32 { return crc32.Checksum(name, crc32.MakeTable(crc32.Castagnoli)) }
 
 // errZipEnd reports that a zip has no central directory at the end of the file, where it belongs.
 var errZipEnd = fmt.Errorf("the zip has no central directory at its end: %w", io.ErrUnexpectedEOF)
@@ -228,9 +235,10 @@ func readZip64End(file io.ReaderAt, at, limit int64) (p zipPlace, err error) {
 type zipHeaders struct {
 	place zipPlace
 	r     *bufio.Reader
-	left  int64  // bytes
-	read  uint64 // entries
-	last  int    // bytes of the last entry, which are still in r
+	left  int64           // bytes
+	read  uint64          // entries
+	last  int             // bytes of the last entry, which are still in r
+	names strings.Builder // the last names, which share an allocation
 }
 
 // newZipHeaders returns a reader of the entries of the directory at place.
@@ -251,9 +259,20 @@ func (z *zipHeaders) next() (h zipHeader, err error) {
 	}
 	le := binary.LittleEndian
 	nameBytes, extraBytes := int(le.Uint16(fixed[28:])), int(le.Uint16(fixed[30:]))
-	h.name = zipName(rest[:nameBytes], rest[nameBytes:nameBytes+extraBytes], le.Uint16(fixed[8:]), fixed[5])
+	h.name = zipName(z.text(rest[:nameBytes]), rest[nameBytes:nameBytes+extraBytes], le.Uint16(fixed[8:]), fixed[5])
 	h.isDir = strings.HasSuffix(h.name, "/")
 	return h, nil
+}
+
+// text returns a copy of a name's bytes. One allocation serves some hundred names.
+func (z *zipHeaders) text(raw []byte) string {
+	if z.names.Cap()-z.names.Len() < len(raw) {
+		z.names.Reset()
+		z.names.Grow(max(len(raw), zipNamesBytes))
+	}
+	at := z.names.Len()
+	z.names.Write(raw)
+	return z.names.String()[at:]
 }
 
 // entry returns the next entry without its name, the entry's fixed bytes, and its other bytes. They
@@ -288,7 +307,7 @@ func (z *zipHeaders) entry() (h zipHeader, fixed, rest []byte, err error) {
 	rest = b[zipEntryBytes:]
 	h.zipEntry = zipEntry{
 		offset: int64(le.Uint32(b[42:])), packed: int64(le.Uint32(b[20:])), size: int64(le.Uint32(b[24:])),
-		crc: le.Uint32(b[16:]), method: le.Uint16(b[10:]), nameSum: crc32.ChecksumIEEE(rest[:nameBytes]),
+		crc: le.Uint32(b[16:]), method: le.Uint16(b[10:]), nameSum: nameSum(rest[:nameBytes]),
 		lead: uint32(zipLocalBytes + nameBytes + extraBytes + 32),
 	}
 	if !h.widen(rest[nameBytes : nameBytes+extraBytes]) {
@@ -353,13 +372,13 @@ const (
 // CP437 otherwise. Programs on Unix and macOS write UTF-8 without the flag, so their names are
 // CP437 only if they are not valid UTF-8. Old programs on Windows write backslashes between
 // folders.
-func zipName(raw, extra []byte, flags uint16, made byte) string {
+func zipName(name string, extra []byte, flags uint16, made byte) string {
 	const utf8Flag = 1 << 11
-	name := string(raw)
 	if field := zipExtra(extra, zipExtraUnicode); len(field) > 5 && field[0] == 1 &&
-		binary.LittleEndian.Uint32(field[1:]) == crc32.ChecksumIEEE(raw) && utf8.Valid(field[5:]) {
+		binary.LittleEndian.Uint32(field[1:]) == crc32.ChecksumIEEE([]byte(name)) && utf8.Valid(field[5:]) {
 		name = string(field[5:])
-	} else if flags&utf8Flag == 0 && !isASCII(raw) && (made != madeOnUnix && made != madeOnMac || !utf8.Valid(raw)) {
+	} else if flags&utf8Flag == 0 && (made != madeOnUnix && made != madeOnMac || !utf8.ValidString(name)) &&
+		!isASCII(name) {
 		name, _ = charmap.CodePage437.NewDecoder().String(name) // every byte is a character
 	}
 	if made == madeOnDOS && !strings.Contains(name, "/") {
@@ -368,8 +387,13 @@ func zipName(raw, extra []byte, flags uint16, made byte) string {
 	return name
 }
 
-func isASCII(b []byte) bool {
-	return !slices.ContainsFunc(b, func(c byte) bool { return c >= utf8.RuneSelf })
+func isASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
 }
 
 // zipKind returns the kind of an entry.

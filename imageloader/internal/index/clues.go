@@ -18,10 +18,11 @@ type clues struct {
 func (c *clues) note(name string) {
 	first := func(to *string) {
 		if *to == "" {
-			*to = name
+			*to = strings.Clone(name)
 		}
 	}
-	switch strings.ToLower(path.Ext(name)) {
+	var room [maxExtension]byte
+	switch string(lower(room[:0], path.Ext(name))) {
 	case ".tar", ".tgz", ".gz", ".zst", ".zip", ".parquet", ".7z", ".rar":
 		first(&c.archive)
 	case ".cls":

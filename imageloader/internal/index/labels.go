@@ -309,10 +309,7 @@ func isHidden(directory string) bool { return strings.HasPrefix(directory, ".") 
 
 // claims reports whether a member looks like an image, by its first bytes or its name.
 func claims(m *archive.Member, magic []byte) bool {
-	if codec.Claims(magic) {
-		return true
-	}
-	return claimsByName(m.Name)
+	return claimsByName(m.Name) || codec.Claims(magic)
 }
 
 // claimsByName reports whether a member has the name of an image.
@@ -321,11 +318,30 @@ func claimsByName(name string) bool {
 	if strings.HasPrefix(base, ".") { // .DS_Store, and the ._x.jpg files of macOS
 		return false
 	}
-	switch dot := strings.LastIndexByte(base, '.'); strings.ToLower(base[dot+1:]) {
-	case "jpg", "jpeg", "png", "ppm", "pgm", "bmp", "tif", "tiff", "webp", // torchvision's list
-		"gif", "jfif", "jpe", "heic", "heif", "heics", "heifs", "hif", "avif", "avifs", "jp2", "jpx", "j2k",
-		"jxl", "pbm", "pnm":
-		return dot >= 0
+	var room [maxExtension]byte
+	switch string(lower(room[:0], base[max(0, strings.LastIndexByte(base, '.')):])) {
+	case ".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", // torchvision's list
+		".gif", ".jfif", ".jpe", ".heic", ".heif", ".heics", ".heifs", ".hif", ".avif", ".avifs", ".jp2", ".jpx", ".j2k",
+		".jxl", ".pbm", ".pnm":
+		return true
 	}
 	return false
+}
+
+// maxExtension is the length of the longest extension that matters, .parquet.
+const maxExtension = 8
+
+// lower appends an extension in lower case, without allocating if room has maxExtension bytes. It
+// appends nothing if the extension is longer.
+func lower(room []byte, extension string) []byte {
+	if len(extension) > maxExtension {
+		return room
+	}
+	for _, c := range []byte(extension) {
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		room = append(room, c)
+	}
+	return room
 }
