@@ -519,7 +519,7 @@ type BoxFormat = box.Format
 // The formats.
 const (
 	// DefaultBoxFormat is CXCYWH with Boxes.Normalized in text, as YOLO writes it, and XYWH in
-	// pixels in JSON, as COCO.
+	// pixels in the field bbox of JSON, as COCO. Other fields need another Format.
 	DefaultBoxFormat = box.Default
 	XYXY             = box.XYXY   // left, top, right and bottom edge
 	XYWH             = box.XYWH   // left and top edge, width, height

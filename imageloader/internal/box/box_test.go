@@ -199,16 +199,19 @@ func TestStructuresOfBoxes(t *testing.T) {
 		"no text":       {"a.txt", "", nil},
 		"blank text":    {"a.txt", "\n \n", nil},
 		"annotations":   {"a.json", `[{"bbox": [10, 20, 20, 40], "category_id": 1}, {"bbox": [0,0,50,40], "category_id": 0}]`, two},
-		"names in JSON": {"a.json", `[{"bbox": [10, 20, 20, 40], "label": "dog"}, {"box": [0,0,50,40], "class": "cat"}]`, two},
+		"names in JSON": {"a.json", `[{"bbox": [10, 20, 20, 40], "label": "dog"}, {"bbox": [0,0,50,40], "class": "cat"}]`, two},
 		"COCO of one image": {"a.json", `{"images": [{"id": 4}], "annotations": [{"bbox": [10, 20, 20, 40], "category_id": 1, "iscrowd": 0},
 			{"bbox": [1, 1, 9, 9], "category_id": 5, "iscrowd": 1}, {"bbox": [0,0,50,40], "category_id": 0}]}`, two},
 		"Hugging Face":   {"a.json", `{"image_id": 3, "objects": {"bbox": [[10,20,20,40],[0,0,50,40]], "category": [1, 0]}}`, two},
-		"torchvision":    {"a.json", `{"boxes": [[10,20,20,40],[0,0,50,40]], "labels": [1.0, "0"]}`, two},
+		"torchvision":    {"a.json", `{"boxes": [[10,20,30,60],[0,0,50,40]], "labels": [1.0, "0"]}`, two},
 		"no annotations": {"a.json", `{"annotations": []}`, nil},
 		"no boxes":       {"a.json", ` [] `, nil},
 		"empty arrays":   {"a.json", `{"boxes": [], "labels": []}`, nil},
 	} {
 		d := NewDecoder(Config{Max: 2, MinSize: 1, Classes: []string{"cat", "dog"}})
+		if name == "torchvision" || name == "empty arrays" {
+			d.Format = XYXY
+		}
 		if got, err := decode(t, d, c.member, []byte(c.data), 100, 100, whole(100, 100)); err != nil || !near(got, c.want) {
 			t.Errorf("%s: got %v, %v, want %v", name, got, err, c.want)
 		}
@@ -250,8 +253,10 @@ func TestWrongBoxesAreErrors(t *testing.T) {
 		{"a.json", `[{"bbox": [1,2,3,4], "label": null}]`, "neither a number nor a text"},
 		{"a.json", `[{"bbox": [1,2,3,4], "label": [1]}]`, "neither a number nor a text"},
 		{"a.json", `[{"bbox": [1,2,-3,4], "label": 1}]`, "negative size, as XYWH"},
-		{"a.json", `{"boxes": [[1,2,3,4]], "labels": []}`, "1 boxes and 0 labels"},
-		{"a.json", `{"boxes": [1,2,3,4], "labels": 1}`, "no arrays"},
+		{"a.json", `{"bbox": [[1,2,3,4]], "labels": []}`, "1 boxes and 0 labels"},
+		{"a.json", `{"bbox": [1,2,3,4], "labels": 1}`, "no arrays"},
+		{"a.json", `{"boxes": [[1,2,3,4]], "labels": [1]}`, "set Boxes.Format"},
+		{"a.json", `[{"box": [1,2,3,4], "label": 1}]`, "set Boxes.Format"},
 		{"a.json", `{"annotations": [], "objects": []}`, `"annotations" and "objects"`},
 		{"a.json", `{"images": [1, 2], "annotations": []}`, "it describes 2 images"},
 		{"a.json", "[" + strings.Repeat(" ", maxBytes) + "]", "over the limit"},

@@ -190,8 +190,8 @@ func field(fields map[string]json.RawMessage, names []string) (value json.RawMes
 	return value, nil
 }
 
-// boxAndLabel returns the values of an object's two fields.
-func boxAndLabel(fields map[string]json.RawMessage) (box, label json.RawMessage, err error) {
+// boxAndLabel returns the values of an object's two fields. Only COCO's bbox has a usual format.
+func (d *Decoder) boxAndLabel(fields map[string]json.RawMessage) (box, label json.RawMessage, err error) {
 	if box, err = field(fields, boxFields); err != nil {
 		return nil, nil, err
 	}
@@ -203,6 +203,9 @@ func boxAndLabel(fields map[string]json.RawMessage) (box, label json.RawMessage,
 		return nil, nil, fmt.Errorf("it has no boxes: none of the fields %q", boxFields)
 	case label == nil:
 		return nil, nil, fmt.Errorf("it has no labels: none of the fields %q", labelFields)
+	case d.Format == Default && fields["bbox"] == nil:
+		return nil, nil, errors.New("its boxes are not in the field \"bbox\", which is left, top, width, height: " +
+			"set Boxes.Format")
 	}
 	return box, label, nil
 }
@@ -232,7 +235,7 @@ func (d *Decoder) readObject(value json.RawMessage) error {
 	if isCrowd(fields["iscrowd"]) {
 		return nil
 	}
-	box, label, err := boxAndLabel(fields)
+	box, label, err := d.boxAndLabel(fields)
 	if err != nil {
 		return err
 	}
@@ -241,7 +244,7 @@ func (d *Decoder) readObject(value json.RawMessage) error {
 
 // readArrays reads the parallel arrays of an object.
 func (d *Decoder) readArrays(fields map[string]json.RawMessage) error {
-	boxes, labels, err := boxAndLabel(fields)
+	boxes, labels, err := d.boxAndLabel(fields)
 	if err != nil {
 		return err
 	}
