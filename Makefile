@@ -126,7 +126,7 @@ NULL_TESTS = ^Test(DeviceWaitsForTheEndOfACapture|BoundedStreams|ErrorsOfGPUsBeg
   |MainFailsAfterAFinding|NoFindingsReportsARace|SanitizerOfSharded.*|NormsWithReLUKeepNoMoreMemory$\
   |ParallelHasThePriorityOfItsCaller|NormAndReLUAreTwoKernels$\
   |SanitizerOf(InflatedMembers|BoundedDecoding)|SteadyDecoding.*|RefusedEpochLeavesTheMeasurement$\
-  |SanitizerOf(Requests|Batcher)|GPU(RowsAreReadAfterTheirBatch|ImagesEqualHost|OutOfMemoryHalvesBucket)|DeviceJPEGsEqualHost|Precedence(IsOrdered)?)$$
+  |SanitizerOf(Requests|Batcher)|TwoGPUsServeOneQueue|GPU(RowsAreReadAfterTheirBatch|ImagesEqualHost|OutOfMemoryHalvesBucket)|DeviceJPEGsEqualHost|Precedence(IsOrdered)?)$$
 
 # Tests of GPUs that compare no results of kernels.
 .PHONY: test-null-device

@@ -78,6 +78,53 @@ func TestGPURowsAreReadAfterTheirBatch(t *testing.T) {
 	}
 }
 
+// TestTwoGPUsServeOneQueue sends rows to two GPUs, each with its weight.
+func TestTwoGPUsServeOneQueue(t *testing.T) {
+	devices := cudatest.RequireGPUs(t, 2)
+	var weights []*torch.Tensor
+	for _, d := range devices {
+		w, err := torch.Full(d, torch.Float32, 2, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { w.Close() })
+		weights = append(weights, w)
+	}
+	b := newBatcher(t, serve.BatcherOptions{Devices: devices, MaxBatch: 4, Queue: 64,
+		Input: tensor.Spec{DType: torch.Float32, Shape: []int64{2}},
+		Model: func(d cuda.Device) (serve.Run, error) {
+			return func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
+				s, err := cuda.GetCurrentCUDAStream(d)
+				if err != nil {
+					return nil, err
+				}
+				cudatest.Delay(t, s, 2*time.Millisecond)
+				return []*torch.Tensor{x.Mul(weights[d])}, nil
+			}, nil
+		}})
+	var mu sync.Mutex
+	answers := map[cuda.Device]int{} // guarded by mu
+	var all sync.WaitGroup
+	for g := range 32 {
+		all.Go(func() {
+			for i := range 12 {
+				value := float32(100*g + i)
+				a, err := b.Do(t.Context(), row(value))
+				if err != nil || computes(a.Device) {
+					wantRow(t, result{a, err}, value, 2)
+				}
+				mu.Lock()
+				answers[a.Device]++
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	if computes(devices[0]) && (answers[devices[0]] == 0 || answers[devices[1]] == 0) {
+		t.Errorf("the GPUs have answered %v requests, want some from each", answers)
+	}
+}
+
 // TestGPUImagesEqualHost compares images in batches on a GPU with a Decoder's batches of one image
 // on the CPU, decoded on the host and on the GPU. Some images are for the host only, and some are
 // faulty.
