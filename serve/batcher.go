@@ -422,15 +422,15 @@ func (c *core) check(r Request) error {
 	return nil
 }
 
-// prepare decodes the image on the host, or copies the row, into a buffer of the batcher.
+// prepare decodes the image on the host into a buffer of the batcher. It leaves rows, and images
+// that a device decodes, in the caller's memory.
 func (c *core) prepare(ctx context.Context, q *request, r Request) error {
 	switch {
 	case len(c.decoders) == 0:
-		q.input = c.buffers.get()
-		copy(q.input, r.Row)
+		q.lent = r.Row
 		return nil
 	case c.decoders[0].units != nil:
-		q.image = r.Image
+		q.lent = r.Image
 		return nil
 	}
 	if err := c.gate.enter(ctx, q); err != nil {

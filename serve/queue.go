@@ -9,8 +9,8 @@ import (
 
 // request is a Request that waits for a batch, or is in one.
 type request struct {
-	image    []byte // the caller's encoded image; nil if the host has decoded it
-	input    []byte // the row in host memory of the batcher; nil if a device decodes the image
+	lent     []byte // the caller's memory: a row, or an image that a device decodes; otherwise nil
+	input    []byte // the pixels of an image that the host has decoded; otherwise nil
 	class    Priority
 	entered  time.Time     // when Do was called
 	ready    time.Time     // when it joined the queue
@@ -18,11 +18,26 @@ type request struct {
 	turn     chan struct{} // closed when it may pass the gate; nil unless it waits there
 	answered chan outcome  // has room for the only answer, so workers never wait
 
-	// held has an element while a worker reads image, and while a cancelled call sets gone. So Do
+	// held has an element while a worker reads lent, and while a cancelled call sets gone. So Do
 	// returns only when no worker reads the caller's memory. It is a channel and not a Mutex, so
 	// that tests in a synctest bubble can wait for it.
 	held chan struct{}
-	gone bool // cancelled: no worker reads image any more
+	gone bool // cancelled: no worker reads lent any more
+}
+
+// write writes the request's row, or zeros for a cancelled one.
+func (r *request) write(row []byte) {
+	if r.input != nil {
+		copy(row, r.input)
+		return
+	}
+	r.hold()
+	defer r.release()
+	if r.gone {
+		clear(row)
+		return
+	}
+	copy(row, r.lent)
 }
 
 // outcome is the answer to one request.
@@ -38,7 +53,7 @@ func newRequest(class Priority) *request {
 // fail answers the request with an error.
 func (r *request) fail(err error) { r.answered <- outcome{err: err} }
 
-// leave ends a worker's interest in the request's image. It waits for a worker that reads it.
+// leave ends the use of the caller's memory. It waits for a worker that reads it.
 func (r *request) leave() {
 	r.hold()
 	r.gone = true

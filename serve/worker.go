@@ -282,7 +282,7 @@ func (w *worker) fill(scope *torch.Scope, part []*request, bucket int) (x *torch
 	if w.decoder == nil || w.decoder.units == nil {
 		row := w.buffers.size
 		for i, r := range part {
-			copy(w.slot.memory[i*row:], r.input)
+			r.write(w.slot.memory[i*row : (i+1)*row])
 		}
 		clear(w.slot.memory[len(part)*row : w.o.Buckets[bucket]*row])
 		x, err = w.slot.fill(scope, bucket)
@@ -299,7 +299,7 @@ func (w *worker) decode(scope *torch.Scope, part []*request, bucket int, faults 
 		r.hold()
 		defer r.release()
 		if !r.gone { // otherwise nil, which is no image, and nobody waits for the answer
-			images[i] = r.image
+			images[i] = r.lent
 		}
 	}
 	x := w.slot.x[bucket].In(scope).NoGrad()
