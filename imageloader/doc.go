@@ -5,9 +5,9 @@
 // order depends only on the seed and the epoch.
 //
 // A [Loader] is an open archive. [Loader.Epoch] yields the batches of an epoch as a loop. A
-// prefetcher calls [Loader.Fill] instead. [Loader.Restore] continues an epoch from a [State].
-// [Inspect] and [MakeIndex] read an archive without loading it. [Loader.Stats] returns the counts
-// and times of a loader.
+// prefetcher calls [Loader.Fill] instead: package imagefeed opens both. [Loader.Restore] continues
+// an epoch from a [State]. [Inspect] and [MakeIndex] read an archive without loading it.
+// [Loader.Stats] returns the counts and times of a loader.
 //
 // An archive need not be a local file. Options.OpenSource opens a path with a scheme
 // (s3://bucket/a.tgz) as a [Source]. Without it, the loader opens http and https itself. Package

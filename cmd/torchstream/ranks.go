@@ -253,12 +253,23 @@ func signalAll(running []*exec.Cmd, s os.Signal) {
 	}
 }
 
-// awaitRanks waits until all ranks have ended, and returns the first failure.
+// status returns the exit status, or -1 if a signal or another failure has ended the process.
+func (e *ending) status() int {
+	var exit *exec.ExitError
+	if errors.As(e.err, &exit) {
+		return exit.ExitCode()
+	}
+	return -1
+}
+
+// awaitRanks waits until all ranks have ended, and returns the first failure. After the end of ctx,
+// an interrupted rank comes before the failures of others that have lost it.
 func awaitRanks(ctx context.Context, running []*exec.Cmd, ended <-chan ending) error {
 	told := ctx.Done()
 	var limit <-chan time.Time
 	last := syscall.SIGTERM // the next signal after limit
 	var first *ending
+	interrupted := false
 	for left := len(running); left > 0; {
 		select {
 		case <-told:
@@ -272,16 +283,16 @@ func awaitRanks(ctx context.Context, running []*exec.Cmd, ended <-chan ending) e
 			if e.err != nil && first == nil {
 				first, limit = &e, time.After(leaveTime)
 			}
+			interrupted = interrupted || e.err != nil && e.status() == interrupt.Status
 		}
 	}
 	if first == nil {
 		return nil
 	}
-	var status *exec.ExitError
-	switch {
-	case errors.As(first.err, &status) && status.ExitCode() == interrupt.Status:
+	switch status := first.status(); {
+	case status == interrupt.Status, interrupted && ctx.Err() != nil:
 		return cli.InterruptedError{} // rank 0 has printed how to continue
-	case errors.As(first.err, &status) && status.ExitCode() > 0:
+	case status > 0:
 		return cli.ErrFound // the rank has said why
 	}
 	return fmt.Errorf("rank %d has ended: %w", first.rank, first.err)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/distributed"
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/clitest"
 	"github.com/torchstream/torchstream/internal/freeport"
 	"github.com/torchstream/torchstream/internal/interrupt"
@@ -193,6 +195,29 @@ func TestRankOptionsAreChecked(t *testing.T) {
 	status, stdout, stderr := command(t, "train", "-archive", photos, "-gpus", "2", "-o", filepath.Join(t.TempDir(), "out"))
 	if status != 1 || stdout != "" || !strings.Contains(stderr, "-gpus 2: this machine has 0 GPUs") {
 		t.Errorf("without GPUs: status %d, %s, %s, want 1 and an error that says so", status, stdout, stderr)
+	}
+}
+
+// A signal may reach one rank before another, which then fails because the first one has left. The
+// command says that it was interrupted, but not if a rank failed by itself.
+func TestInterruptedRankComesFirst(t *testing.T) {
+	ends := func(status string) error { return exec.Command("sh", "-c", "exit "+status).Run() }
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, c := range []struct {
+		ctx  context.Context
+		want error
+	}{{done, cli.InterruptedError{}}, {t.Context(), cli.ErrFound}} {
+		ended := make(chan ending, 2)
+		ended <- ending{0, ends("1")}
+		ended <- ending{1, ends(strconv.Itoa(interrupt.Status))}
+		live := exec.Command("true")
+		if err := live.Run(); err != nil {
+			t.Fatal(err)
+		}
+		if err := awaitRanks(c.ctx, []*exec.Cmd{live, live}, ended); !errors.Is(err, c.want) {
+			t.Errorf("context ended %t: got %v, want %v", c.ctx.Err() != nil, err, c.want)
+		}
 	}
 }
 
