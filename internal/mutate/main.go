@@ -338,7 +338,8 @@ func shell(folder, command string) error {
 	return nil
 }
 
-// script runs the mutants. A test that passes, or does not exist, is an error. Each mutant has its
+// script runs each test with its edge and without it. A test that fails with the edge, passes
+// without it or does not exist is an error. Each mutant has its
 // own copy of the library, so several run at a time. They test the order of work in one process, so
 // other processes on the GPU do not matter.
 const script = `#!/usr/bin/env bash
@@ -351,15 +352,28 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 bundle=$(cd "$1" && pwd) gpus=${2:-1} good=0 bad=0 jobs=${JOBS:-4}
 verdicts=$(mktemp)
 
-one() { # mutant program folder test name
-  local mutant=$1 program=$2 folder=$3 test=$4 name=$5 command at start=$SECONDS said rc
-  case $program in
-    mutant) command=("$here/$mutant/mutant.test" -test.run "^$test\$" -test.timeout 100s) at=$bundle/tree/$folder ;;
-    shim/*) command=("$bundle/$program" --gtest_filter="$test") at=$bundle/shim ;;
-    *) command=("$bundle/tree/$program" -test.run "^$test\$" -test.timeout 100s) at=$bundle/tree/$folder ;;
-  esac
-  said=$(cd "$at" && LD_LIBRARY_PATH=$here/$mutant:$LD_LIBRARY_PATH timeout -k 5 110 "${command[@]}" 2>&1 </dev/null)
+# run FOLDER LIBRARIES PROGRAM OPTIONS...: runs a test in the folder, and sets said and rc.
+run() {
+  local at=$1 libraries=$2
+  shift 2
+  said=$(cd "$at" && LD_LIBRARY_PATH=$libraries timeout -k 5 110 "$@" 2>&1 </dev/null)
   rc=$?
+}
+
+one() { # mutant program folder test name
+  local mutant=$1 program=$2 folder=$3 test=$4 name=$5 whole=$bundle/$2 at=$bundle/tree/$3 options start=$SECONDS said rc
+  options=(-test.v -test.run "^$test\$" -test.timeout 100s)
+  case $program in
+    mutant) program=$here/$mutant/mutant.test whole=$bundle/tree/$folder/${folder##*/}.test ;;
+    shim/*) program=$bundle/$program at=$bundle/shim options=(--gtest_filter="$test") ;;
+    *) program=$bundle/tree/$program whole=$program ;;
+  esac
+  run "$at" "$LD_LIBRARY_PATH" "$whole" "${options[@]}"
+  if ((rc != 0)) || ! grep -qE '^ *--- PASS|^\[       OK ' <<<"$said"; then
+    echo "does not pass with the edge in place: $name ($test): $(tail -n 3 <<<"$said" | tr '\n' ' ')"
+    return
+  fi
+  run "$at" "$here/$mutant:$LD_LIBRARY_PATH" "$program" "${options[@]}"
   if ((rc == 0)); then
     echo "PASSES without it: $name ($test)"
   elif ! grep -qE '^ *--- FAIL|^\[  FAILED|panic: |terminate called' <<<"$said"; then
