@@ -612,8 +612,8 @@ func cocoOf(t *testing.T, members []archivetest.Member) string {
 	return string(data)
 }
 
-// TestOneFileOfBoxes: one file in COCO's format gives the boxes of files next to the images, from
-// any source, as a file or a member, also of a stream.
+// TestOneFileOfBoxes: one file in COCO's format gives the same boxes as a file for each image, with
+// every kind of archive. The file may be a member of the archive, even of a stream.
 func TestOneFileOfBoxes(t *testing.T) {
 	members := boxScenes(t, 13)
 	text := cocoOf(t, members)
@@ -665,7 +665,7 @@ func TestOneFileOfBoxes(t *testing.T) {
 				one.ShuffleBytes = 1000 // too few to keep the samples in memory
 			}
 			got := read(path, one)
-			if name == "directory" { // the order of a directory draws other crops
+			if name == "directory" { // the samples have another order, so their random crops differ
 				if len(got) != 13 {
 					t.Errorf("%s, %s: %d samples, want 13", name, boxes, len(got))
 				}
@@ -684,8 +684,8 @@ func TestOneFileOfBoxes(t *testing.T) {
 	}
 }
 
-// TestOneFileOfBoxesIsChecked: a file that can't be used is an error of Open that names it, and a
-// state is of the boxes, wherever their file is.
+// TestOneFileOfBoxesIsChecked: Open returns an error that names a file that can't be used. A state
+// can be restored if the boxes are the same, even if their file has another path.
 func TestOneFileOfBoxesIsChecked(t *testing.T) {
 	members := boxScenes(t, 5)
 	text := cocoOf(t, members)

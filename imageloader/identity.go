@@ -144,7 +144,7 @@ func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	print := map[string]string{}
 	o := l.o
 	if o.Boxes.oneFile() {
-		o.Boxes.File = "one" // the digest of the archive covers the boxes, and the path may be another
+		o.Boxes.File = "one" // the digest of the archive covers the boxes, and the path may differ
 	}
 	v := reflect.ValueOf(o)
 	for i := range v.NumField() {

@@ -40,9 +40,9 @@ type Loader struct {
 	loaderState
 }
 
-// labelFile is a file with the labels of all images. It does not change after Open.
+// labelFile is a file with the labels or the boxes of all images. It does not change after Open.
 type labelFile struct {
-	list  *index.List // nil without Options.List, and if each image has its own file of boxes
+	list  *index.List // from Options.List, or from Boxes.File if one file has all boxes; otherwise nil
 	boxes *box.Set    // nil unless one file has the boxes of all images
 }
 

@@ -342,7 +342,7 @@ func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 		return err
 	}
 	var file io.ReaderAt = r.file
-	if e.method == zipDeflated { // FileTime is of inflated members only
+	if e.method == zipDeflated { // FileTime counts only deflated members
 		r.timed.spent += time.Since(began)
 		file = &r.timed
 	}

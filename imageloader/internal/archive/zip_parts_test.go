@@ -15,8 +15,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// Parts of a stored member are read where its own local header says. A member that is deflated now,
-// or that has become shorter, has changed.
+// The local header of a stored member determines where its parts are read. A member that is
+// deflated now, or that has become shorter, is reported as changed.
 func TestPartsOfStoredMembersAreRead(t *testing.T) {
 	content := archivetest.Image(strings.Repeat("0123456789", 500))
 	for _, extra := range []int{0, 4096} {
@@ -50,7 +50,8 @@ func TestPartsOfStoredMembersAreRead(t *testing.T) {
 	}
 }
 
-// A read that fails is the error of ReadStored, and a local header of another member is damage.
+// ReadStored returns the error of a read that fails. A local header with the name of another member
+// is damage.
 func TestReadStoredReportsItsFaults(t *testing.T) {
 	errDisk := errors.New("the disk has failed")
 	content := archivetest.Image("content")
@@ -126,7 +127,7 @@ func TestDeflatedBytesInflateToTheMember(t *testing.T) {
 	}
 }
 
-// The entries of a directory may be in any order. Members that overlap are an error in each.
+// The entries of a directory may be in any order. Members that overlap are an error in every order.
 func TestDirectoryMayBeInAnyOrder(t *testing.T) {
 	var members []archivetest.Member
 	for _, name := range []string{"a/1.png", "a/2.png", "a/3.png"} {
@@ -151,7 +152,7 @@ func TestDirectoryMayBeInAnyOrder(t *testing.T) {
 		if got, err = found.randomOf(open(t, file)); err != nil || !slices.Equal(got, want) {
 			t.Errorf("order %v, a Reader: got %.60q, error %v, want %.60q", order, got, err, want)
 		}
-		// The member of the second entry has the place of the first one's.
+		// The second entry starts one byte after the first one.
 		copy(changed[directory+entry+42:][:4], binary.LittleEndian.AppendUint32(nil,
 			binary.LittleEndian.Uint32(changed[directory+42:])+1))
 		archivetest.Rewrite(t, file, changed)

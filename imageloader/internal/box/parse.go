@@ -190,7 +190,8 @@ func field(fields map[string]json.RawMessage, names []string) (value json.RawMes
 	return value, nil
 }
 
-// boxAndLabel returns the values of an object's two fields. Only COCO's bbox has a usual format.
+// boxAndLabel returns the values of the fields with the box and the label. With the format Default,
+// the field of the box must be COCO's bbox.
 func (d *Decoder) boxAndLabel(fields map[string]json.RawMessage) (box, label json.RawMessage, err error) {
 	if box, err = field(fields, boxFields); err != nil {
 		return nil, nil, err

@@ -21,19 +21,19 @@ type Set struct {
 	boxes [][]Labelled // the boxes of each image, in the units of the file
 }
 
-// maxImages is the maximum number of images of a Set, because an image's number is its label in a
-// list.
+// maxImages is the maximum number of images in a Set. Each image's number becomes its label in a
+// list, and a list has at most this many labels.
 const maxImages = 1 << 20
 
 // setReader reads a Set.
 type setReader struct {
 	in         *json.Decoder
-	labels     *Decoder        // for the labels
+	labels     *Decoder        // for its method label
 	images     map[string]int  // numbers by id
 	names      map[string]bool // of the images
 	set        Set
 	found      []annotation
-	count      int               // of annotations, with crowds
+	count      int               // of annotations, including crowds
 	categories map[string]string // names by number
 }
 
@@ -99,7 +99,7 @@ func (r *setReader) read() error {
 	return err
 }
 
-// array reads an array, whose items item reads.
+// array reads an array. It calls item to read each item.
 func (r *setReader) array(item func() error) error {
 	if start, err := r.in.Token(); err != nil {
 		return err

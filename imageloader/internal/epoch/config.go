@@ -81,7 +81,8 @@ type Labels struct {
 	BoxSet BoxSet     // for the kind Boxes, if one file has the boxes of all images
 }
 
-// BoxSet has the boxes of all samples. In the zero value each sample has its own file.
+// BoxSet has the boxes of all samples. Its zero value means that each sample has its own file of
+// boxes.
 type BoxSet struct {
 	*box.Set
 	ImageOf func(sample int) int // the number of a sample's image in the set

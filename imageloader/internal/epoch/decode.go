@@ -201,8 +201,9 @@ func (d *Decoder) label(it *Item, to Row) (Outcome, error) {
 	return Good, nil
 }
 
-// decodeBoxes decodes the boxes of an item after its image. If they can't be used, it also returns
-// the sample with the name of the member that has them, or of the image.
+// decodeBoxes decodes the boxes of an item after its image. The sample that it returns is for
+// errors: its name is the name of the file of boxes, or of the image if one file has the boxes of
+// all images.
 func (d *Decoder) decodeBoxes(it *Item, to Row) (sample.Sample, error) {
 	width, height := int(d.current.info.Width), int(d.current.info.Height)
 	if set := d.config.Labels.BoxSet; set.Set != nil {

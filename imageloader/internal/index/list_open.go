@@ -52,8 +52,8 @@ func OpenList(ctx context.Context, list, archivePath string, o ListOptions) (*Li
 	return l, err
 }
 
-// OpenListFile opens the file of a list as OpenList does, and calls read. o.Format and o.MultiLabel
-// are not used.
+// OpenListFile finds the file of a list as OpenList does, and calls read with its name and its
+// content. It ignores o.Format and o.MultiLabel.
 func OpenListFile(ctx context.Context, list, archivePath string, o ListOptions,
 	read func(file string, in io.Reader) error) error {
 	f, err := archive.OpenFile(ctx, list, o.Archive)
