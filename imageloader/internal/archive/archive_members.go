@@ -207,7 +207,7 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 		return m, false, a.Fail(errVolume)
 	}
 	kind, ok := kindOf(h)
-	name := path.Clean(h.Name)
+	name := cleaned(h.Name)
 	a.folders.entry(name)
 	if !ok {
 		if h.Typeflag == tar.TypeDir {
@@ -226,6 +226,15 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	a.member.sparse = kind == Sparse
 	a.member.begin(&m)
 	return m, true, nil
+}
+
+// cleaned returns path.Clean(name), faster for names that are clean.
+func cleaned(name string) string {
+	if name == "" || name[0] == '.' || name[len(name)-1] == '/' ||
+		strings.Contains(name, "/.") || strings.Contains(name, "//") {
+		return path.Clean(name)
+	}
+	return name
 }
 
 // begin makes m the current member.

@@ -11,6 +11,7 @@ import (
 	"hash/crc32"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -281,6 +282,28 @@ func TestZipOfUnixHasItsKindsAndNames(t *testing.T) {
 		"a/café 0"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got members %q, want %q", got, want)
+	}
+}
+
+// A walk of a tar or a zip gives the names of path.Clean. They stay valid when the walk has ended.
+func TestNamesOfMembersAreClean(t *testing.T) {
+	odd := []string{"a/b", "a//b", "a/./b", "./a", "a/.", "a/../b", "a/..", "..", "../a", "/a", "//a", ".a", "a/.b", "a.",
+		"a/b..", "..a/b", "...", "/.."}
+	var members []archivetest.Member
+	var want []string
+	for i := range 1000 { // over several allocations of names
+		name := odd[i%len(odd)]
+		if i >= len(odd) {
+			name = fmt.Sprintf("folder-%04d/./%s", i, name)
+		}
+		members = append(members, archivetest.Member{Name: name, Data: "x"})
+		want = append(want, path.Clean(name)+" 0")
+	}
+	for format, data := range map[string][]byte{"tar": archivetest.Tar(t, members...),
+		"zip": zipOf(t, members, zip.Store)} {
+		if got, _ := walked(t, archivetest.WriteFile(t, "a."+format, data)); !slices.Equal(got, want) {
+			t.Errorf("%s: got members %.2000q, want %.2000q", format, got, want)
+		}
 	}
 }
 

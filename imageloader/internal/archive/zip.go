@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -86,7 +85,7 @@ func (a *Archive) nextOfZip() (m Member, found bool, err error) {
 		return m, false, a.Fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d",
 			len(h.name), MaxNameBytes))
 	}
-	name := path.Clean(h.name)
+	name := cleaned(h.name)
 	if name == "__MACOSX" || strings.HasPrefix(name, "__MACOSX/") {
 		return m, false, nil
 	}

@@ -71,11 +71,17 @@ type directories struct {
 	lists bool // the directories stand for lists of labels: see listOf
 
 	numbers map[string]int32
-	names   []string        // by number
-	claimed []bool          // by number: whether a member looks like an image
-	above   map[string]bool // names of directories that contain directories of samples
+	names   []string // by number
+	last    int32    // the number that the last call of number returned
+	claimed []bool   // by number: whether a member looks like an image
+	parents
+	bytes int // size of the sidecar's section of directories
+}
+
+// parents are the directories that contain directories of samples.
+type parents struct {
+	above   map[string]bool // their names
 	entered string          // path of the directory that contains the last sample's directory
-	bytes   int             // size of the sidecar's section of directories
 }
 
 func newDirectories(file string, c *Config) (*directories, error) {
@@ -95,6 +101,9 @@ func newDirectories(file string, c *Config) (*directories, error) {
 
 // number returns the number of a directory.
 func (d *directories) number(name string) (int32, error) {
+	if int(d.last) < len(d.names) && d.names[d.last] == name {
+		return d.last, nil
+	}
 	number, seen := d.numbers[name]
 	if !seen {
 		if d.bytes += 4 + len(name); d.bytes > maxDirBytes {
@@ -107,6 +116,7 @@ func (d *directories) number(name string) (int32, error) {
 		d.names = append(d.names, name)
 		d.claimed = append(d.claimed, false)
 	}
+	d.last = number
 	return number, nil
 }
 
