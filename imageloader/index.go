@@ -162,8 +162,8 @@ type ListError = index.ListError
 // ListReport is the result of comparing Options.List with the archive.
 type ListReport = index.ListReport
 
-// ListReport returns the result of comparing Options.List with the archive. It returns nil without
-// a list.
+// ListReport returns the result of comparing Options.List with the archive. If one file has the
+// boxes of all images, it compares the images in that file instead. Without either, it returns nil.
 func (l *Loader) ListReport() *ListReport {
 	x := l.index.Load()
 	if x == nil || x.List() == nil {

@@ -471,16 +471,17 @@ func (o *Options) checkMasks(compiled *transform.Compiled) error {
 	return nil
 }
 
-// Boxes gives each image bounding boxes, for detection. An image and the file with its boxes are
-// two members of the archive, whose names follow two patterns.
+// Boxes gives each image bounding boxes, for detection. Either each image has its own file of
+// boxes, and both are members of the archive whose names follow two patterns, or one file has the
+// boxes of all images: see File.
 //
-// A file is JSON if its name ends with .json, and otherwise text. A line of text has a label and
-// four numbers, as YOLO writes it. JSON is an array of objects, or an object with such an array
-// (annotations or objects), or an object with an array of boxes and an array of labels. Each object
-// of the array has a box (bbox) and a label (category_id, label, category or class), like COCO's
-// annotations. Objects with iscrowd 1 are left out. Labels are whole numbers from 0 to 1,048,575,
-// or names among Options.Classes. A file without boxes, such as an empty one, means that the image
-// has no objects.
+// A file for one image is JSON if its name ends with .json, and otherwise text. A line of text has
+// a label and four numbers, as YOLO writes it. JSON is an array of objects, or an object with such
+// an array (annotations or objects), or an object with an array of boxes and an array of labels.
+// Each object of the array has a box (bbox) and a label (category_id, label, category or class),
+// like COCO's annotations. Objects with iscrowd 1 are left out. Labels are whole numbers from 0 to
+// 1,048,575, or names among Options.Classes. A file without boxes, such as an empty one, means that
+// the image has no objects.
 //
 // The field "boxes" of a batch is float32 [Max, 5]: left, top, right and bottom edge in pixels of
 // the transformed image, and the label. The rows after the last box are 0, 0, 0, 0, -1. The boxes

@@ -10,7 +10,7 @@ import (
 type Sample struct {
 	Name  string // the member's path in the archive
 	Index int    // number among the samples of the archive
-	Label int    // 0 with masks and boxes
+	Label int    // 0 with masks, boxes or lists of labels
 }
 
 // Reason is the reason why a sample is bad.
