@@ -154,6 +154,25 @@ func TestRunEqualsPyTorch(t *testing.T) {
 	near(t, got, results(t))
 }
 
+// PyTorch's tracer takes dynamic sizes to be at least 2. The range of tiny.pt2 starts at 1.
+func TestSmallestSizeRuns(t *testing.T) {
+	m := loadTiny(t, Options{})
+	x, mask := inputs(t)
+	scope := torch.NewScope("first row")
+	defer scope.Close()
+	outputs, err := m.Run(context.Background(), x.In(scope).Narrow(0, 0, 1), mask.In(scope).Narrow(0, 0, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := outputs[1].Float64s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := results(t)["sums"][0]; len(got) != 1 || math.Abs(got[0]-want) > 1e-5*math.Max(1, math.Abs(want)) {
+		t.Errorf("the first row alone has the sum %v, want %v", got, want)
+	}
+}
+
 func TestOutputsJoinTheScopeOfTheInputs(t *testing.T) {
 	m := loadTiny(t, Options{})
 	x, mask := inputs(t)
