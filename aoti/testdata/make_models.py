@@ -24,7 +24,6 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Callable, NamedTuple
 
 import torch
-import torchvision
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -55,6 +54,8 @@ def of_images(net, side, channels_last):
 
 
 def resnet50(small):
+    import torchvision
+
     if not small:
         return of_images(torchvision.models.resnet50(), 224, True)
     bottleneck = torchvision.models.resnet.Bottleneck
@@ -62,12 +63,16 @@ def resnet50(small):
 
 
 def vit_b_16(small):
+    import torchvision
+
     if not small:
         return of_images(torchvision.models.vit_b_16(), 224, False)
     return of_images(torchvision.models.VisionTransformer(64, 16, 2, 2, 64, 128), 64, False)
 
 
 def convnext_tiny(small):
+    import torchvision
+
     if not small:
         return of_images(torchvision.models.convnext_tiny(), 224, True)
     block = torchvision.models.convnext.CNBlockConfig
