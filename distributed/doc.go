@@ -12,16 +12,16 @@
 //
 // # Failures
 //
-// A job ends as a whole. If a rank's process ends, is stopped, cancels its context, or does not
-// enter a collective in time, every call on every rank fails. The [Error] names the rank at fault
-// and the collective. No call waits longer than Options allows:
+// A job ends as a whole. Every call on every rank fails if a rank's process ends or is suspended,
+// if it cancels its context, or if it does not enter a collective in time. The [Error] names the
+// rank at fault and the collective. No call waits longer than Options allows:
 //
 //   - A process ends: the other ranks notice at once, because its connection closes.
-//   - A process is stopped, or the network is cut: after Options.Silence.
+//   - A process is suspended (SIGSTOP), or the network is cut: after Options.Silence.
 //   - A rank still runs but does not enter a collective: after Options.Timeout.
-//   - A collective on a GPU fails after its call has returned: the next call, [Work.Wait] or
-//     [Group.Err] returns the error. NCCL kernels that wait for a lost rank are aborted, so
-//     synchronising with the device does not hang.
+//   - A collective on a GPU fails after its call has returned: [Work.Wait],
+//     [Group.Err] and the next collective return the error. NCCL kernels that wait for a lost rank
+//     are aborted, so synchronising with the device does not hang.
 //
 // After a failure, close the group and exit. A launcher that restarts jobs then starts the process
 // again.

@@ -39,11 +39,12 @@ func NewFlag(g *Group) *Flag { return &Flag{g: g} }
 // not call it.
 func (f *Flag) Raise() { f.raised.Store(true) }
 
-// Sync reports whether some rank had raised the flag by the time of that rank's previous Sync. All
-// ranks must call Sync equally often, and in the same place among their collectives. All ranks get
-// the same result. A raised flag stays raised. Sync starts an all-reduce of one number on the CPU,
-// and waits for the all-reduce that the previous Sync started, which ran during the step between
-// the two calls. Sync does not wait for the GPU. It returns the same errors as a collective.
+// Sync reports whether any rank raised the flag before its previous call of Sync. All ranks thus
+// see a raised flag one Sync later. All ranks must call Sync equally often, and in the same place
+// among their collectives. All ranks get the same result. A raised flag stays raised. Sync starts
+// an all-reduce of one number on the CPU, and waits for the all-reduce that the previous Sync
+// started, which ran during the step between the two calls. Sync does not wait for the GPU. It
+// returns the same errors as a collective.
 func (f *Flag) Sync() (bool, error) {
 	if f.up {
 		return true, nil

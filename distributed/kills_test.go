@@ -240,8 +240,8 @@ func newShardedKilledModel(world *distributed.Group) (*killedModel, error) {
 	}, nil
 }
 
-// trainFrom trains until step killSteps. It calls the function at before each call that involves
-// other ranks.
+// trainFrom trains until step killSteps. Before each call that involves other ranks, trainFrom
+// calls the function that its parameter at holds.
 func trainFrom(ctx context.Context, path string, o distributed.Options, sharded bool,
 	at func(world *distributed.Group)) (weights []float64, err error) {
 	at(nil)
@@ -369,7 +369,8 @@ func TestGPUKills(t *testing.T) {
 	makeFaults(t, *gpuKills, 2, fault{Rank: -1, GPU: true}, "kill", "stop", "disk", "cut")
 }
 
-// makeFaults causes count faults of the given kinds in turn, in jobs with two to largest ranks.
+// makeFaults causes faults of the given kinds in turn: as many as count says, in jobs with at least
+// two and at most largest ranks.
 func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
 	t.Helper()
 	seed := *killSeed

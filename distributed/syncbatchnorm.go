@@ -33,9 +33,9 @@ import (
 //	err := parallel.Backward(parallel.Weigh(loss, 0))
 //
 // All ranks together need more than one value per channel. With fewer values the CPU returns an
-// error. A GPU returns NaN, because its host does not know the numbers of the other ranks. The host
-// never waits for a GPU, and a whole step can be captured in a graph. A BatchNorm inside an
-// nn.Graphed is refused. Gradients of gradients (CreateGraph) are an error.
+// error. A GPU returns NaN, because its host does not know how many values the other ranks have.
+// The host never waits for a GPU, and a whole step can be captured in a graph. A BatchNorm inside
+// an nn.Graphed is refused. Gradients of gradients (CreateGraph) are an error.
 func ConvertSyncBatchNorm(g *Group, m nn.Module) error {
 	norms, graphed := batchNorms(m)
 	if graphed {
@@ -170,8 +170,8 @@ func wide(x *torch.Tensor) torch.DType {
 }
 
 // noValues replaces a count of zero on a GPU. LibTorch divides by running sums of the counts, and
-// the first sum would be zero. LibTorch also adds the counts as integers. noValues then counts as
-// 0, so it changes no result.
+// the first sum would be zero. LibTorch also adds the counts as integers, and there
+// noValues is truncated to 0. So it changes no result.
 const noValues = 1e-30
 
 // gather returns the statistics of all ranks, one row for each rank: two numbers for each channel,

@@ -33,9 +33,9 @@ import (
 //
 // If the archive is damaged, the epoch ends with an error after all samples before the damage have
 // been delivered. The damage may make the last batch short. If a shuffle buffer is in use, damage
-// empties it early, so its samples are in other batches than in an undamaged archive. All these
-// batches have the State of the last batch before them. After the archive is repaired, the epoch
-// can continue from that State.
+// empties the buffer early. Its samples then form other batches than those of an undamaged archive.
+// Each of these batches has the State of the last batch before the damage took effect. After the
+// archive is repaired, the epoch can continue from that State.
 //
 // When ctx ends, the loader is closed, or lend or deliver fails, Fill stops its goroutines, waits
 // for them, and returns the cause. This takes no longer than decoding one image.
@@ -215,7 +215,7 @@ func (l *Loader) labels(x *index.Index) epoch.Labels {
 }
 
 // report starts a goroutine that logs Stats at intervals of Options.StatsEvery until ctx ends. Each
-// log line covers the time since the line before it. The caller calls wait after ctx has ended.
+// log line covers the time since the line before it. wait ends the goroutine, and waits for it.
 func (l *Loader) report(ctx context.Context, number int) (wait func()) {
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -305,12 +305,13 @@ type planFiller struct{ decodeplan.Consumer }
 // are decoded.
 //
 // Only JPEGs of an archive with random access get a plan. The plan of a baseline JPEG uses entry
-// points that were compared with the image, or that Options.TrustIndex trusts. Without such entry
-// points, the plan covers the whole scan, and the consumer finds the entry points. An image gets a
-// plan of the whole scan only if it is a good sample whatever the scan contains. Under
-// Options.Damaged Refuse there is no such image. A progressive JPEG gets the plan of a baseline
-// copy with the same pixels, as long as Options.MaxTranscodedBytes has room for the copy. The
-// loader also decodes the rows that Plans.HostRows assigns to the host.
+// points (positions in the scan where decoding can start), if they were made from the image's
+// present bytes or Options.TrustIndex is set. Without such entry points, the plan covers the whole
+// scan, and the consumer finds the entry points. The plan of a whole scan is made only if damage in
+// the scan would not make the sample bad. If Options.Damaged is Refuse, damage always would, so
+// there is no such plan. A progressive JPEG gets the plan of a baseline copy with the same pixels,
+// as long as Options.MaxTranscodedBytes has room for the copy. The loader also decodes the rows
+// that Plans.HostRows assigns to the host.
 //
 // FillPlans passes an info to to.Deliver. The consumer passes the same info to DecodeRow and
 // KeepEntryPoints.
@@ -417,10 +418,10 @@ func (r *rereader) close() {
 
 // KeepEntryPoints stores the entry points that a consumer of FillPlans has found in the images of
 // some rows of a batch. info is the value with which the batch was delivered. The consumer must
-// have decoded the rows without an error. Each element of found has the number of bytes in
-// decodeplan.Row.Found. Later plans of the images use these entry points, which equal those that
-// Fill would have made. They are written to the index, unless the index already has entry points of
-// these images. KeepEntryPoints is safe for concurrent use. A closed loader ignores it.
+// have decoded the rows without an error. Each element of found has as many bytes as
+// decodeplan.Row.Found says. Later plans of the images use these entry points, which equal those
+// that Fill would have made. They are written to the index, unless the index already has entry
+// points of these images. KeepEntryPoints is safe for concurrent use. A closed loader ignores it.
 func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	l := (*Loader)(p)
 	batch, ok := info.(Info)

@@ -157,8 +157,8 @@ var (
 		transform.RandomErasing{Random: true, P: 0.2}}
 )
 
-// TestGPUDecodeEqualsTheHost: Decode: Device and Decode: Host give the same batches, to the bit,
-// for every finish, and after epochs that were left early.
+// TestGPUDecodeEqualsTheHost checks that batches decoded by the GPU equal batches decoded by the
+// host, to the bit, for every finish, and after epochs that were left early.
 func TestGPUDecodeEqualsTheHost(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	decodeEqualsTheHost(t, onGPU)
@@ -237,8 +237,8 @@ func TestGPUDecodeOnSomeMultiprocessors(t *testing.T) {
 	}
 }
 
-// TestSanitizerOfBoundedDecoding: the stream sanitizer knows the streams of a bound, and finds
-// nothing.
+// TestSanitizerOfBoundedDecoding checks that the stream sanitizer finds nothing when decoding is
+// bounded to a part of the GPU, which has its own streams.
 func TestSanitizerOfBoundedDecoding(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	l := newLoader(t, decodeArchive(t, 60),
@@ -294,7 +294,7 @@ type corruptingSource struct {
 	rng     *rand.Rand
 	rows    func(batch, row int) bool // the rows to damage
 	hits    int
-	members int // of hits: compressed members
+	members int // the number of hits that are compressed members
 }
 
 func (s *corruptingSource) Planner() decodeplan.Planner {
@@ -358,7 +358,7 @@ func (s *corruptingSource) bytes(plans *decodeplan.Plans, p *decodeplan.Row) ([]
 		return compressed(plans.Memory[p.At : p.At+p.Bytes])
 	}
 	if m := &p.Member; m.WindowBytes > 10 && s.rng.IntN(3) == 0 {
-		return plans.Memory[p.At+m.Window:][:m.WindowBytes], nil // which may not matter to the range
+		return plans.Memory[p.At+m.Window:][:m.WindowBytes], nil // damage that decoding may not read
 	}
 	s.members++
 	return plans.Memory[p.At+p.Member.Input:][:p.Member.InputBytes], nil
@@ -432,7 +432,7 @@ func decodeInOrder(t *testing.T, path string) {
 		}
 		defer sanitizer.Stop()
 	}
-	// sums returns a number for each sample of an epoch, computed after the load of a consumer.
+	// sums returns a number for each sample of an epoch, computed behind a consumer's other work.
 	sums := func(p *Prefetcher, epoch int) (all []float32) {
 		var results []*torch.Tensor
 		if err := cuda.WithStream(stream, func() error {
@@ -480,8 +480,9 @@ func decodeInOrder(t *testing.T, path string) {
 	}
 }
 
-// TestGPUDecodeFlagsOfAnAbandonedBatch: an epoch that is left may have a batch on one decoder when
-// the other decoder gets the next batch of the same slot. The two must write their flags in order.
+// TestGPUDecodeFlagsOfAnAbandonedBatch checks the order of flags after an epoch was left early. One
+// decoder may still work on a batch of that epoch when the other decoder gets the next batch of the
+// same slot.
 func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	l := newLoader(t, decodeArchive(t, 40),

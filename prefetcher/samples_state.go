@@ -13,8 +13,9 @@ import (
 )
 
 // SampleState is a position in an epoch of a [SampleSource], right after a batch. Each batch has
-// its SampleState (SampleInfo.State), because a prefetcher is batches ahead of the consumer. Save
-// the state of the last batch that the program has used. SampleSource.Restore continues after it.
+// its SampleState (SampleInfo.State), because a prefetcher is several batches ahead of the
+// consumer. Save the state of the last batch that the program has used. SampleSource.Restore
+// continues after it.
 //
 // A SampleState is saved as JSON (json.Marshal and json.Unmarshal). It is a value that may be
 // copied and kept without limit.
@@ -24,7 +25,8 @@ type SampleState struct {
 	turns   int // turns that the rank has taken since then (see order.Deal)
 }
 
-// sampleRun is the data that the states of one pass share. It is immutable.
+// sampleRun has what all states of one pass have in common. A pass is an epoch, or the rest of an
+// epoch after a Restore. A sampleRun is immutable.
 type sampleRun struct {
 	mark    order.Mark // at the start of the pass
 	options map[string]string
@@ -124,11 +126,11 @@ func (s *SampleState) UnmarshalJSON(data []byte) error {
 // the rest of the epoch is dealt to the new ranks. Every sample that was in no batch is then
 // delivered once. A sample that was in a batch is delivered again only as padding. Dealing again
 // needs the states of all former ranks after the same number of batches. One state is enough if
-// there was one rank, or if the policy is not Skip. When the rest is dealt again, BatchSize may
-// differ too.
+// there was one rank, or if SamplesOptions.BadSamples is not Skip. When the rest is dealt again,
+// BatchSize may differ too.
 //
-// Restore refuses a state of other samples (their number, fields, or SamplesOptions.Data) or other
-// options, with an error that names the difference.
+// Restore returns an error that names the difference if the state is from a source with another
+// number of samples, other fields, another SamplesOptions.Data or other options.
 func (s *SampleSource) Restore(states ...SampleState) error {
 	if len(states) == 0 {
 		s.setResume(nil)
@@ -223,7 +225,7 @@ func (s *SampleSource) accepts(r *sampleRun) error {
 	return nil
 }
 
-// runOf returns the data that all states of a pass share.
+// runOf returns what all states of a pass have in common.
 func (s *SampleSource) runOf(at *order.Start, epoch int) *sampleRun {
 	return &sampleRun{options: s.fingerprint(), mark: order.Mark{Epoch: epoch, Kind: s.kind,
 		Share: order.Share{Rank: s.options.Rank, World: s.options.World}, Done: at.Done, Before: at.Before}}

@@ -27,8 +27,8 @@ type job struct {
 // step.
 var errJobStops = fmt.Errorf("train: the job stops: %w", context.Canceled)
 
-// join makes the run a rank of Config.World. It requires that all ranks have the same data. It
-// gives all models the parameters of rank 0.
+// join makes the run a rank of Config.World. It returns an error if the ranks have different data
+// sets, and gives all models the parameters of rank 0.
 func (r *runner) join(ctx context.Context) (err error) {
 	w := r.World
 	if w == nil {
@@ -209,11 +209,10 @@ func (j *job) shareBuffers(model nn.Module) error {
 type once struct {
 	next    int  // 1 + the largest index so far of a sample that is not padding
 	padding bool // the padding has started
-	again   int  // 1 + the largest index so far in the padding, whose indices ascend too
+	again   int  // 1 + the largest index so far in the padding
 }
 
-// count returns how many samples of a batch are not padding. They are the first samples of the
-// batch.
+// count returns how many samples of a batch are not padding. Padding is at the end of a batch.
 func (o *once) count(batch *prefetcher.Batch) (int, error) {
 	var samples []int
 	switch info := batch.Info.(type) {

@@ -81,8 +81,8 @@ type Stepper struct {
 type StepperStats struct {
 	Steps   int64
 	Replays int64 // steps that replayed a graph
-	// Captures counts the graphs captured. The first capture for a shape follows a run without a
-	// graph, in the same step.
+	// Captures counts the graphs captured. A step of a new shape runs without a graph, and then
+	// captures the graph that later steps of this shape replay.
 	Captures int64
 }
 
@@ -149,10 +149,10 @@ func isNil(o optim.Optimizer) bool {
 }
 
 // Step trains on an input and its targets, which are on one device. It returns the model's output
-// and the loss, detached. The output and the loss belong to the youngest scope of input and
-// targets, or to the Stepper if input and targets have no scope. They are valid until the next
-// Step. All other tensors of the step are freed when Step returns. Step queues work for the device
-// and does not wait for it, except while it captures.
+// and the loss, detached. The output and the loss belong to the scope of input and targets (the
+// youngest, if these differ), or to the Stepper if input and targets have no scope. They are valid
+// until the next Step. All other tensors of the step are freed when Step returns. Step queues work
+// for the device and does not wait for it, except while it captures.
 //
 // After an error, such as cuda.ErrOutOfMemory in any part of the step, no gradient remains. The
 // next Step, perhaps on a smaller batch, starts clean. If the optimizer's step failed, some

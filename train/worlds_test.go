@@ -70,8 +70,8 @@ type divided struct {
 	}
 }
 
-// newDivided returns a network with parameters outside of blocks. One kernel's memory order differs
-// from the order of its dimensions.
+// newDivided returns a network with parameters outside of blocks. The weight of one convolution is
+// in a memory format that differs from the order of its dimensions.
 func newDivided(world *distributed.Group, value float64) (*divided, error) {
 	wrap := func(m nn.Module) nn.Module {
 		if world != nil {

@@ -262,8 +262,8 @@ func (e *ending) status() int {
 	return -1
 }
 
-// awaitRanks waits until all ranks have ended, and returns the first failure. After the end of ctx,
-// an interrupted rank comes before the failures of others that have lost it.
+// awaitRanks waits until all ranks have ended, and returns the first failure. If ctx has
+// ended, it prefers the error of an interrupted rank to the errors of ranks that have lost it.
 func awaitRanks(ctx context.Context, running []*exec.Cmd, ended <-chan ending) error {
 	told := ctx.Done()
 	var limit <-chan time.Time

@@ -46,7 +46,7 @@ type header struct {
 // digests identify an input.
 type digests struct {
 	Files   string `json:"files"`   // sizes and modification times of the input's files
-	Samples string `json:"samples"` // names, sizes and further members
+	Samples string `json:"samples"` // names and sizes of the images, and of the other members of samples
 	Labels  string `json:"labels"`  // classes, and the label of each sample
 }
 
@@ -57,7 +57,7 @@ type shard struct {
 	Bytes   int64     `json:"bytes"`
 	Samples int       `json:"samples"`
 	Resized int       `json:"resized,omitempty"`
-	End     int       `json:"end"` // position in the part after the last sample
+	End     int       `json:"end"` // position in the part, just after the shard's last sample
 	LeftOut []leftOut `json:"left_out,omitempty"`
 }
 
@@ -79,8 +79,8 @@ type journal struct {
 	done    bool
 }
 
-// openJournal opens the output folder for a new pack, or to continue one. It returns an error if
-// the folder has other files.
+// openJournal opens the output folder for a new pack, or to continue one. A new pack is refused
+// if the folder has other files.
 func openJournal(dir string, h header) (_ *journal, err error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("pack: %w", err)
@@ -127,7 +127,7 @@ func openJournal(dir string, h header) (_ *journal, err error) {
 }
 
 // onlyOurs is called if the journal has no complete line. It returns an error if text, the content
-// of the journal, is not the start of one, or if the folder has other files.
+// of the journal, is not the start of a journal, or if the folder has other files.
 func onlyOurs(dir, text string) error {
 	const start = `{"torchstream_pack":`
 	if n := min(len(text), len(start)); text[:n] != start[:n] {

@@ -171,9 +171,9 @@ func readHello(conn net.Conn) (m message, rest io.Reader, err error) {
 	}
 }
 
-// refuse tells the process why it cannot be a rank, and closes the connection. It first reads until
-// the process has closed its side. If refuse closed the connection with unread data, the connection
-// would be reset before the process reads the message.
+// refuse tells the process why it cannot be a rank, waits until the process has closed its side of
+// the connection, and closes the connection. If refuse closed a connection with unread data, the
+// process would see a reset before it reads the message.
 func (h *Hub) refuse(conn net.Conn, rank int, why string) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(h.o.Silence))
@@ -187,10 +187,10 @@ func (h *Hub) refuse(conn net.Conn, rank int, why string) {
 	}
 }
 
-// join assigns the connection to its rank, or returns the reason why it cannot. The rank may
-// already have a process. If h.formed is not set yet, join then ends the job, since either process
-// may be the intended one. If it is set, the second process belongs to another job with the same
-// address, and join refuses that process.
+// join assigns the connection to its rank, or returns the reason why it cannot. If the rank already
+// has a process, the result depends on h.formed. Before the group has formed, either process may be
+// the intended one, so join ends the job. Afterwards the second process belongs to another job with
+// the same address, and join refuses that process.
 func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -153,7 +153,8 @@ func walk(ctx context.Context, file string, c archive.Config) (contents []string
 	return contents, p, nil
 }
 
-// forward reads every second member without their headers, to the end.
+// forward reads the contents of every second member, skips the others, and reads to the end of the
+// archive.
 func (p places) forward(ctx context.Context, file string, c archive.Config) (contents []string, err error) {
 	a, err := archive.Open(ctx, file, c)
 	if err != nil {
@@ -170,8 +171,8 @@ func (p places) forward(ctx context.Context, file string, c archive.Config) (con
 	return contents, a.ReadToEnd()
 }
 
-// random reads the members from the last to the first. Members that a Reader cannot read, in zstd,
-// have no content.
+// random reads the members from the last to the first. A Reader cannot read members
+// of a zstd archive at random, so these have no content.
 func (p places) random(ctx context.Context, file string, c archive.Config) (contents []string, err error) {
 	a, err := archive.Open(ctx, file, c)
 	if err != nil {
@@ -361,7 +362,7 @@ func TestFileThatEndsEarlyGivesNoWrongBytes(t *testing.T) {
 	}
 }
 
-// checkShort checks that got has the first of the wanted contents, or all of them if there is no
+// checkShort checks that got is a prefix of the wanted contents, or all of them if there is no
 // error.
 func checkShort(t *testing.T, name string, got, want []string, err error) {
 	t.Helper()
@@ -389,7 +390,7 @@ func TestDamagedZipIsDamagedForEveryReader(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for at := 4; at < len(data); at += step { // other first bytes are no zip's
+		for at := 4; at < len(data); at += step { // with other first four bytes the file would not be a zip
 			for _, bits := range []byte{1, 0xff} {
 				changed := bytes.Clone(data)
 				changed[at] ^= bits

@@ -97,7 +97,7 @@ type zipDirectory struct {
 type zipPlace struct {
 	at, size int64
 	count    uint64 // of entries
-	exact    bool   // count is the whole number; without zip64 it has only the low 16 bits
+	exact    bool   // count has all its bits; without zip64, only the low 16
 }
 
 // find returns the entry whose local header is at offset.
@@ -123,7 +123,7 @@ func readZipDirectory(file io.ReaderAt, place zipPlace) (*zipDirectory, error) {
 		if err != nil {
 			return nil, err
 		}
-		if h.kind == Regular { // also a directory, which has no bytes
+		if h.kind == Regular { // folders too, whose content is empty
 			d.records = append(d.records, h.record())
 		}
 	}
@@ -161,8 +161,8 @@ func (e *zipEntry) within(end int64) error {
 	return nil
 }
 
-// nameSum returns a checksum of a name. Unlike the IEEE polynomial, CRC-32C has an instruction for
-// short inputs.
+// nameSum returns a checksum of a name. It is CRC-32C, because processors have
+// an instruction for its polynomial. Names are too short for the fast code of CRC-32 (IEEE).
 func nameSum(name []byte) uint32 { return crc32.Checksum(name, crc32.MakeTable(crc32.Castagnoli)) }
 
 // errZipEnd reports that a zip has no central directory at the end of the file, where it belongs.
@@ -275,8 +275,9 @@ func (z *zipHeaders) text(raw []byte) string {
 	return z.names.String()[at:]
 }
 
-// entry returns the next entry without its name, the entry's fixed bytes, and its other bytes. They
-// are valid until the next call. At the end of the directory it returns io.EOF.
+// entry returns the next entry, whose name is not set, and the entry's bytes: fixed has its fixed
+// fields, and rest has its name, extra fields and comment. The bytes are valid until the next call.
+// At the end of the directory it returns io.EOF.
 func (z *zipHeaders) entry() (h zipHeader, fixed, rest []byte, err error) {
 	_, _ = z.r.Discard(z.last) // always in the buffer
 	z.last = 0

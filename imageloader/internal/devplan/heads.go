@@ -58,9 +58,9 @@ const (
 // maxKept bounds the tables of a head, in bytes. Nearly all files have 600 bytes of tables.
 const maxKept = 4 << 10
 
-// splitHead returns the segments that decoding needs from before a JPEG's scan. They are in two
-// consecutive parts: the tables, and the segments of the frame and the scan. ok is false if the
-// file has unusual segments.
+// splitHead returns the segments that decoding needs from before a JPEG's scan. The results are the
+// tables, and then the segments of the frame and the scan: a decoder reads them in this order,
+// whatever their order in the file. ok is false if the file has unusual segments.
 func splitHead(data []byte) (tables, frame []byte, scan int, ok bool) {
 	if len(data) < 2 || data[0] != 0xFF || data[1] != markerImage {
 		return nil, nil, 0, false
@@ -113,9 +113,9 @@ func (h *heads) put(i int, head *Head, blob []byte) {
 	}
 }
 
-// replace stores a head with digests, like put, but only if the argument before is still the stored
-// head. If another goroutine has stored a different head, that head stays, and replace gives back
-// the room that was reserved for the digests.
+// replace stores a head with digests, like put, but only if the stored head is still the one passed
+// as before. If another goroutine has stored a different head, that head stays, and replace gives
+// back the room that was reserved for the digests.
 func (h *heads) replace(i int, before, head *Head, blob []byte) {
 	head.entries = maphash.Bytes(h.seed, blob)
 	if !h.heads[i].CompareAndSwap(before, head) {

@@ -1,6 +1,8 @@
 // Package ring is the prefetcher's core. A source fills host slots, a consumer reads device slots,
-// and one goroutine moves batches from host slots to device slots. Four edges (waits for events)
-// ensure that no slot is overwritten while it is still being read, or read before it is written.
+// and one goroutine moves batches from host slots to device slots. Four edges ensure that no slot is
+// overwritten while it is still being read, or read before it is written: the source waits for
+// copied, the copy waits for released, the consumer's stream waits for ready, and released is
+// recorded on every stream that used the slot.
 //
 // The package does not depend on CUDA or LibTorch. Its requirements on a device are the interface
 // [Device], and its requirements on goroutines the interface [Scheduler]. The prefetcher implements
@@ -33,8 +35,8 @@ type Device[S comparable, E any] interface {
 	// P is idle, and frees the slots.
 	Close(released []E) error
 
-	// NewEvent creates an event. timed is set for the copied events, with which the device may
-	// measure its copies.
+	// NewEvent creates an event. timed is set for the events that Copy records (copied in the
+	// diagram), so that the device can measure the duration of copies.
 	NewEvent(timed bool) (E, error)
 	FreeEvent(E)
 	// P returns the stream on which copies and finishes run.
@@ -48,11 +50,11 @@ type Device[S comparable, E any] interface {
 	Copy(slot, host, n int, released []E, copied E) error
 	// Finish enqueues on P the work that converts the copied samples to the consumer's fields.
 	Finish(slot, host, n int) error
-	// Check waits, on the host, until the device knows whether it could make all parts of a batch:
-	// the batch of the slot's last Finish. Check then makes the parts that the device could not
-	// make. It returns Unchecked as soon as busy reports true. bad is an error that ends the epoch
-	// before this batch. err is an error of the device. The ring calls Check only with
-	// Config.Checked, in the order of the batches, with the epoch's ctx.
+	// Check waits, on the host, until the device knows whether it could decode all images of the
+	// batch of the slot's last Finish. Check then has the host decode those that the device could
+	// not decode. It returns Unchecked as soon as busy reports true. bad is an error for which the
+	// epoch ends without delivering this batch. err is an error of the device. The ring calls Check
+	// only with Config.Checked, in the order of the batches, with the epoch's ctx.
 	Check(ctx context.Context, slot, n int, info any, busy func() bool) (checked Checked, bad, err error)
 	// Record records the event on the stream.
 	Record(event E, stream S) error
@@ -663,8 +665,8 @@ func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
 	return lease, nil
 }
 
-// over returns the error that ends the epoch, once the consumer has received all good batches
-// before the error. The lock is held.
+// over returns the error that ends the epoch, if ctx has ended or the consumer has received all
+// good batches before the error. The lock is held.
 func (r *Ring[S, E]) over(ep *epoch) error {
 	switch {
 	case ep.ctx.Err() != nil:
@@ -688,9 +690,9 @@ func (r *Ring[S, E]) turn(lease *Lease[S, E], turn func(*Lease[S, E]) bool) (mor
 	return turn(lease), nil
 }
 
-// leave ends an epoch. It stops the source, waits for it, and returns the slots that it filled.
-// Batches that were copied but not consumed need no event: P wrote their slots and is also the next
-// stream to write them.
+// leave ends an epoch. It stops the source, waits for it, and frees the slots that the source
+// filled. Batches that were copied but not consumed need no event: P wrote their slots and is also
+// the next stream to write them.
 func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
 	cancel(errLeft)
 	r.sched.Lock()
@@ -878,7 +880,7 @@ func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 	if err != nil {
 		return e, err
 	}
-	// The oldest event may be freed only if no wait for it is still to be enqueued. That is so
+	// The oldest event may be freed only after all waits for it have been enqueued. That is so
 	// here: the last copy has enqueued its waits, and this release has recorded no event yet.
 	if len(slot.released) >= r.cfg.maxReleased && len(slot.waits) == 0 {
 		r.dev.FreeEvent(slot.released[0].event)
@@ -908,7 +910,7 @@ func (r *Ring[S, E]) Close() error {
 	for j := range r.slots {
 		if l := r.slots[j].lease; l != nil {
 			l.refs = 0
-			_ = l.end(nil) // the field failure keeps an error
+			_ = l.end(nil) // r.failure keeps an error
 			r.sched.Lock()
 		}
 	}
