@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -507,26 +508,56 @@ func TestStoredMembersOfAZipTakeNoTimeToInflate(t *testing.T) {
 	}
 }
 
+// zipOfEmpty writes a zip of n members without content, with names as in ImageNet.
+func zipOfEmpty(t testing.TB, n int) (path string) {
+	t.Helper()
+	var b bytes.Buffer
+	w := zip.NewWriter(&b)
+	for i := range n {
+		name := fmt.Sprintf("train/n%08d/n%08d_%d.JPEG", i/1000, i/1000, i)
+		if _, err := w.CreateHeader(&zip.FileHeader{Name: name}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return archivetest.WriteFile(t, "a.zip", b.Bytes())
+}
+
+// TestOpenReadsTheDirectoryOfAZipOnce: Open reads the central directory once, and no member.
+func TestOpenReadsTheDirectoryOfAZipOnce(t *testing.T) {
+	const n = 20_000
+	path := zipOfEmpty(t, n)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	directory := int64(binary.LittleEndian.Uint32(data[len(data)-10:]))
+	const rest = 128 << 10 // the first and the last bytes of the file
+	var read atomic.Int64
+	l, err := open(t.Context(), path, Options{BatchSize: 8, Transform: Eval(4, 4), Shuffle: true, BadSamples: Skip},
+		func(path string) (archive.File, error) {
+			f, err := os.Open(path)
+			return countingFile{f, &read}, err
+		}, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if got := read.Load(); got < directory || got > directory+rest {
+		t.Errorf("Open reads %d bytes, want %d of the directory and at most %d more", got, directory, rest)
+	}
+	if l.Len() != n {
+		t.Errorf("got %d samples, want %d", l.Len(), n)
+	}
+}
+
 // BenchmarkOpenZip opens a zip of 100,000 stored members. It reports the CPU time of Open, and the
 // bytes of Go's heap that the open loader keeps.
 func BenchmarkOpenZip(b *testing.B) {
 	const n = 100_000
-	path := filepath.Join(b.TempDir(), "a.zip")
-	f, err := os.Create(path)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer f.Close()
-	w := zip.NewWriter(f)
-	for i := range n {
-		name := fmt.Sprintf("train/n%08d/n%08d_%d.JPEG", i/1000, i/1000, i)
-		if _, err := w.CreateHeader(&zip.FileHeader{Name: name}); err != nil {
-			b.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		b.Fatal(err)
-	}
+	path := zipOfEmpty(b, n)
 	kept := func() float64 {
 		var m runtime.MemStats
 		runtime.GC()
