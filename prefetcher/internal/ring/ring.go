@@ -1,6 +1,6 @@
 // Package ring is the prefetcher's core. A source fills host slots, a consumer reads device slots,
-// and one goroutine moves batches from host slots to device slots. Four edges ensure that no slot is
-// overwritten while it is still being read, or read before it is written: the source waits for
+// and one goroutine moves batches from host slots to device slots. Four edges ensure that no slot
+// is overwritten while it is still being read, or read before it is written: the source waits for
 // copied, the copy waits for released, the consumer's stream waits for ready, and released is
 // recorded on every stream that used the slot.
 //
