@@ -18,6 +18,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -84,6 +85,36 @@ func BenchmarkEpoch(b *testing.B) {
 			b.ReportMetric((cpu(b)-before)/float64(n), "cpu-µs/op")
 		})
 	}
+}
+
+// BenchmarkOpenZip opens a zip of 100,000 stored members. It reports the CPU time of Open, and the
+// bytes of Go's heap that the open loader keeps.
+func BenchmarkOpenZip(b *testing.B) {
+	const n = 100_000
+	path := zipOfEmpty(b, n)
+	kept := func() float64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return float64(m.HeapAlloc)
+	}
+	spent, bytes := 0.0, 0.0
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		heap, before := kept(), cpu(b)
+		l, err := Open(path, Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		spent += cpu(b) - before
+		bytes += kept() - heap
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(spent*1000/float64(b.N)/n, "cpu-ns/member")
+	b.ReportMetric(bytes/float64(b.N)/n, "B/member")
 }
 
 // cpu returns the process's user and system time in µs.

@@ -14,7 +14,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -551,36 +550,6 @@ func TestOpenReadsTheDirectoryOfAZipOnce(t *testing.T) {
 	if l.Len() != n {
 		t.Errorf("got %d samples, want %d", l.Len(), n)
 	}
-}
-
-// BenchmarkOpenZip opens a zip of 100,000 stored members. It reports the CPU time of Open, and the
-// bytes of Go's heap that the open loader keeps.
-func BenchmarkOpenZip(b *testing.B) {
-	const n = 100_000
-	path := zipOfEmpty(b, n)
-	kept := func() float64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return float64(m.HeapAlloc)
-	}
-	spent, bytes := 0.0, 0.0
-	b.ReportAllocs()
-	b.ResetTimer()
-	for range b.N {
-		heap, before := kept(), cpu(b)
-		l, err := Open(path, Options{})
-		if err != nil {
-			b.Fatal(err)
-		}
-		spent += cpu(b) - before
-		bytes += kept() - heap
-		if err := l.Close(); err != nil {
-			b.Fatal(err)
-		}
-	}
-	b.ReportMetric(spent*1000/float64(b.N)/n, "cpu-ns/member")
-	b.ReportMetric(bytes/float64(b.N)/n, "B/member")
 }
 
 // FuzzZip: whatever the bytes of a zip, epochs and Inspect end, and two epochs deliver the same
