@@ -73,15 +73,16 @@ def write_images():
 
 
 def forget_paths(path):
-    """Remove from a package what names folders of this machine: the sources, and paths in the library's messages."""
+    """Remove from a package what names folders of this machine: the sources' text, and paths in the library's messages."""
     folders = re.compile(rb"(/[^\0/\s\"']+)+(?=/(torch/include|c[a-z0-9]{40,})/)")
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(path + ".new", "w") as new:
         for member in old.infolist():
-            if not member.filename.endswith(".cpp"):
-                data = old.read(member)
-                if member.filename.endswith(".so"):  # its size and offsets stay
-                    data = folders.sub(lambda m: b"/".ljust(len(m[0]), b"x"), data)
-                new.writestr(member.filename, data)
+            data = old.read(member)
+            if member.filename.endswith(".cpp"):
+                data = b""  # PyTorch's loader needs the names alone
+            elif member.filename.endswith(".so"):  # its size and offsets stay
+                data = folders.sub(lambda m: b"/".ljust(len(m[0]), b"x"), data)
+            new.writestr(member.filename, data)
     shutil.move(path + ".new", path)
 
 
