@@ -27,8 +27,8 @@ enum {
   TS_GRAD_FLAG_CREATE_GRAPH = 2, /* record the computation of the gradients; implies RETAIN_GRAPH */
   TS_GRAD_FLAG_ALLOW_UNUSED =
       4, /* return NULL, and no error, for an input that no output depends on */
-  /* While a graph is captured, do not call the hooks of leaves. For gradients that replays pass on
-   * to another pass, which calls the hooks. */
+  /* While a graph is captured, do not call the hooks of leaves. Use it for gradients that replays
+   * hand to another backward pass, which calls the hooks. */
   TS_GRAD_FLAG_NO_LEAF_HOOKS = 8
 };
 
@@ -157,12 +157,12 @@ typedef struct ts_function {
   int64_t context;
 } ts_function;
 
-/* Makes a graph node of the function: the results are the outputs with the node as their history.
+/* Makes a graph node for the function. The results are the outputs, with the node as their history.
  * At least one input must require grad. A backward pass fails if the saved tensors were freed or
  * changed in place. results: output_count new references. The node owns the context. */
 TS_API ts_error* ts_function_attach(ts_function function, ts_tensor** results);
 
-/* Returns how many callbacks are nested on the calling thread. */
+/* Returns the number of callbacks that are running on the calling thread, one inside another. */
 TS_API int32_t ts_callback_depth(void);
 
 /* Moves contexts that nothing uses any more to `contexts`, and returns their number. LibTorch frees

@@ -28,10 +28,10 @@ enum {
 
 /* Makes a struct over the tensor's memory, which stays alive until the struct's deleter is called,
  * on any thread. The caller, or the library that it passes the struct to, calls the deleter once
- * (ts_dlpack_free). stream: the stream on which the other library uses a GPU's memory. Work
- * enqueued there from now on starts after everything enqueued on the calling thread's current
- * stream of the device, and the memory is recorded as used there. Returns TS_ERROR_INVALID_ARGUMENT
- * for a tensor that requires grad or has no strided memory, and TS_ERROR_CAPTURE in a capture. */
+ * (ts_dlpack_free). stream: the stream on which the other library uses a GPU's memory. The call
+ * makes this stream wait for the calling thread's current stream of the device, and records the
+ * memory as used on it. Returns TS_ERROR_INVALID_ARGUMENT for a tensor that requires grad or has no
+ * strided memory, and TS_ERROR_CAPTURE in a capture. */
 TS_API ts_error* ts_dlpack_export(const ts_tensor* tensor,
                                   ts_stream stream,
                                   int32_t flags,
@@ -43,13 +43,13 @@ TS_API ts_error* ts_dlpack_export_versioned(const ts_tensor* tensor,
 
 /* Makes a tensor over the struct's memory. Takes ownership of the struct if it succeeds.
  *
- * stream: the stream on which the other library computed the values and will reuse the memory. Work
- * enqueued on the calling thread's current stream of the device from now on starts after everything
- * enqueued on `stream` so far. When the last tensor that shares the memory is freed, `stream` waits
- * for the work so far of that current stream and of all streams given to ts_tensor_record_stream. A
- * thread of the library then calls the struct's deleter, never inside another call. One thread does
- * this for all foreign memory, so a deleter that blocks delays the next ones. exit waits at most a
- * second for this thread, and no deleter is called after that.
+ * stream: the stream on which the other library computed the values and will reuse the memory. The
+ * call makes the calling thread's current stream of the device wait for `stream`. When the last
+ * tensor that shares the memory is freed, `stream` waits for the work enqueued until then on that
+ * current stream and on all streams given to ts_tensor_record_stream. A thread of the library then
+ * calls the struct's deleter, never inside another call. One thread does this for all foreign
+ * memory, so a deleter that blocks delays the next ones. exit() waits at most a second for this
+ * thread, and no deleter is called after that.
  *
  * The call checks the struct: dimensions, sizes, strides, dtype, alignment, device and, for a GPU,
  * which device the pointer belongs to. TS_ERROR_INVALID_ARGUMENT says what is wrong. The call

@@ -43,10 +43,10 @@ TS_API const char* ts_error_message(const ts_error* error);
 /* Returns the name of the C function that failed, borrowed until the error is freed. */
 TS_API const char* ts_error_origin(const ts_error* error);
 
-/* Returns the byte of an image that the decoder had reached when it found the damage of a
- * TS_ERROR_DECODE, from 0 to the image's size. The damage is at or near this byte, since decoders
- * read ahead and count whole blocks. The message ends with the byte. Returns -1 if the format's
- * decoder does not report it, and for all other errors. */
+/* Returns the decoder's position in the bytes of an image when it found the damage of a
+ * TS_ERROR_DECODE, from 0 to the image's size. The damage is at or near this position, since
+ * decoders read ahead and count whole blocks. The message ends with the position. Returns -1 if the
+ * format's decoder does not report it, and for all other errors. */
 TS_API int64_t ts_error_offset(const ts_error* error);
 TS_API void ts_error_free(ts_error* error);
 

@@ -9,8 +9,9 @@
 extern "C" {
 #endif
 
-/* Any number of threads may use an event at once. A wait is for the latest record enqueued before
- * it; the program orders the two. */
+/* Any number of threads may use an event at once. A wait refers to the latest record that was
+ * enqueued before it. If one thread records and another waits, the program has to order the two
+ * calls. */
 typedef struct ts_event ts_event;
 
 enum {
@@ -33,10 +34,10 @@ TS_API ts_error* ts_event_new(int32_t flags, ts_event** event);
 TS_API void ts_event_free(ts_event* event);
 TS_API ts_error* ts_event_record(ts_event* event, ts_stream stream);
 
-/* Makes work enqueued on the stream from now on start after the event's latest record. The host
- * does not block. Returns TS_ERROR_NOT_RECORDED if there is no record. Returns TS_ERROR_CAPTURE if
- * only one of stream and record belongs to the running capture and the other cannot join it, and if
- * the record was part of a capture that has ended. */
+/* Makes the stream wait for the event's latest record: work enqueued on the stream after this call
+ * starts only after that record. The host does not block. Returns TS_ERROR_NOT_RECORDED if there is
+ * no record. Returns TS_ERROR_CAPTURE if only one of stream and record belongs to the running
+ * capture and the other cannot join it, and if the record was part of a capture that has ended. */
 TS_API ts_error* ts_stream_wait_event(ts_stream stream, const ts_event* event);
 
 /* Returns the device of the event's records and its cudaEvent_t, borrowed until the event is freed.
@@ -51,8 +52,9 @@ TS_API ts_error* ts_event_query(const ts_event* event, bool* done);
 TS_API ts_error* ts_event_synchronize(const ts_event* event);
 
 /* Returns the time on the device between two records, with CUDA's resolution of about half a
- * microsecond. Returns TS_ERROR_INVALID_ARGUMENT unless both have TS_EVENT_FLAG_TIMING, are
- * complete and are of one device, and TS_ERROR_NOT_RECORDED unless both have a record. */
+ * microsecond. Returns TS_ERROR_NOT_RECORDED if one of them has no record. Returns
+ * TS_ERROR_INVALID_ARGUMENT if one of them lacks TS_EVENT_FLAG_TIMING or is not complete, or if
+ * they are of different devices. */
 TS_API ts_error* ts_event_get_elapsed(const ts_event* start,
                                       const ts_event* end,
                                       int64_t* nanoseconds);
@@ -62,8 +64,8 @@ TS_API ts_error* ts_event_get_elapsed(const ts_event* start,
 /* Writes a handle of TS_EVENT_HANDLE_BYTES bytes, which another process on the machine passes to
  * ts_event_import while this event exists. Both processes may record the event and wait for it.
  * This process cannot see the other's records, so such an event counts as recorded: waiting for it
- * before any record is no error and orders nothing. device: the GPU of the records, the same one in
- * both processes, whatever its index in each. */
+ * before any record is no error and orders nothing. device: the GPU of the records. Both processes
+ * use the same GPU, which may have another index in each. */
 TS_API ts_error* ts_event_export(ts_event* event, int32_t device, uint8_t* handle);
 
 /* Makes an event from another process's handle. */

@@ -16,9 +16,9 @@ extern "C" {
  * ts_image_decode_with_entries, byte for byte. ts_image_plan_segments writes the plan of an image
  * to memory that is copied to the device.
  *
- * A decoder holds device memory, which ts_gpu_decoder_new allocates and no other call. Its runs
- * share this memory, so they must be on one stream, or on streams that are ordered. One thread uses
- * a decoder at a time.
+ * A decoder holds device memory, which only ts_gpu_decoder_new allocates. Its runs share this
+ * memory, so they must be on one stream, or on streams that are ordered. One thread uses a decoder
+ * at a time.
  *
  * A decoder of TS_DEVICE_CPU is for tests on machines without a GPU. It runs the same arithmetic on
  * the calling thread, image by image, and a run returns when it is done. It is slower than
@@ -38,8 +38,8 @@ TS_API ts_error* ts_gpu_decoder_new(int32_t device,
 /* Returns the memory to LibTorch's allocator, in the order of the runs' streams. Does not wait. */
 TS_API void ts_gpu_decoder_free(ts_gpu_decoder* decoder);
 
-/* Returns the size in bytes of the head, the start of the staging memory, which a run of this many
- * images writes. The plans follow it. */
+/* Returns the size in bytes of the head for a run of this many images. The run writes the head at
+ * the start of the staging memory, and the plans follow it. */
 TS_API size_t ts_gpu_decoder_head_bytes(int64_t images);
 
 typedef struct ts_gpu_decode_image {
@@ -48,7 +48,8 @@ typedef struct ts_gpu_decode_image {
                     3 bytes, without gaps */
 } ts_gpu_decode_image;
 
-/* Enqueues the decoding of `count` images, and returns. Neither allocates nor waits for the device.
+/* Enqueues the decoding of `count` images, and returns. Allocates nothing, and does not wait for
+ * the device.
  *
  * staging: pinned memory, aligned to 16 bytes, with `bytes` bytes of head and plans, written by
  * ts_image_plan_segments in this process. results: contiguous uint8 on the decoder's device.
@@ -93,9 +94,10 @@ TS_API ts_error* ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder,
                                              size_t memory_bytes,
                                              ts_stream stream);
 
-/* Makes a ts_gpu_decoder for ts_gpu_decoder_run_inflating. rooms_bytes: the maximum size of the
- * rooms of a run's members, each TS_INFLATER_WINDOW_BYTES, plus the bytes up to the end of its
- * range, plus 16. The staging memory and the rooms together must be smaller than 4 GiB. */
+/* Makes a ts_gpu_decoder for ts_gpu_decoder_run_inflating. rooms_bytes: the maximum total size of
+ * the rooms of a run's members. The room of a member has TS_INFLATER_WINDOW_BYTES bytes, plus the
+ * bytes up to the end of its range, plus 16. The staging memory and the rooms together must be
+ * smaller than 4 GiB. */
 TS_API ts_error* ts_gpu_decoder_new_inflating(int32_t device,
                                               int64_t max_images,
                                               size_t staging_bytes,
@@ -103,8 +105,7 @@ TS_API ts_error* ts_gpu_decoder_new_inflating(int32_t device,
                                               size_t rooms_bytes,
                                               ts_gpu_decoder** decoder);
 
-/* Returns the size in bytes of the head, the start of the staging memory, which a run of this many
- * images and members writes. */
+/* Returns the size in bytes of the head for a run of this many images and members. */
 TS_API size_t ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members);
 
 /* An image whose compressed data is in a deflate stream. */
@@ -112,7 +113,7 @@ typedef struct ts_gpu_decode_member {
   size_t image; /* index of the image, whose plan ts_image_plan_head wrote */
   size_t scan; /* byte of the range where the data of its scan starts; it ends at the range's end or
                   earlier */
-  ts_gpu_inflate_range range; /* its room is a byte of the decoder's rooms */
+  ts_gpu_inflate_range range; /* its room is in the decoder's rooms */
 } ts_gpu_decode_member;
 
 /* Inflates the ranges of the members, at most one for each image, and then does ts_gpu_decoder_run.

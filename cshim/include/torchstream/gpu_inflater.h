@@ -11,13 +11,14 @@
 extern "C" {
 #endif
 
-/* Inflates many ranges of raw deflate streams on a GPU, each from a checkpoint of ts_inflater. An
- * example are the members of a .tgz whose index has a checkpoint before each member. The bytes
- * equal those of the host's inflater.
+/* Inflates many ranges of raw deflate streams on a GPU, each from a checkpoint of ts_inflater.
+ * Examples of such ranges are the members of a .tgz whose index has a checkpoint before each
+ * member. The bytes equal those of the host's inflater.
  *
- * An inflater holds device memory, which ts_gpu_inflater_new allocates and no other call. Its runs
- * share this memory, so they must be on one stream, or on streams that are ordered. One thread uses
- * an inflater at a time. An inflater of TS_DEVICE_CPU is for tests, like such a ts_gpu_decoder. */
+ * An inflater holds device memory, which only ts_gpu_inflater_new allocates. Its runs share this
+ * memory, so they must be on one stream, or on streams that are ordered. One thread uses an
+ * inflater at a time. An inflater of TS_DEVICE_CPU is for tests, like a ts_gpu_decoder of
+ * TS_DEVICE_CPU. */
 typedef struct ts_gpu_inflater ts_gpu_inflater;
 
 /* device: a GPU, or TS_DEVICE_CPU. staging_bytes: the maximum size of a run's head, inputs and
@@ -30,8 +31,8 @@ TS_API ts_error* ts_gpu_inflater_new(int32_t device,
 /* Returns the memory to LibTorch's allocator, in the order of the runs' streams. Does not wait. */
 TS_API void ts_gpu_inflater_free(ts_gpu_inflater* inflater);
 
-/* Returns the size in bytes of the head, the start of the staging memory, which a run of this many
- * ranges writes. */
+/* Returns the size in bytes of the head for a run of this many ranges. The run writes the head at
+ * the start of the staging memory, before the inputs and windows. */
 TS_API size_t ts_gpu_inflater_head_bytes(int64_t ranges);
 
 typedef struct ts_gpu_inflate_range {
@@ -44,8 +45,8 @@ typedef struct ts_gpu_inflate_range {
   size_t skip;         /* bytes of output from the checkpoint to the range */
   size_t bytes;        /* size of the range; with `skip` at most 1 GiB */
   size_t room;         /* byte of `rooms`, a multiple of 16, where the output is written:
-                          TS_INFLATER_WINDOW_BYTES bytes of window, `skip` bytes of output, then the range.
-                          Rooms must not overlap. */
+                          TS_INFLATER_WINDOW_BYTES bytes of window, `skip` bytes of output, then
+                          the range. Rooms must not overlap. */
   int32_t skip_bits;   /* 0 to 7: bits of the first byte before the checkpoint */
 } ts_gpu_inflate_range;
 
@@ -56,8 +57,8 @@ typedef struct ts_gpu_inflate_result {
   uint32_t checksum; /* CRC-32 (IEEE) of the range; 0 if it failed */
 } ts_gpu_inflate_result;
 
-/* Enqueues the inflating of `count` ranges, and returns. Neither allocates nor waits for the
- * device.
+/* Enqueues the inflating of `count` ranges, and returns. Allocates nothing, and does not wait for
+ * the device.
  *
  * staging: pinned memory, aligned to 16 bytes, with `bytes` bytes of head, inputs and windows.
  * rooms: contiguous uint8 on the inflater's device, aligned to 16 bytes. results: pinned memory of

@@ -74,9 +74,9 @@ TS_API ts_error* ts_graph_get_handles(const ts_graph* graph,
                                       uintptr_t* cuda_graph_exec,
                                       uintptr_t* cuda_graph);
 
-/* Destroys a graph. A capture that has not ended is discarded; on another thread than the one that
- * started it, that is TS_ERROR_WRONG_THREAD. Replays already enqueued complete normally. Memory of
- * tensors made in the capture stays until they are freed. */
+/* Destroys a graph. A capture that has not ended is discarded. Only the thread that started the
+ * capture can do so: on another thread the call returns TS_ERROR_WRONG_THREAD. Replays already
+ * enqueued complete normally. Memory of tensors made in the capture stays until they are freed. */
 TS_API ts_error* ts_graph_destroy(ts_graph* graph);
 
 /* Blocks until no capture is running. */

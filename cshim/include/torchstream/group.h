@@ -25,10 +25,10 @@ extern "C" {
 typedef struct ts_group ts_group;
 typedef struct ts_work ts_work;
 
-/* Connects to the other ranks of the group, and blocks until all have called. name: unique in the
- * store. ranks: the ranks of the `size` members in the whole job. device: a GPU, or TS_DEVICE_CPU.
- * timeout_nanoseconds: of a collective. Returns TS_ERROR_UNSUPPORTED for a GPU if LibTorch has no
- * NCCL. */
+/* Connects to the other ranks of the group, and blocks until all of them have called it. name:
+ * unique in the store. ranks: the ranks of the `size` members in the whole job. device: a GPU, or
+ * TS_DEVICE_CPU. timeout_nanoseconds: of a collective. Returns TS_ERROR_UNSUPPORTED for a GPU if
+ * LibTorch has no NCCL. */
 TS_API ts_error* ts_group_new(ts_store* store,
                               const char* name,
                               int32_t rank,
@@ -64,8 +64,8 @@ enum {
 };
 
 /* Collectives. Tensors are contiguous (for an exception see ts_group_broadcast), on the group's
- * device, and borrowed for the call; the work keeps references to what it needs. work: NULL for a
- * group of GPUs, otherwise new, freed with ts_work_free. */
+ * device, and borrowed for the call; the work keeps references to the tensors that it needs. work:
+ * NULL for a group of GPUs, otherwise new, freed with ts_work_free. */
 
 /* Overwrites the tensor on every rank with the tensor of rank `root`. Here and in
  * ts_group_all_reduce the tensor's dimensions may be in any order in memory, without gaps and the

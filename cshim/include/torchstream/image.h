@@ -141,7 +141,7 @@ TS_API ts_error* ts_image_transcode(ts_image_decoder* decoder,
                                     size_t capacity,
                                     size_t* written);
 
-/* How many JPEGs a decoder has decoded by each path. All paths give the same pixels. */
+/* The number of JPEGs that a decoder has decoded by each path. All paths give the same pixels. */
 typedef struct ts_image_decoder_stats {
   size_t size;      /* sizeof(ts_image_decoder_stats), set by the caller */
   int64_t jpeg_own; /* Huffman decoding by this library, the rest by libjpeg-turbo */

@@ -47,8 +47,8 @@ typedef struct ts_image_plans {
 
 /* Does ts_image_plan_segments, with entries, and puts the plan after the plans that `plans` has.
  * Once it knows the plan's size, it reserves the memory by one atomic addition to *plans.used, and
- * writes the plan *at bytes from plans.data. planned: the plan's size in bytes, 0 also if there is
- * no room for it. It then reserves no memory, and neither after an error. */
+ * writes the plan to plans.data + *at. planned: the plan's size in bytes, 0 also if there is no
+ * room for it. Without room, and after an error, it reserves no memory. */
 TS_API ts_error* ts_image_plan_append(ts_image_decoder* decoder,
                                       const uint8_t* data,
                                       size_t bytes,
@@ -67,7 +67,7 @@ typedef struct ts_image_search {
   uint64_t scan;       /* byte of the file where the scan's data starts */
   uint32_t mcus;       /* in the scan */
   uint32_t spacing;    /* MCUs between two entries that the GPU finds */
-  uint32_t entries;    /* how many entries the GPU finds, 10 bytes each */
+  uint32_t entries;    /* entries that the GPU finds, 10 bytes each */
   uint32_t wanted;     /* MCUs between two entries of the blob; 0: the file gets no blob */
 } ts_image_search;
 
@@ -132,9 +132,10 @@ typedef struct ts_image_part {
 
 /* Does ts_image_plan_append for an image whose file the caller reads after this call. The plan has
  * room for the part of the file with the segments that the geometry needs, in whole pieces of
- * `piece` bytes; the last piece of a file may be shorter. The caller writes the file's bytes there
- * and guarantees for them as for ts_image_plan_head, which also says when there is no plan. Digests
- * of the file (ts_image_digest_pieces) tell whether the bytes are still the same. */
+ * `piece` bytes; the last piece of a file may be shorter. The caller writes the file's bytes there.
+ * It guarantees the same about them as for ts_image_plan_head. The comment there also says when
+ * there is no plan. Digests of the file (ts_image_digest_pieces) tell whether the bytes are still
+ * the same. */
 TS_API ts_error* ts_image_plan_part(ts_image_decoder* decoder,
                                     const ts_image_head* head,
                                     const ts_image_geometry* geometry,

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* The distance in bytes of output that a deflate stream can refer back. */
+/* The maximum distance, in bytes of output, of a back-reference in a deflate stream. */
 #define TS_INFLATER_WINDOW_BYTES 32768
 
 /* The tables and the state of inflating. One thread uses an inflater at a time. */

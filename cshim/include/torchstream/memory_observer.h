@@ -26,7 +26,7 @@ typedef struct ts_out_of_memory {
 
 /* Starts to observe failures on all devices. snapshot_prefix: NULL for no snapshots, or the start
  * of their paths, which the entry's number and ".pickle" complete (see ts_allocator_dump).
- * max_snapshots: how many to write. Existing files are not replaced. */
+ * max_snapshots: the maximum number of snapshots. Existing files are not replaced. */
 TS_API ts_error* ts_memory_observer_new(const char* snapshot_prefix,
                                         int64_t max_snapshots,
                                         ts_memory_observer** observer);
@@ -37,7 +37,8 @@ TS_API void ts_memory_observer_free(ts_memory_observer* observer);
 /* Returns an eventfd, as ts_notifier_fd does. */
 TS_API int32_t ts_memory_observer_fd(const ts_memory_observer* observer);
 
-/* Moves up to `capacity` entries, oldest first, to `entries`. count: how many. Does not block. */
+/* Moves up to `capacity` entries, oldest first, to `entries`. count: their number. Does not block.
+ */
 TS_API ts_error* ts_memory_observer_take(ts_memory_observer* observer,
                                          ts_out_of_memory* entries,
                                          int64_t capacity,

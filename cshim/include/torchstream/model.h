@@ -16,15 +16,16 @@ typedef struct ts_model ts_model;
  * library: the path of the model's shared library. Its code has all rights of the process, and runs
  * during this call. kernels: the folder of the model's GPU kernels. Both must exist until
  * ts_model_free. device: TS_DEVICE_CPU or a GPU, as the library was compiled for. Returns
- * TS_ERROR_UNSUPPORTED for a model that computes weights from others when it runs first: runs on
- * several streams would not be ordered after that. Not possible during a capture. */
+ * TS_ERROR_UNSUPPORTED for a model that computes some weights from others in its first run, because
+ * runs on other streams would not be ordered after this computation. Not possible during a capture.
+ */
 TS_API ts_error* ts_model_open(const char* library,
                                const char* kernels,
                                int32_t device,
                                ts_model** model);
 
-/* Ends the instance. Waits for a call that uses it. The caller waits for the instance's work on a
- * GPU first. A graph that has captured a run keeps the instance's memory. */
+/* Ends the instance. Waits for a call that uses it. Before this call, the caller has to wait for
+ * the instance's work on a GPU. A graph that has captured a run keeps the instance's memory. */
 TS_API void ts_model_free(ts_model* model);
 
 /* Returns the structure of the arguments and of the results, as JSON of PyTorch's pytree module.

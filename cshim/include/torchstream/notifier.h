@@ -24,8 +24,8 @@ TS_API void ts_notifier_free(ts_notifier* notifier);
  * returns fewer tokens than its capacity. */
 TS_API int32_t ts_notifier_fd(const ts_notifier* notifier);
 
-/* Moves up to `capacity` tokens to `tokens`, in order of arrival. count: how many, 0 if there are
- * none. Does not block. */
+/* Moves up to `capacity` tokens to `tokens`, in order of arrival. count: their number, 0 if there
+ * are none. Does not block. */
 TS_API ts_error* ts_notifier_take(ts_notifier* notifier,
                                   uint64_t* tokens,
                                   int64_t capacity,
@@ -34,10 +34,10 @@ TS_API ts_error* ts_notifier_take(ts_notifier* notifier,
 /* Adds a token at once. */
 TS_API ts_error* ts_notifier_post(ts_notifier* notifier, uint64_t token);
 
-/* Adds the token once everything enqueued on the stream so far is done. Later work on the stream
- * waits about a microsecond for it. The host does not block. Returns TS_ERROR_CAPTURE while the
- * stream is captured. If the device fails, the token may never arrive; ts_stream_query then returns
- * the error. */
+/* Adds the token once everything enqueued on the stream so far is done. Work enqueued on the stream
+ * after this call starts after the token is added, which delays it by about a microsecond. The host
+ * does not block. Returns TS_ERROR_CAPTURE while the stream is captured. If the device fails, the
+ * token may never arrive; ts_stream_query then returns the error. */
 TS_API ts_error* ts_stream_notify(ts_stream stream, ts_notifier* notifier, uint64_t token);
 
 #ifdef __cplusplus

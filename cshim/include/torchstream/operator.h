@@ -108,9 +108,9 @@ TS_API ts_error* ts_operator_call_one(const ts_operator* op,
 typedef struct ts_tensor_list ts_tensor_list;
 
 /* Does ts_operator_call for any number of results; Tensor[] results are flattened. count: their
- * number. Up to capacity, they are written to results, and list becomes NULL. If there are more,
- * list has them, and results is unchanged; end it with ts_tensor_list_take or ts_tensor_list_free.
- */
+ * number. If capacity is large enough, the results are written to `results`, and `list` becomes
+ * NULL. Otherwise `list` has them, and `results` is unchanged; end the list with
+ * ts_tensor_list_take or ts_tensor_list_free. */
 TS_API ts_error* ts_operator_call_list(const ts_operator* op,
                                        ts_arguments arguments,
                                        ts_tensor* const* tensors,

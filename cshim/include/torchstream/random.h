@@ -15,8 +15,8 @@ extern "C" {
 TS_API ts_error* ts_random_seed(uint64_t seed);
 
 /* Returns the state of the device's default generator, as new bytes on the CPU, equal to PyTorch's
- * get_rng_state. The state includes replays of graphs. For a GPU it returns TS_ERROR_CAPTURE inside
- * a capture and TS_ERROR_BUSY during another thread's capture. */
+ * get_rng_state. The state takes replays of graphs into account. For a GPU it returns
+ * TS_ERROR_CAPTURE inside a capture and TS_ERROR_BUSY during another thread's capture. */
 TS_API ts_error* ts_random_get_state(int32_t device, ts_tensor** state);
 
 /* Replaces the state of the device's default generator. The bytes are copied. Fails like
@@ -41,8 +41,8 @@ TS_API ts_error* ts_generator_get_seed(const ts_generator* generator, uint64_t* 
 /* Sets the seed, and resets the offset to 0. */
 TS_API ts_error* ts_generator_set_seed(ts_generator* generator, uint64_t seed);
 
-/* Returns how many numbers each thread of a kernel has drawn since the seed was set. Returns
- * TS_ERROR_OPERATOR on the CPU, whose generator has no offset. */
+/* Returns the number of random numbers that each thread of a kernel has drawn since the seed was
+ * set. Returns TS_ERROR_OPERATOR on the CPU, whose generator has no offset. */
 TS_API ts_error* ts_generator_get_offset(const ts_generator* generator, uint64_t* offset);
 
 /* Sets the offset, which must be a multiple of 4. */

@@ -48,17 +48,18 @@ TS_API ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused);
 
 /* Cancels the reduction that ts_reducer_begin started, after an error. Reductions that are already
  * running continue. On the CPU the parameters in their buckets have no gradient afterwards, because
- * it would still change. ts_reducer_begin returns TS_ERROR_INVALID_ARGUMENT until they are done, at
- * the latest after the group's timeout. On a GPU they still write to gradients on the reducer's
- * stream: order your stream after it before you use or change the gradients, also in another
- * backward. */
+ * the running reductions would still change it. ts_reducer_begin returns TS_ERROR_INVALID_ARGUMENT
+ * until these reductions are done, at the latest after the group's timeout. On a GPU the reductions
+ * still write to gradients on the reducer's stream: order your stream after it before you use or
+ * change the gradients, also in another backward. */
 TS_API ts_error* ts_reducer_cancel(ts_reducer* reducer);
 
 /* Makes a running or later ts_reducer_join fail, from any thread. */
 TS_API ts_error* ts_reducer_abort(ts_reducer* reducer);
 
 /* Returns the indices of the parameters in the order in which the last backward computed their
- * gradients. order: room for all parameters. count: how many had a gradient. */
+ * gradients. order: room for all parameters. count: the number of parameters that had a gradient.
+ */
 TS_API ts_error* ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64_t* count);
 
 #ifdef __cplusplus

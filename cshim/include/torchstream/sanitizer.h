@@ -26,7 +26,7 @@ typedef struct ts_tensor_extent {
   int32_t device;
   int32_t dtype;
   int32_t ndim;
-  int64_t sizes[TS_EXTENT_SIZES]; /* the first of ndim */
+  int64_t sizes[TS_EXTENT_SIZES]; /* of the first dimensions */
 } ts_tensor_extent;
 
 /* Fills in `count` extents. A NULL tensor gets an extent without memory. */
@@ -56,9 +56,9 @@ typedef struct ts_sanitizer_entry {
   bool of_call; /* made inside a call of the thread that takes it */
 } ts_sanitizer_entry;
 
-/* Starts logging. LibTorch calls this library only after the first start. From then on it does so
- * until the process ends, which costs an atomic load for each entry while logging is off. Without a
- * GPU there is nothing to log. */
+/* Starts logging. Before the first start, LibTorch does not call this library. After it, LibTorch
+ * calls this library for each entry until the process ends. While logging is off, such a call costs
+ * an atomic load. Without a GPU there is nothing to log. */
 TS_API ts_error* ts_sanitizer_start(void);
 
 /* Stops logging and drops all entries. */

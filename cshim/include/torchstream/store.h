@@ -13,7 +13,7 @@ extern "C" {
 typedef struct ts_store ts_store;
 
 /* Connects to the store at host:port. serve: also runs the server, until the store is freed; port 0
- * then chooses a free port. prefix: unless empty, precedes every key, with a slash. Blocks until
+ * then chooses a free port. prefix: if not empty, it and a slash precede every key. Blocks until
  * the server answers, at most for the timeout. The timeout also limits ts_store_get. */
 TS_API ts_error* ts_store_connect(const char* host,
                                   int32_t port,

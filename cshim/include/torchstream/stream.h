@@ -31,17 +31,17 @@ TS_API ts_error* ts_stream_from_handle(uintptr_t cuda_stream, int32_t device, ts
  * value returns TS_ERROR_INVALID_ARGUMENT, until the address is wrapped again. */
 TS_API ts_error* ts_stream_forget(ts_stream stream);
 
-/* Lends an exclusive stream, otherwise like a pool stream. Their number is not limited.
- * ts_stream_release returns it. */
+/* Lends an exclusive stream, which otherwise behaves like a pool stream. The number of such streams
+ * is not limited. ts_stream_release returns the stream. */
 TS_API ts_error* ts_stream_acquire(int32_t device, int32_t priority, ts_stream* stream);
 
 /* Does ts_stream_acquire for a stream whose kernels run on at most max_multiprocessors of the
  * device's multiprocessors, 1 or more. All streams of a device with the same bound share these
  * multiprocessors, and other streams may use them too. *multiprocessors: the actual bound, which
- * the driver rounds down to its granularity (8 on compute capability 9.0), or 0 for an unbounded
- * stream, if the device has no more than the maximum. Copies are not bounded. Returns
- * TS_ERROR_INVALID_ARGUMENT for less than the driver's minimum, TS_ERROR_UNSUPPORTED with a driver
- * before CUDA 12.5. */
+ * the driver rounds down (to a multiple of 8 on compute capability 9.0). It is 0 if the device has
+ * no more than max_multiprocessors, so that the stream is not bounded. Copies are not bounded.
+ * Returns TS_ERROR_INVALID_ARGUMENT for less than the driver's minimum, and TS_ERROR_UNSUPPORTED
+ * with a driver before CUDA 12.5. */
 TS_API ts_error* ts_stream_acquire_bounded(int32_t device,
                                            int32_t priority,
                                            int32_t max_multiprocessors,
@@ -96,22 +96,23 @@ TS_API ts_error* ts_get_current_cuda_stream(int32_t device, ts_stream* stream);
  * and the current device do not change. */
 TS_API ts_error* ts_set_cuda_stream(ts_stream stream);
 
-/* Makes work enqueued on `waiter` from now on start after everything enqueued on `on` so far. The
- * host does not block. The devices may differ. Returns TS_ERROR_CAPTURE if `waiter` is captured and
- * `on` is not. */
+/* Makes `waiter` wait for `on`: work enqueued on `waiter` after this call starts only after all
+ * work that was enqueued on `on` before the call. The host does not block. The devices may differ.
+ * Returns TS_ERROR_CAPTURE if `waiter` is captured and `on` is not. */
 TS_API ts_error* ts_wait_cuda_stream(ts_stream waiter, ts_stream on);
 
 /* ---- order between several streams ----------------------------------------------------------- */
 
-/* Makes work enqueued on each of the `count` streams `to` from now on start after everything
- * enqueued on `from` so far, with one event record for all. Streams may be of any device; `from`
- * itself is skipped in `to`. The host does not block. While a graph captures `from`, the forked
- * streams join the capture. Returns TS_ERROR_CAPTURE if a stream in `to` is captured and `from` is
- * not. */
+/* Makes each of the `count` streams `to` wait for `from`: work enqueued on them after this call
+ * starts only after all work that was enqueued on `from` before the call. One event record serves
+ * all streams. The streams may be of any device; `from` is skipped if it is among them. The host
+ * does not block. While a graph captures `from`, the forked streams join the capture. Returns
+ * TS_ERROR_CAPTURE if a stream in `to` is captured and `from` is not. */
 TS_API ts_error* ts_stream_fork(ts_stream from, const ts_stream* to, int64_t count);
 
-/* Makes work enqueued on `into` from now on start after everything enqueued on each of the `count`
- * streams `from` so far. Otherwise like ts_stream_fork. */
+/* Makes `into` wait for each of the `count` streams `from`: work enqueued on `into` after this call
+ * starts only after all work that was enqueued on them before the call. Otherwise like
+ * ts_stream_fork. */
 TS_API ts_error* ts_stream_join(ts_stream into, const ts_stream* from, int64_t count);
 
 /* ---- guards ---------------------------------------------------------------------------------- */
@@ -127,7 +128,7 @@ TS_API ts_error* ts_stream_guard_enter(ts_stream stream, ts_stream_guard* guard)
 
 /* Restores the stream and the device that were current at enter. Changes nothing and returns
  * TS_ERROR_WRONG_THREAD on another thread, and TS_ERROR_OUT_OF_ORDER before an inner guard has
- * exited or if this guard has. */
+ * exited, or if this guard has already exited. */
 TS_API ts_error* ts_stream_guard_exit(ts_stream_guard guard);
 
 #ifdef __cplusplus

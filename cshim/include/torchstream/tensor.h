@@ -166,8 +166,9 @@ TS_API ts_error* ts_tensor_get_item(const ts_tensor* tensor, double* value);
 /* Does ts_tensor_get_item for an integer. */
 TS_API ts_error* ts_tensor_get_item_int(const ts_tensor* tensor, int64_t* value);
 
-/* Records that the stream uses the memory: after its last reference is freed, the memory is not
- * reused before the stream's work up to then is done. The tensor must not be resized until then. */
+/* Records that the stream uses the memory. When the memory's last reference is freed, the memory is
+ * not reused until the work that is on the stream at that time is done. The tensor must not be
+ * resized until then. */
 TS_API ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream);
 
 /* With bytes 0, frees the tensor's memory. Otherwise allocates `bytes` bytes for a tensor whose
@@ -187,7 +188,7 @@ TS_API ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes);
  * tensors of a pair have equal shapes and dtypes, and at least one of them is on the stream's
  * device. Between host and device the strides are equal and dense, and the host memory is pinned.
  * Otherwise the call returns TS_ERROR_INVALID_ARGUMENT and enqueues nothing. The caller must not
- * change the memory until `done`. */
+ * change the memory until `done` is complete. */
 TS_API ts_error* ts_tensor_copy_batch(ts_stream stream,
                                       const ts_event* after,
                                       ts_tensor* const* dst,
@@ -195,14 +196,14 @@ TS_API ts_error* ts_tensor_copy_batch(ts_stream stream,
                                       int64_t count,
                                       ts_event* done);
 
-/* Copies between GPUs, on named streams: dst[i], on dst_stream's device, from src[i], on
- * src_stream's device, for each of `count` pairs of equal shape and dtype. Otherwise it returns
- * TS_ERROR_INVALID_ARGUMENT and enqueues nothing. The copies run on src_stream, after everything
- * enqueued on either stream so far; work enqueued on either from now on starts after them. The host
- * does not block. Strides that differ, or are not dense, need temporary memory. The caller must not
- * change src until the copies are done. The devices may be the same. In a capture dst_stream must
- * take part, src_stream joins, and the strides of a copy between GPUs must be equal; otherwise
- * TS_ERROR_CAPTURE. */
+/* Copies src[i] to dst[i] between GPUs, for each of `count` pairs. dst is on dst_stream's device
+ * and src on src_stream's. The tensors of a pair have equal shapes and dtypes; otherwise the call
+ * returns TS_ERROR_INVALID_ARGUMENT and enqueues nothing. The copies run on src_stream, after all
+ * work that was enqueued on either stream before the call. Work that is enqueued on either stream
+ * after the call starts after the copies. The host does not block. Strides that differ, or are not
+ * dense, need temporary memory. The caller must not change src until the copies are done. The
+ * devices may be the same. In a capture dst_stream must take part, src_stream joins, and the
+ * strides of a copy between GPUs must be equal; otherwise TS_ERROR_CAPTURE. */
 TS_API ts_error* ts_tensor_copy_peer(ts_stream dst_stream,
                                      ts_tensor* const* dst,
                                      ts_stream src_stream,

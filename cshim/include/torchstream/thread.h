@@ -8,10 +8,11 @@
 extern "C" {
 #endif
 
-/* Sets how many threads LibTorch uses inside one operator on the CPU, for the whole process. */
+/* Sets the number of threads that LibTorch uses inside one operator on the CPU, for the whole
+ * process. */
 TS_API ts_error* ts_parallelism_set(int32_t threads);
 
-/* Returns how many threads LibTorch uses inside one operator on the CPU. */
+/* Returns the number of threads that LibTorch uses inside one operator on the CPU. */
 TS_API int32_t ts_parallelism(void);
 
 /* Returns the number of living OS threads that have entered LibTorch through a tensor, operator,
@@ -19,8 +20,8 @@ TS_API int32_t ts_parallelism(void);
 TS_API int64_t ts_thread_count(void);
 
 /* Returns the number of OS threads that hold handles of cuBLAS, cuDNN and cuSOLVER. It is at most
- * 20, because operators of other threads run on some of these. Threads of backward (one for each
- * device) are not counted. */
+ * 20: operators of further threads run on these threads. Threads of backward (one for each device)
+ * are not counted. */
 TS_API int64_t ts_library_thread_count(void);
 
 /* Returns the operating system's id of the calling thread, for tests of thread affinity. */
