@@ -20,7 +20,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
-	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
+	"github.com/torchstream/torchstream/internal/parquettest"
 )
 
 // rowsOf returns the members of a tar as rows. The label of a row is the member's folder, and the

@@ -14,9 +14,9 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
-	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/order"
+	"github.com/torchstream/torchstream/internal/parquettest"
 	"github.com/torchstream/torchstream/tensor"
 )
 

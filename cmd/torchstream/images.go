@@ -133,7 +133,7 @@ func (o *trainOptions) findFolders(ctx context.Context, stdout, stderr io.Writer
 	if !o.images.ByDirectory() {
 		return nil
 	}
-	found, err := countClasses(ctx, o.archive, &cli.Images{}, stderr)
+	found, err := countClasses(ctx, o.archive, &cli.Images{Columns: o.images.Columns}, stderr)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ import (
 	"gocloud.dev/gcerrors"
 
 	"github.com/torchstream/torchstream/imageloader"
-	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
+	"github.com/torchstream/torchstream/internal/parquettest"
 )
 
 // archive returns a .tar archive of n images in three classes.

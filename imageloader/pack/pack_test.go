@@ -24,8 +24,8 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
-	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
 	"github.com/torchstream/torchstream/imageloader/pack"
+	"github.com/torchstream/torchstream/internal/parquettest"
 )
 
 // photo returns a different picture for each number.

@@ -61,7 +61,6 @@ LAYERS = {
     "imageloader/internal/codec": ["imageloader/internal/raster", "internal/imagecapi"],
     "imageloader/internal/arena": [],
     "imageloader/internal/parquet": [],
-    "imageloader/internal/parquettest": [],
     "imageloader/internal/archive": ["imageloader/internal/parquet", "internal/imagecapi", "internal/printable", "internal/safefile"],
     "imageloader/internal/index": [
         "imageloader/internal/archive",
@@ -202,6 +201,7 @@ LAYERS = {
         "torch",
     ],
     "internal/clitest": [],
+    "internal/parquettest": [],
     "internal/collectives": ["cuda", "distributed", "internal/freeport", "torch"],
     "internal/loaderbench": [
         "cuda",

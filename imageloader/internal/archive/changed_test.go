@@ -19,7 +19,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
-	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
+	"github.com/torchstream/torchstream/internal/parquettest"
 )
 
 // Files that are removed after a walk are missing for whatever reads them next: no Reader returns

@@ -17,7 +17,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
-	"github.com/torchstream/torchstream/imageloader/internal/parquettest"
+	"github.com/torchstream/torchstream/internal/parquettest"
 )
 
 // smallArchives returns archives of the same members by the name of their format.

@@ -22,6 +22,7 @@ type Row struct {
 // Layout sets the form of a file. The zero value is one row group of one page, uncompressed.
 type Layout struct {
 	Classes []string // the names of labels; nil: the file has none
+	Label   string   // name of the column of labels; "": label
 	Group   int      // rows of a row group
 	Page    int      // rows of a page
 	Snappy  bool     // compresses all columns
@@ -81,6 +82,9 @@ func File(t testing.TB, rows []Row, l Layout) []byte {
 	if l.Page == 0 {
 		l.Page = l.Group
 	}
+	if l.Label == "" {
+		l.Label = "label"
+	}
 	f := &file{layout: l}
 	f.WriteString("PAR1")
 	var groups [][]column
@@ -89,7 +93,7 @@ func File(t testing.TB, rows []Row, l Layout) []byte {
 		groups = append(groups, []column{
 			f.column([]string{"image", "bytes"}, 6, 2, group, func(r Row) []byte { return sized(r.Image) }),
 			f.column([]string{"image", "path"}, 6, 2, group, func(r Row) []byte { return sized(r.Path) }),
-			f.column([]string{"label"}, 2, 1, group,
+			f.column([]string{l.Label}, 2, 1, group,
 				func(r Row) []byte { return binary.LittleEndian.AppendUint64(nil, uint64(r.Label)) }),
 		})
 	}
@@ -146,7 +150,7 @@ func (f *file) footer(groups [][]column, rows int) []byte {
 	w.begin()
 	w.int(1, 2)
 	w.field(2, lst)
-	w.schema()
+	w.schema(f.layout.Label)
 	w.long(3, rows)
 	w.field(4, lst)
 	w.list(str, len(groups))
@@ -167,8 +171,8 @@ func (f *file) footer(groups [][]column, rows int) []byte {
 		w.list(str, 1)
 		w.begin()
 		w.name(1, "huggingface")
-		w.name(2, `{"info": {"features": {"image": {"_type": "Image"}, "label": {"names": `+string(names)+
-			`, "_type": "ClassLabel"}}}}`)
+		w.name(2, `{"info": {"features": {"image": {"_type": "Image"}, "`+f.layout.Label+`": {"names": `+
+			string(names)+`, "_type": "ClassLabel"}}}}`)
 		w.end()
 	}
 	w.end()
@@ -176,7 +180,7 @@ func (f *file) footer(groups [][]column, rows int) []byte {
 }
 
 // schema writes the schema of the three columns.
-func (w *thrift) schema() {
+func (w *thrift) schema(label string) {
 	w.list(str, 5)
 	node := func(name string, physical, children int) {
 		w.begin()
@@ -196,7 +200,7 @@ func (w *thrift) schema() {
 	node("image", -1, 2)
 	node("bytes", 6, 0)
 	node("path", 6, 0)
-	node("label", 2, 0)
+	node(label, 2, 0)
 }
 
 // chunk writes the metadata of a chunk.

@@ -1,0 +1,63 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/internal/parquettest"
+)
+
+// breeds writes a Parquet file of 12 images in two classes. The name of its column of labels is
+// breed, and nothing else describes that column.
+func breeds(t *testing.T) string {
+	t.Helper()
+	var rows []parquettest.Row
+	for i := range 12 {
+		rows = append(rows, parquettest.Row{Path: fmt.Sprintf("%d.png", i), Image: onePixel(t), Label: i % 2})
+	}
+	path := filepath.Join(t.TempDir(), "breeds.parquet")
+	writeFile(t, path, string(parquettest.File(t, rows, parquettest.Layout{Label: "breed"})))
+	return path
+}
+
+// Every command that reads labels takes them from the column that -label-column names.
+func TestCommandsTakeLabelColumnOfParquet(t *testing.T) {
+	archive, out := breeds(t), filepath.Join(t.TempDir(), "out")
+	trained := filepath.Join(out, "best.pt")
+	train := "train -size 32 -batch 4 -epochs 1 -model mobilenet_v3_small -device cpu -archive " + archive
+	for _, c := range []struct{ line, want string }{
+		{train + " -o " + out, "12 images in 2 classes"},
+		{train + " -val 0.3 -o " + t.TempDir() + "/val", " held-back image"},
+		{train + " -test " + breeds(t) + " -o " + t.TempDir() + "/test", "of 12 held-back images"},
+		{"preview -batch 4 -size 64 -archive " + archive + " -o " + t.TempDir() + "/sheet.png", ", 2 classes"},
+		{"inspect " + archive, "12 in 2 classes"},
+		{"index " + archive, "12 samples"},
+		{"pack -archive " + archive + " -o " + t.TempDir() + "/shards", "12 samples in 2 classes"},
+		{"bench loader -batch 4 -epochs 1 -archive " + archive, "12 samples of 2 classes"},
+		{"evaluate -device cpu -json -archive " + archive + " -checkpoint " + trained, `"images":12`},
+		{"embed -device cpu -archive " + archive + " -model " + trained + " -o " + t.TempDir() + "/v.npy", "12 "},
+	} {
+		name, rest, _ := strings.Cut(c.line, " ")
+		if name == "bench" {
+			name, rest = "bench loader", strings.TrimPrefix(rest, "loader ")
+		}
+		for _, column := range []struct {
+			option, want string
+			status       int
+		}{
+			{"", "no column with the name label", 1},
+			{"-label-column colour", `no column of labels with the name "colour"`, 1},
+			{"-label-column breed", c.want, 0},
+		} {
+			line := strings.Join([]string{name, column.option, rest}, " ")
+			status, stdout, stderr := command(t, strings.Fields(line)...)
+			if status != column.status || !strings.Contains(stdout+stderr, column.want) {
+				t.Errorf("%s: got status %d, %s%s, want %d and %q", line, status, stdout, stderr, column.status, column.want)
+			}
+		}
+	}
+}
