@@ -446,20 +446,30 @@ func isZstd(head []byte) bool {
 		len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18})
 }
 
+// Advice for a file of a foreign format. RepackArrow makes a Parquet file of Arrow files.
+const (
+	asTar       = "repack it as .tar or .tar.gz"
+	RepackArrow = `repack it in Python: datasets.load_from_disk("FOLDER").to_parquet("train.parquet"), ` +
+		"where FOLDER is the folder with the .arrow files"
+)
+
 // foreign lists formats that a user might pass by mistake, with their first bytes.
 var foreign = []struct {
 	name  string
 	magic []byte
+	next  string // what to do
 }{
-	{"a zip file", []byte("PK\x03\x04")},
-	{"a 7z archive", []byte("7z\xbc\xaf\x27\x1c")},
-	{"a RAR archive", []byte("Rar!\x1a\x07")},
-	{"compressed with bzip2", []byte("BZh")},
-	{"compressed with xz", []byte{0xfd, '7', 'z', 'X', 'Z', 0}},
-	{"a Parquet file", []byte("PAR1")},
-	{"an HDF5 file: write its images to files, in a folder for each class", []byte("\x89HDF\r\n\x1a\n")},
-	{"a JPEG image, not an archive", []byte{0xff, 0xd8, 0xff}},
-	{"a PNG image, not an archive", []byte("\x89PNG")},
+	{"a zip file", []byte("PK\x03\x04"), asTar},
+	{"a 7z archive", []byte("7z\xbc\xaf\x27\x1c"), asTar},
+	{"a RAR archive", []byte("Rar!\x1a\x07"), asTar},
+	{"compressed with bzip2", []byte("BZh"), asTar},
+	{"compressed with xz", []byte{0xfd, '7', 'z', 'X', 'Z', 0}, asTar},
+	{"a Parquet file", []byte("PAR1"), asTar},
+	{"an HDF5 file: write its images to files, in a folder for each class", []byte("\x89HDF\r\n\x1a\n"), asTar},
+	{"an Arrow file", []byte("ARROW1"), RepackArrow},
+	{"an Arrow file, as save_to_disk of Hugging Face's datasets writes it", []byte("\xff\xff\xff\xff"), RepackArrow},
+	{"a JPEG image, not an archive", []byte{0xff, 0xd8, 0xff}, asTar},
+	{"a PNG image, not an archive", []byte("\x89PNG"), asTar},
 }
 
 // foreignError returns an error if a file or a stream starts with the first bytes of a foreign
@@ -467,7 +477,7 @@ var foreign = []struct {
 func foreignError(head []byte) error {
 	for _, other := range foreign {
 		if bytes.HasPrefix(head, other.magic) {
-			return fmt.Errorf("it is %s; repack it as .tar or .tar.gz", other.name)
+			return fmt.Errorf("it is %s; %s", other.name, other.next)
 		}
 	}
 	return nil

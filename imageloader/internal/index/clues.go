@@ -4,12 +4,16 @@ import (
 	"fmt"
 	"path"
 	"strings"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
 // clues has the name of the first member of each suspicious kind. If an archive has no samples, the
 // error names the likely reason.
 type clues struct {
 	archive string // an archive in the archive, for example a class of ImageNet or a part of a data set
+	parquet string // a Parquet file
+	arrow   string // an Arrow file of Hugging Face's datasets
 	label   string // a WebDataset label
 	windows string // a path with backslashes
 }
@@ -23,8 +27,12 @@ func (c *clues) note(name string) {
 	}
 	var room [maxExtension]byte
 	switch string(lower(room[:0], path.Ext(name))) {
-	case ".tar", ".tgz", ".gz", ".zst", ".zip", ".parquet", ".7z", ".rar":
+	case ".tar", ".tgz", ".gz", ".zst", ".zip", ".7z", ".rar":
 		first(&c.archive)
+	case ".parquet":
+		first(&c.parquet)
+	case ".arrow":
+		first(&c.arrow)
 	case ".cls":
 		first(&c.label)
 	}
@@ -42,6 +50,12 @@ func (c *clues) explain(err error) error {
 	case c.label != "":
 		return fmt.Errorf("%w; %q seems to be a label of WebDataset: set Options.WebDataset",
 			err, c.label)
+	case c.parquet != "":
+		return fmt.Errorf("%w; %q is a Parquet file: name it, or several by a pattern, such as "+
+			"'data/train-*.parquet'", err, c.parquet)
+	case c.arrow != "":
+		return fmt.Errorf("%w; %q is an Arrow file, as save_to_disk of Hugging Face's datasets writes it: "+
+			"%s", err, c.arrow, archive.RepackArrow)
 	case c.archive != "":
 		return fmt.Errorf("%w; %q is an archive inside of it: unpack each into a folder, whose name is "+
 			"the class of its images, "+
