@@ -389,7 +389,17 @@ func (o *Options) checkFormat(path, format string) error {
 	return nil
 }
 
-// Part selects samples of an archive: see Options.Part.
+// Part selects samples of an archive: see Options.Part. The zero value selects all. It has the fields
+//
+//	Folder  string  // not "": samples in this directory and below it, such as "train"
+//	HeldOut float64 // share of each class's samples to hold out, from 0 to below 1
+//	Test    bool    // selects the samples that are held out, instead of the others
+//	Seed    uint64  // another seed holds out other samples
+//
+// A hash of Seed and a sample's name decides whether it is held out, so images that are added later
+// move no others. A class of at least two samples has at least one on each side. With
+// ListFormat.GroupColumn, all samples of a group are on one side, and the held-out share of each
+// class is near HeldOut; groups that are added later may move others. Test and Seed need HeldOut.
 type Part = index.Part
 
 // checkPart returns an error for a wrong part.
@@ -403,7 +413,19 @@ func (o *Options) checkPart() error {
 	return nil
 }
 
-// ListFormat chooses the columns of Options.List.
+// ListFormat chooses the columns of Options.List, by their names in the first line or by their
+// positions, from "1". Names are not case-sensitive. The zero value finds the columns: see
+// Options.List. It has the fields
+//
+//	NameColumn   string   // paths or ids of the images
+//	LabelColumns []string // labels; several: one-hot, or class names; "*": all other columns
+//	GroupColumn  string   // group of each image, such as a patient, which Part.HeldOut keeps whole
+//	Separator    string   // between labels in a field; "": the first of | ; , found, or white space
+//	Folder       string   // folder that the names are relative to; "." for the archive; "": any
+//
+// In a one-hot column, a 1 means that the image has the class with the column's name, and other
+// values are 0. Separator and several columns of class names need Options.MultiLabel. With Folder,
+// images outside of it have no label.
 type ListFormat = index.ListFormat
 
 // PairError is an image with two masks, or a mask with two images, according to Options.Masks. With

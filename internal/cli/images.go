@@ -97,8 +97,9 @@ func (i *Images) flags() []imageFlag {
 		{AugmentOptions, "cutmix", "replace a box of each image by another image's, and mix the labels; " +
 			"`ALPHA` as for -mixup, such as 1. With both options each batch gets one of the two " +
 			"(default: off)", number(&i.CutMix)},
-		{SplitOptions, "val", "`SHARE` of each class's images to hold out from training, such as 0.1, " +
-			"chosen by a hash of their names: images that are added later move no others (default: none)",
+		{SplitOptions, "val", "about this `SHARE` of each class's images is held out from training, such as 0.1, " +
+			"chosen by a hash of their names: images that are added later move no others. The share of a small class " +
+			"differs; of two images and more, at least one is on each side (default: none)",
 			number(&i.Part.HeldOut)},
 		{SplitOptions, "val-seed", "another `NUMBER` holds out other images",
 			func(set *flag.FlagSet, name, help string) { set.Uint64Var(&i.Part.Seed, name, 0, help) }},
