@@ -389,7 +389,8 @@ func (o *Options) checkFormat(path, format string) error {
 	return nil
 }
 
-// Part selects samples of an archive: see Options.Part. The zero value selects all. It has the fields
+// Part selects samples of an archive: see Options.Part. The zero value selects all. It has the
+// fields
 //
 //	Folder  string  // not "": samples in this directory and below it, such as "train"
 //	HeldOut float64 // share of each class's samples to hold out, from 0 to below 1
