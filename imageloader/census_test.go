@@ -82,7 +82,7 @@ func TestFindingsNameOddImages(t *testing.T) {
 		"refused empty":                                   "b/empty.jpg",
 		"refused not a file":                              "b/link.jpg",
 		"refused not an image":                            "c/text.jpg",
-		"rare EXIF orientation (turned only with Transform.ApplyEXIFOrientation)": "a/turned.jpg",
+		"rare EXIF orientation (turned only with Options.Transform.ApplyEXIFOrientation)": "a/turned.jpg",
 		"rare 16 bits a channel":                            "c/deep.png",
 		"rare animated: the first frame is the image":       "c/loop.gif",
 		"rare tiny: a side of less than 32 pixels":          "c/small.png",

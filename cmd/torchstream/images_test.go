@@ -499,6 +499,38 @@ func TestTrainCountsTurnedImages(t *testing.T) {
 	}
 }
 
+// inspect says how many images lie on their side, also if none does: train refers to it.
+func TestInspectCountsTurnedImages(t *testing.T) {
+	upright, turned := orientedPNGs(t)
+	for want, files := range map[string]map[string]string{
+		"2 images lie on the side by the EXIF orientation: -upright turns them\n": {
+			"cat/1.png": upright, "cat/2.png": turned, "dog/3.png": turned},
+		"no image lies on its side by its EXIF orientation\n": {"cat/1.png": upright, "dog/2.png": upright},
+	} {
+		archive := clitest.WriteTar(t, files)
+		for _, args := range [][]string{{"inspect", archive}, {"inspect", "-index", archive}} {
+			status, stdout, stderr := command(t, args...)
+			if status != 0 || !strings.Contains(stdout, want) || strings.Contains(stdout, "ApplyEXIFOrientation") {
+				t.Errorf("%q: got status %d, %s%s, want 0, %q and no Go name", args, status, stdout, stderr, want)
+			}
+		}
+	}
+}
+
+// An archive whose only folders of images are train and test has no classes to train on.
+func TestTrainRefusesPartsOfASetAsClasses(t *testing.T) {
+	for second, refused := range map[string]bool{"test": true, "Validation": true, "hens": false} {
+		archive := clitest.FewPhotos(t, map[string]int{"train": 2, second: 2})
+		status, stdout, stderr := command(t, append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4",
+			"-device", "cpu", "-o", filepath.Join(t.TempDir(), "out")}, quick()...)...)
+		says := strings.Contains(stderr, "the classes have the names of parts of a set: give the labels of the images "+
+			"with -list FILE, or name the folder of one part")
+		if says != refused || (status == 1) != refused {
+			t.Errorf("folders train and %s: got status %d, %s%s, want an error: %v", second, status, stdout, stderr, refused)
+		}
+	}
+}
+
 func TestTrainHoldsOutImages(t *testing.T) {
 	archive, out := clitest.FewPhotos(t, map[string]int{"cat": 10, "dog": 10}), filepath.Join(t.TempDir(), "out")
 	stdout := trainSmall(t, archive, out, quick("-val", "0.3")...)

@@ -35,6 +35,7 @@ type inspection struct {
 	Width        spread           `json:"width"`
 	Height       spread           `json:"height"`
 	Bytes        spread           `json:"bytes"`
+	Turned       int              `json:"turned"`   // good images that are not upright by their EXIF orientation
 	Findings     []kindFound      `json:"findings"` // tolerated, refused or rare properties
 	BadCount     int              `json:"bad_count"`
 	Bad          []badMember      `json:"bad"` // the first 1,000
@@ -210,7 +211,7 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 	out := inspection{
 		File: r.File, Format: r.Format, FileBytes: r.FileBytes, Samples: r.Samples, Ignored: r.Ignored,
 		Orphans: r.Orphans, Formats: r.Formats,
-		Width: spread(r.Width), Height: spread(r.Height), Bytes: spread(r.Bytes),
+		Width: spread(r.Width), Height: spread(r.Height), Bytes: spread(r.Bytes), Turned: r.Turned,
 		Classes: []inspectedClass{}, Bad: []badMember{}, Warned: []badMember{}, BadBy: map[string]int{},
 		Findings: []kindFound{}, Warnings: r.WarnedCount, LeftOut: []leftOut{}, OrphansNamed: []orphanImage{},
 	}
@@ -221,7 +222,7 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 		out.OrphansNamed = append(out.OrphansNamed, orphanImage(o))
 	}
 	for _, f := range r.Findings {
-		out.Findings = append(out.Findings, kindFound{string(f.Verdict), f.What, f.Count, f.First})
+		out.Findings = append(out.Findings, kindFound{string(f.Verdict), cli.InFlags(f.What), f.Count, f.First})
 	}
 	for label, c := range r.Classes {
 		out.Classes = append(out.Classes, inspectedClass{c.Name, label, c.Samples, c.Bad, c.Bytes, c.Directories})
@@ -289,6 +290,13 @@ func (r inspection) printSizes(table io.Writer) {
 	}
 	fmt.Fprintf(table, "size\t%.1f to %.1f KB, median %.1f\n", float64(r.Bytes.Min)/1e3,
 		float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
+	switch {
+	case r.Turned > 0:
+		fmt.Fprintf(table, "sideways\t%s on the side by the EXIF orientation: -upright turns them\n",
+			printable.Counted(r.Turned, "image lies", "images lie"))
+	case r.Width.Max > 0:
+		fmt.Fprintln(table, "sideways\tno image lies on its side by its EXIF orientation")
+	}
 }
 
 // printIgnored prints the members that are not samples. It then prints the folders and links that
@@ -414,8 +422,8 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 			return err
 		}
 		fmt.Fprint(w, few.summary())
-		if directories {
-			fmt.Fprint(w, partsOfASet(r.Classes, func(c inspectedClass) string { return c.Name }))
+		if directories && partsOfASet(r.Classes, func(c inspectedClass) string { return c.Name }) {
+			fmt.Fprintln(w, onlyParts)
 		}
 		if err := r.printDirectories(w); err != nil {
 			return err

@@ -278,6 +278,10 @@ func TestErrorsOfCommandsNameFlags(t *testing.T) {
 		{[]string{"inspect", "-list", "missing.csv", photos}, "-list: "},
 		{[]string{"bench", "loader", "-archive", labelled}, "set -webdataset"},
 		{[]string{"index", labelled}, "set -webdataset"},
+		{[]string{"pack", "-archive", photos, "-o", filepath.Join(t.TempDir(), "shards"), "-shards", "999999"},
+			"-shards is 999999"},
+		{[]string{"index", "-label-column", "breed", photos}, "-label-column is for Parquet files"},
+		{[]string{"index", breeds(t)}, "name the column of labels in -label-column: it has"},
 	} {
 		status, stdout, stderr := command(t, c.args...)
 		if status != 1 || !strings.Contains(stderr, c.want) || strings.Contains(stdout+stderr, "Options.") {

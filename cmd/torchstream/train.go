@@ -1192,8 +1192,8 @@ func printClasses(ctx context.Context, path string, labels *cli.Images, stdout,
 		return 0, err
 	}
 	fmt.Fprint(stdout, few.summary())
-	if labels.ByDirectory() {
-		fmt.Fprint(stdout, partsOfASet(classes, func(c imageloader.ClassReport) string { return c.Name }))
+	if labels.ByDirectory() && partsOfASet(classes, func(c imageloader.ClassReport) string { return c.Name }) {
+		return 0, fmt.Errorf("%s: %s", printable.ArchiveName(path), onlyParts)
 	}
 	if merged > 0 {
 		fmt.Fprintf(stdout, "%s from several directories: if these are parts of a set, such as train and "+
@@ -1313,20 +1313,20 @@ func (s suspicion) note(images int) string {
 	return ""
 }
 
-// partsOfASet returns a remark if all classes are named like dataset splits, such as train and
-// test, or "".
-func partsOfASet[C any](classes []C, name func(C) string) string {
+// onlyParts is the remark on an archive whose classes are the parts of a set.
+const onlyParts = "the classes have the names of parts of a set: give the labels of the images with -list FILE, " +
+	"or name the folder of one part, with a folder for each class in it"
+
+// partsOfASet reports whether there are several classes, all named like parts of a set, such as
+// train and test.
+func partsOfASet[C any](classes []C, name func(C) string) bool {
+	parts := append(trainNames(), heldNames()...)
 	for _, c := range classes {
-		if !slices.Contains([]string{"train", "training", "test", "testing", "val", "valid", "validation"},
-			strings.ToLower(name(c))) {
-			return ""
+		if !slices.Contains(parts, strings.ToLower(name(c))) {
+			return false
 		}
 	}
-	if len(classes) < 2 {
-		return ""
-	}
-	return "the classes have the names of parts of a set: name the folder of one part, with a folder for " +
-		"each class in it (or a -list of labels)\n"
+	return len(classes) > 1
 }
 
 // summary returns the line below a table of classes, or "" if no class is suspicious.

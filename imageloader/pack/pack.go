@@ -203,7 +203,7 @@ func (o *Options) check() error {
 		return fmt.Errorf("pack: Options.ShardBytes is %d", o.ShardBytes)
 	case o.Upright && o.Side == 0:
 		return errors.New("pack: Options.Upright needs Options.Side: copied images keep their orientation, " +
-			"and loaders turn them (Transform.ApplyEXIFOrientation)")
+			"and loaders turn them (Options.Transform.ApplyEXIFOrientation)")
 	}
 	return nil
 }

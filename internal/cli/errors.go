@@ -71,46 +71,37 @@ func InFlags(text string) string {
 	})
 }
 
-// flagOf returns the flag for a field of imageloader.Options, imageloader.FixOptions or
-// nn.LoadOptions. It returns "" if no command has a flag for the field.
+// flagOf returns the flag for a field of imageloader.Options, imageloader.FixOptions, pack.Options
+// or nn.LoadOptions. It returns "" if no command has a flag for the field.
 func flagOf(option string) string {
-	switch option {
-	case "Balanced":
-		return "-balanced"
-	case "BatchSize":
-		return "-batch"
-	case "BadSamples":
-		return "-bad-samples"
-	case "Damaged":
-		return "-damaged"
-	case "Dict":
-		return "-pretrained-dict"
-	case "DropClasses":
-		return "-drop-classes"
-	case "List":
-		return "-list"
-	case "ListFormat.NameColumn":
-		return "-image-column"
-	case "ListFormat.LabelColumns":
-		return "-label-column"
-	case "ListFormat.GroupColumn":
-		return "-group-column"
-	case "ListFormat.Folder":
-		return "-list-folder"
-	case "MultiLabel":
-		return "-multi-label"
-	case "Masks":
-		return "-masks"
-	case "Boxes":
-		return "-boxes"
-	case "Part":
-		return "-val"
-	case "WebDataset":
-		return "-webdataset"
-	case "Workers":
-		return "-workers"
-	}
-	return ""
+	return map[string]string{
+		"BadSamples":                     "-bad-samples",
+		"Balanced":                       "-balanced",
+		"BatchSize":                      "-batch",
+		"Boxes":                          "-boxes",
+		"Columns":                        "-image-column or -label-column",
+		"Columns.Image":                  "-image-column",
+		"Columns.Labels":                 "-label-column",
+		"Damaged":                        "-damaged",
+		"Dict":                           "-pretrained-dict",
+		"DropClasses":                    "-drop-classes",
+		"List":                           "-list",
+		"ListFormat.Folder":              "-list-folder",
+		"ListFormat.GroupColumn":         "-group-column",
+		"ListFormat.LabelColumns":        "-label-column",
+		"ListFormat.NameColumn":          "-image-column",
+		"Masks":                          "-masks",
+		"MultiLabel":                     "-multi-label",
+		"Part":                           "-val",
+		"Quality":                        "-quality",
+		"ShardBytes":                     "-shard-size",
+		"Shards":                         "-shards",
+		"Side":                           "-side",
+		"Transform.ApplyEXIFOrientation": "-upright",
+		"Upright":                        "-upright",
+		"WebDataset":                     "-webdataset",
+		"Workers":                        "-workers",
+	}[option]
 }
 
 func advised(err error, command string) string {

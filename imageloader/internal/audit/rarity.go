@@ -47,7 +47,7 @@ func Describe(format string, i imagecapi.Info) string {
 // Rarities lists the rare properties of an image, judging by its header and its name.
 func Rarities(name, format string, i imagecapi.Info) (list []string) {
 	if i.Orientation > 1 {
-		list = append(list, "EXIF orientation (turned only with Transform.ApplyEXIFOrientation)")
+		list = append(list, "EXIF orientation (turned only with Options.Transform.ApplyEXIFOrientation)")
 	}
 	if i.Components == 4 && i.Format == imagecapi.JPEG {
 		list = append(list, "CMYK")

@@ -168,7 +168,7 @@ func TestErrorsNameColumns(t *testing.T) {
 		columns Columns
 		want    []string
 	}{
-		{"datasets-two", Columns{}, []string{"-label-column", "coarse_label (INT64)", "img.bytes (bytes)"}},
+		{"datasets-two", Columns{}, []string{"Options.Columns.Labels", "coarse_label (INT64)", "img.bytes (bytes)"}},
 		{"datasets", Columns{Image: "photo"}, []string{`"photo"`, "image.bytes (bytes)", "label (INT64)"}},
 		{"datasets", Columns{Labels: []string{"kind"}}, []string{`"kind"`, "label (INT64)"}},
 		{"datasets-lists", Columns{}, []string{"labels.list.element", "Options.MultiLabel"}},

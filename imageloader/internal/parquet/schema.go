@@ -187,7 +187,7 @@ func (s *selection) chooseImage(leaves []leaf, features map[string]feature, name
 			describe(leaves))
 	default:
 		return fmt.Errorf("several columns of the Parquet file may have the images: name one in "+
-			"Options.Columns.Image (-image-column): it has %s", describe(leaves))
+			"Options.Columns.Image: it has %s", describe(leaves))
 	}
 	s.choosePath(leaves)
 	return nil
@@ -303,11 +303,11 @@ func (s *selection) findLabel(leaves []leaf) (leaf, error) {
 		}
 		if len(described) > 1 {
 			return leaf{}, fmt.Errorf("several columns of the Parquet file may have the labels: name one in "+
-				"Options.Columns.Labels (-label-column): it has %s", describe(leaves))
+				"Options.Columns.Labels: it has %s", describe(leaves))
 		}
 	}
 	return leaf{}, fmt.Errorf("the Parquet file has no column with the name label: name the column of labels in "+
-		"Options.Columns.Labels (-label-column): it has %s", describe(leaves))
+		"Options.Columns.Labels: it has %s", describe(leaves))
 }
 
 // checkLabel returns an error if the column can't have labels.
