@@ -52,7 +52,7 @@ type Environment struct {
 // The job's name is TORCHSTREAM_JOB, which a shell loop may set. By default it is
 // TORCHELASTIC_RUN_ID, SLURM_JOB_ID with SLURM_STEP_ID, or PMIX_NAMESPACE.
 //
-// If the variables are incomplete or contradict each other, the error names the variable. getenv is
+// ReadEnvironment returns an error if variables are missing or contradict each other. getenv is
 // os.Getenv, except in tests.
 func ReadEnvironment(getenv func(string) string) (Environment, error) {
 	r := variables{getenv: getenv}
@@ -160,8 +160,8 @@ type variables struct {
 	err    error
 }
 
-// number returns the value of a variable, or the argument without if the variable is unset. If
-// without is negative, the variable is required, and number records an error.
+// number returns the value of a variable, or the default if the variable is unset. The default
+// is the parameter without. If without is negative, an unset variable is an error.
 func (r *variables) number(name string, without int) int {
 	text := r.getenv(name)
 	n, err := strconv.Atoi(text)

@@ -57,15 +57,15 @@ type gathering struct {
 // blockFlat is the memory of a block's parameters of one dtype. Trained and frozen parameters have
 // separate flat tensors.
 type blockFlat struct {
-	flatParameters             // the field all has memory only while the block is gathered
-	dtype          torch.DType // dtype of all; mine has the dtype of the parameters
+	flatParameters             // f.all has memory only while the block is gathered
+	dtype          torch.DType // dtype of f.all; f.mine has the dtype of the parameters
 	rounded        bool        // dtype differs from the parameters' dtype
-	bytes          int64       // size of all
+	bytes          int64       // size of f.all
 	gradBytes      int64       // size of grads
-	held           bool        // all has memory, and the statistics count it
+	held           bool        // f.all has memory, and the statistics count it
 	trained        bool
-	// grads [N*share] holds this rank's gradients of all. It has memory only during the reduction.
-	// It is nil if the parameters are frozen.
+	// grads holds this rank's gradients of f.all, which has share elements for each rank. It has
+	// memory only during the reduction. It is nil if the parameters are frozen.
 	grads   *torch.Tensor
 	sum     *torch.Tensor // [share]: the averaged gradients of mine; nil if mine has none
 	added   *torch.Tensor // [share]: averages to add to sum; nil unless a reduction adds to earlier gradients

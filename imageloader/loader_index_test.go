@@ -325,9 +325,8 @@ func indexed(t *testing.T, name string, data []byte, o Options) (path, want stri
 	return path, digest(batches)
 }
 
-// TestCutArchiveIsAnError: if an archive was cut after it was indexed, Open or the epoch returns an
-// error that names the archive, whether its time is old or new. Samples of the index are never
-// delivered from the remaining part.
+// TestCutArchiveIsAnError checks that Open or the epoch returns an error that names the archive, if
+// the archive was cut after it was indexed and has kept its modification time.
 func TestCutArchiveIsAnError(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	classes := []string{"class0", "class1", "class2", "class3", "class4"}

@@ -64,8 +64,8 @@ type Options struct {
 	// goroutine.
 	Workers int
 	// WorkerNice lowers the priority of the workers' threads by this many steps of nice(2), 0 to
-	// 19. WorkerCPUs, if not empty, lists the only CPUs on which the workers run. Workers is then
-	// at most len(WorkerCPUs) by default. Both options keep decoding away from the thread that
+	// 19. WorkerCPUs, if not empty, lists the only CPUs on which the workers run. The default of
+	// Workers is then at most len(WorkerCPUs). Both options keep decoding away from the thread that
 	// launches kernels. With either option, each worker runs on a dedicated OS thread during an
 	// epoch. When the epoch ends, the threads get their old priority and CPUs back.
 	WorkerNice int
@@ -76,8 +76,8 @@ type Options struct {
 	PadLast  bool
 	// Classes, if not empty, lists the directory names whose labels are 0, 1, ... Give the training
 	// archive's classes to the loader of a test archive. Without Classes, Open reads the whole
-	// archive once. With Classes, Open does not read a .tar.gz. The first epoch then delivers
-	// samples while it reads a .tar.gz or .tar.zst, before the archive's own checksum is known. If
+	// archive once. With Classes, Open does not read a .tar.gz or .tar.zst. The first epoch then
+	// delivers samples while it reads the archive, before the archive's own checksum is known. If
 	// bytes are damaged and images still decode, their batches are delivered before the
 	// *ArchiveError that ends the epoch.
 	Classes []string

@@ -13,19 +13,20 @@ import (
 )
 
 // Restore continues an interrupted epoch. From now on, Epoch and Fill start that epoch right after
-// the state's batch. Other epochs are complete. The rest of the epoch is the same as without the
-// interruption: the same bytes in the same batches, with any number of workers, even if the archive
-// has gained or lost random access since. Restore() without a state undoes this. Running epochs are
-// not affected. A closed loader returns ErrClosed.
+// the state's batch. Epochs with other numbers run whole. The rest of the epoch is the same as
+// without the interruption: the same bytes in the same batches, with any number of workers, even if
+// the archive has gained or lost random access since. Restore() without a state undoes this.
+// Running epochs are not affected. A closed loader returns ErrClosed.
 //
 // If Rank and World are the same as in the state, this rank's state is enough. The other ranks'
 // states may be given too. With another World, the rest of the epoch is dealt to the new ranks.
 // Every sample that was in no batch is then delivered once. A sample that was in a batch is
 // delivered again only as padding. Dealing again needs the states of all former ranks after the
-// same number of batches. One state is enough if there was one rank, or if the policy is not Skip.
-// (Under Skip, one rank may have passed over more bad samples than another.) When the rest is dealt
-// again, BatchSize may differ too. If World*BatchSize is unchanged, and as long as all batches are
-// full, the ranks' next batches together have the same samples as without the interruption.
+// same number of batches. One state is enough if there was one rank, or if Options.BadSamples is
+// not Skip. (Under Skip, one rank may have passed over more bad samples than another.) When the
+// rest is dealt again, BatchSize may differ too. If World*BatchSize is unchanged, and as long as
+// all batches are full, the ranks' next batches together have the same samples as without the
+// interruption.
 //
 // Restore refuses a state of another archive, other classes, or other options, with an error that
 // names the difference. Options that don't change a batch (Workers, Logger and the like) may

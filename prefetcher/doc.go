@@ -28,6 +28,7 @@
 // stream, P. For each batch it queues two steps on P: the copies of the source's raw bytes, and
 // then the source's finish (cast, normalisation, layout) if the source is a [Describer] or a
 // [Finisher]. Neither step allocates, pins or waits.
+//
 // # The four edges
 //
 // Copies, finish and the consumer's kernels run concurrently. Without ordering, memory could be
@@ -67,12 +68,13 @@
 //
 // # Decoding
 //
-// With [Options.Decode] a GPU decodes the images of a source that can plan them (imageloader). The
-// source chooses for each image (imageloader/internal/epoch/plan.go), and the prefetcher leaves
-// some images to the source's idle workers (mixture.go). Two decoders, on separate streams, take
-// turns. Their images go through the same finish on P. The prefetcher hands a batch out as soon as
-// the GPU has reported the images that it could not decode, and the host has decoded these images.
-// The batches equal the batches from the source's workers, to the bit.
+// With [Options.Decode] a GPU decodes the images of a source that can plan them (imageloader). For
+// each image the source decides whether the GPU can decode it, and writes a plan for the GPU if so
+// (imageloader/internal/devplan). The prefetcher leaves some of these images to the source's idle
+// workers (mixture.go). Two decoders, on separate streams, take turns. Their images go through the
+// same finish on P. The prefetcher hands a batch out as soon as the GPU has reported the images
+// that it could not decode, and the host has decoded these images. The batches equal the batches
+// from the source's workers, to the bit.
 //
 // # Without a GPU
 //
@@ -83,9 +85,9 @@
 //
 // # Waiting times
 //
-// [Stats] reports them. A loop that queues work faster than the GPU executes it waits in Epoch,
-// which costs nothing. The time that matters is the GPU's wait for a batch. Stats.ConsumerWait and
-// [Stats.WaitShare] measure it on the GPU's own clock.
+// [Stats] reports them. If a loop queues work faster than the GPU executes it, the loop waits in
+// Epoch, which costs nothing. The time that matters is the GPU's wait for a batch.
+// Stats.ConsumerWait and [Stats.WaitShare] measure it on the GPU's own clock.
 //
 // # CUDA graphs
 //

@@ -11,10 +11,10 @@ import (
 // starts when the consumer's stream has completed its work on one batch. It ends when the next
 // batch is ready on P, if that is later.
 //
-// The time that the host waits does not show this: a loop that queues work faster than the GPU
-// executes it always waits for the GPU in the next turn. Therefore two timed events are recorded
-// for every batch. They are read some turns later, when they have completed. Nothing waits for
-// them.
+// The time that the host waits does not show this: if a loop queues work faster than the GPU
+// executes it, the loop always waits for the GPU in the next turn. Therefore two timed events are
+// recorded for every batch. They are read some turns later, when they have completed. Nothing waits
+// for them.
 type starved struct {
 	device cuda.Device
 

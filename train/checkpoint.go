@@ -126,7 +126,8 @@ func (w *writing) parts() []torch.Named { return w.divided.Parts(w.file) }
 // leads reports whether this process writes the file itself.
 func (w *writing) leads() bool { return w.world == nil || w.world.Rank() == 0 }
 
-// collect gathers everything to write. In a job, if one rank fails, all ranks return an error.
+// collect gathers everything to write. In a job, a failure of one rank is an error of all ranks: of
+// collect, or of agree at the end.
 func (c *Checkpoint) collect(path string) (*writing, error) {
 	w := &writing{path: path, world: c.World, divided: checkpoint.Divided{},
 		file: map[string]any{metadataKey: metadata(c.Metadata)}}
@@ -310,7 +311,8 @@ func closeAll(tensors []torch.Named) {
 }
 
 // Load reads a file that Save wrote, and replaces the state of every object that the fields name.
-// It is an error if the file lacks the state for a field. Load compares names and shapes before it
+// It is an error if the file lacks the state for a field. Exceptions are Loader, Metadata, and the
+// generator of a GPU if the file was saved on the CPU. Load compares names and shapes before it
 // changes the model or the optimizer. After an error, some fields may be loaded and others not.
 //
 // If ranks write shards, Load also checks that every rank sees the folder, because Save will need

@@ -60,7 +60,7 @@ type rankState struct {
 
 // gather adds the states of all ranks to rank 0's file. If the ranks write shards, it also opens
 // the files of all ranks. own holds this rank's generators. failed is an earlier error of this
-// rank, or nil. If one rank fails, all ranks return an error.
+// rank, or nil. A failure of one rank is an error of all ranks: of gather, or of agree at the end.
 func (c *Checkpoint) gather(w *writing, own []torch.Named, failed error) (err error) {
 	mine := rankState{Loader: c.Loader, Generators: map[string][]byte{}}
 	for _, n := range own {
@@ -315,8 +315,8 @@ func pairs[K comparable](m map[K]any) func(yield func(K, any) bool) {
 	}
 }
 
-// copied copies the entries of a container into the container to, with host copies instead of
-// tensors. set stores one entry in to.
+// copied copies the entries of one container into another, which is its parameter to, with host
+// copies instead of tensors. set stores one entry.
 func copied[K, C any](h hostCopies, from func(yield func(K, any) bool), to C, set func(to C, k K, x any)) (C, error) {
 	for k, v := range from {
 		x, err := h.of(v)
@@ -329,8 +329,8 @@ func copied[K, C any](h hostCopies, from func(yield func(K, any) bool), to C, se
 }
 
 // RestoreLoader moves the loader to the position in the file that Load read. The number of ranks
-// may differ from the file's: see imageloader's Loader.Restore. It does nothing if the file has no
-// position, or if no file was read.
+// may differ from the file's: see imageloader's Loader.Restore. RestoreLoader does nothing if the
+// file has no position, or if no file was read.
 func (c *Checkpoint) RestoreLoader(ctx context.Context, loader *imageloader.Loader) error {
 	states := c.loaders
 	if states == nil && c.Loader != nil {

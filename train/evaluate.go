@@ -138,7 +138,7 @@ type criterion struct {
 	multi   bool // MultiLabel
 }
 
-// of returns the mean loss if the program has none of its own.
+// of returns the mean of the default loss, for programs that set none.
 func (c criterion) of(output, labels *torch.Tensor) *torch.Tensor {
 	if !c.multi {
 		return output.CrossEntropy(labels)

@@ -20,8 +20,8 @@ type Metrics struct {
 	// batches have no class labels.
 	Classes int `json:"classes"`
 	// MAP is the mean average precision of an evaluation with MultiLabel: the mean of
-	// AveragePrecision over the classes that a sample has. It is 0 if there are none, and in
-	// training. With MultiLabel, Classes is 0.
+	// AveragePrecision over the classes that a sample has. It is 0 if no sample has a class, and
+	// in training. With MultiLabel, Classes is 0.
 	MAP float64 `json:"map,omitempty"`
 	// AveragePrecision is, by class, the precision of the samples in falling order of their
 	// outputs, averaged over the samples that have the class (scikit-learn's
@@ -73,8 +73,8 @@ func newMeter(device cuda.Device, from sums, multi bool) (*meter, error) {
 	return m, nil
 }
 
-// add adds the mean loss and the outputs of n samples. labels may be nil. evaluation also adds to
-// the confusion counts or, if multi is set, to the scores.
+// add adds the mean loss and the outputs of n samples. labels may be nil. In an evaluation,
+// add also counts confusions or, if multi is set, keeps scores.
 func (m *meter) add(output, loss, labels *torch.Tensor, n int, evaluation bool) error {
 	m.samples += int64(n)
 	if err := m.loss.AddScaled_(loss.NoGrad(), float64(n)).Err(); err != nil {

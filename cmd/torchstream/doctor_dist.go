@@ -62,8 +62,8 @@ type linkRow struct {
 const (
 	maxAllPairs  = 8 // ranks; above this only neighbours are measured
 	latencyCalls = 50
-	// A link is slow below this share of its capacity. The limit is low because sends of a single
-	// rank may be slower than an all-reduce.
+	// A link is slow below this share of its capacity. The limit is low, because one rank that
+	// sends to one other does not fill every healthy link.
 	slowLink  = 0.3
 	slowLinks = 0.5 // a rank is slow if all its links are below this share of the others' median
 	slowRank  = 1.3 // relative to the median of the other ranks' times
@@ -109,8 +109,8 @@ func doctorDist(ctx context.Context, ranks int, cpu, asJSON bool, stdout, stderr
 	return report.print(asJSON, stdout)
 }
 
-// examineLinks measures on every rank of a job. Rank 0 returns the complete report. Only rank 0
-// measures the loopback, so the reports of other ranks lack expectations and findings.
+// examineLinks measures the links of a job. Every rank calls it. Rank 0 returns the complete
+// report. The reports of other ranks lack expectations and findings, which only rank 0 computes.
 func examineLinks(ctx context.Context, cpu bool) (_ *linkReport, err error) {
 	world, err := distributed.Init(ctx, distributed.Options{CPU: cpu})
 	if err != nil {

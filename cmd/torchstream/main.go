@@ -28,9 +28,9 @@
 // 0 on success, 1 if something failed or the command found a problem, 2 if the command line was
 // wrong, and 130 after an interruption.
 //
-// SIGINT, SIGTERM and SIGHUP end every command within seconds. A second SIGINT or SIGTERM ends a
-// command at once. Only train may take up to a minute, to finish its step and write its checkpoint.
-// Under nohup SIGHUP is ignored.
+// SIGINT, SIGTERM and SIGHUP end commands within seconds, except two that may take up to a minute:
+// train finishes its step and writes its checkpoint, and serve answers the requests that it has. A
+// second SIGINT or SIGTERM ends any command at once. Under nohup SIGHUP is ignored.
 package main
 
 import (

@@ -392,7 +392,8 @@ func (p *predictor) predict(ctx context.Context, images []imageFile) error {
 // maxImageBytes is the maximum file size, and the default of decode.Options.MaxBytes.
 const maxImageBytes = 64 << 20
 
-// readImage reads a file. It refuses a file that is too large before reading it.
+// readImage reads a file. It refuses a file over maxImageBytes, of which it reads no more than
+// that.
 func readImage(path string) ([]byte, error) {
 	f, err := safefile.Open(path)
 	if err != nil {

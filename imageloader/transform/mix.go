@@ -21,12 +21,13 @@ type BatchOp interface {
 }
 
 // MixUp makes every sample a weighted sum of itself and its neighbour. The weight is drawn from a
-// Beta distribution whose two parameters are both Alpha (0: 1).
+// Beta distribution whose two parameters are both Alpha; 0 means 1.
 type MixUp struct{ Alpha float64 }
 
 // CutMix replaces a box in every sample with the same box of its neighbour. The share of its area
-// that a sample keeps is drawn from a Beta distribution whose two parameters are both Alpha (0: 1).
-// The box's centre is uniform in the image, and parts of the box outside of the image are cut off.
+// that a sample keeps is drawn from a Beta distribution whose two parameters are both Alpha; 0
+// means 1. The box's centre is uniform in the image, and parts of the box outside of the image are
+// cut off.
 type CutMix struct{ Alpha float64 }
 
 func checkAlpha(alpha float64) error {

@@ -143,8 +143,8 @@ func (c *Counters) Elapsed() time.Duration {
 }
 
 // Problems counts bad samples and samples whose damage was tolerated. A sample counts once for each
-// epoch in which it occurred. Problems also names the first different samples, in the order in
-// which they occurred.
+// epoch in which it occurred. Problems also names the first of these samples, each once, in the
+// order in which they occurred.
 type Problems struct {
 	Bad         int64
 	BadBy       map[sample.Reason]int64

@@ -166,7 +166,7 @@ func (p *Planner) TakeCopies() int64 {
 // image.
 func (p *Planner) PlanCopy(c *Copy, m *Image, to *Staging) (Placed, bool) {
 	e := p.Entries
-	e.blob = nil                                    // so that a later pass stores no head for the file
+	e.blob = nil                                    // no entry points of the file itself: KeepMemberHead and KeepPartHead do nothing
 	defer runtime.KeepAlive(e.points.copies.Load()) // keeps the copy's memory alive
 	e.proof = c.proof
 	row := p.append(c.data, m, c.blob, &e.proof, to)

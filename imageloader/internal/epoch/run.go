@@ -29,16 +29,16 @@ type Source struct {
 // First holds the inputs for making an index during a pass over an archive that has none.
 type First struct {
 	Index index.Config
-	// Keep stores the index that a pass has made, unless the loader already has one. finish builds
-	// the index.
+	// Keep is called when a pass has read the whole archive. It calls finish, which builds the
+	// index, and stores the result, unless the loader already has an index.
 	Keep func(finish func() (*index.Index, error)) error
 }
 
-// Plans holds the entry points and the searches of an archive, for a consumer that decodes from
-// plans.
+// Plans holds what is known of an archive's images, for a consumer that decodes from plans: their
+// entry points, and the images whose entry points the consumer must not search for again.
 type Plans struct {
 	Points       *devplan.EntryPoints // nil if entry points are not used
-	Searches     *devplan.Searches    // nil if the consumer searches nothing
+	Searches     *devplan.Searches    // nil if the consumer searches for no entry points
 	MaxCopyBytes int64                // see devplan.Settings
 }
 

@@ -30,8 +30,8 @@ func (p *Pairs) role(m *record, name string) (key string, partner, ok bool) {
 	return key, false, ok && !(p.Boxes && m.flags&recordImage == 0)
 }
 
-// nouns returns the noun for a partner, the name of the option that sets the patterns, and the noun
-// for a file that is a partner.
+// nouns returns words for messages: for a partner (such as "mask"), for the option that sets the
+// patterns, and for a partner's file (such as "image file").
 func (p *Pairs) nouns() (partner, option, file string) {
 	if p.Boxes {
 		return "file of boxes", "Options.Boxes", "file"
@@ -210,8 +210,8 @@ func (p *pairing) match(file string, list []int32) error {
 	return nil
 }
 
-// unpaired logs the records without a partner. If the archive has no pairs at all, it returns the
-// reason.
+// unpaired logs the records without a partner. It returns the reason that an error gives if the
+// archive has no pairs at all.
 func (p *pairing) unpaired(b *Builder, first string) string {
 	var images, partners []string
 	for _, k := range p.single {

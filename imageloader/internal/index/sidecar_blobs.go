@@ -135,8 +135,8 @@ func (s *sidecar) save() {
 }
 
 // saveElsewhere saves in another place and reports whether it succeeded. It adds the blobs of the
-// other file. If another process has meanwhile written an index of the same archive there, it adds
-// the blobs of that index too.
+// file other. If another process has meanwhile written an index of the same archive in that place,
+// it adds the blobs of that index instead.
 func (s *sidecar) saveElsewhere(p otherPlace, mode fs.FileMode, other *sidecar) bool {
 	if now, err := os.Stat(p.path); err == nil && (p.was == nil || !os.SameFile(now, p.was)) {
 		there, _, err := s.current(p.path)
