@@ -232,8 +232,9 @@ func TestCompiledCodeChecksItsInputs(t *testing.T) {
 		"dtype":   {x.ToDType(torch.Float64), mask},
 	} {
 		if _, err := m.Run(context.Background(), c[0], c[1]); err == nil ||
-			!strings.Contains(err.Error(), "standard error") {
-			t.Errorf("another %s: got the error %v, want one that says where the reason is", name, err)
+			!strings.Contains(err.Error(), "standard error") ||
+			!strings.HasPrefix(err.Error(), "aoti: the model: ") || !strings.Contains(err.Error(), "--batch") {
+			t.Errorf("another %s: got the error %v, want one of \"the model\" that says where the reason is and names --batch", name, err)
 		}
 	}
 	if got, err := run(m, x, mask); err != nil {

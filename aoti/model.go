@@ -44,7 +44,7 @@ func (m *Model) Device() cuda.Device { return m.device }
 // that wait. Outputs join scopes as the results of operators do. Autograd records nothing.
 func (m *Model) Run(ctx context.Context, inputs ...*torch.Tensor) ([]*torch.Tensor, error) {
 	if err := m.checkInputs(inputs); err != nil {
-		return nil, fmt.Errorf("aoti: model %s: %w", m.Name, err)
+		return nil, fmt.Errorf("aoti: %s: %w", m.title(), err)
 	}
 	instance, err := m.borrow(ctx)
 	if err != nil {
@@ -53,9 +53,17 @@ func (m *Model) Run(ctx context.Context, inputs ...*torch.Tensor) ([]*torch.Tens
 	defer func() { m.idle <- instance }()
 	outputs, err := torch.Call(capi.RunModel, capi.ModelAddress(instance), inputs)
 	if err != nil {
-		return nil, fmt.Errorf("aoti: model %s: %w", m.Name, runError(err))
+		return nil, fmt.Errorf("aoti: %s: %w", m.title(), runError(err))
 	}
 	return outputs, nil
+}
+
+// title returns the model's name in errors. Most packages have one model, whose name is "model".
+func (m *Model) title() string {
+	if m.Name == "model" {
+		return "the model"
+	}
+	return "model " + m.Name
 }
 
 // runError returns the reason why a run failed, without the operator's name.
@@ -66,7 +74,8 @@ func runError(err error) error {
 	}
 	var failure *capi.Error
 	if errors.As(err, &failure) && failure.Code == capi.CodeOperator {
-		return fmt.Errorf("%w: PyTorch's compiled code wrote the reason to standard error", err)
+		return fmt.Errorf("%w: PyTorch's compiled code wrote the reason to standard error. If it is the size of a batch, "+
+			"export the model again with another range (tools/export.py --batch)", err)
 	}
 	return err
 }
@@ -84,7 +93,7 @@ func (m *Model) borrow(ctx context.Context) (*capi.Model, error) {
 	case <-m.closed:
 		return nil, ErrClosed
 	case <-ctx.Done():
-		return nil, fmt.Errorf("aoti: model %s: waiting for one of %d instances: %w", m.Name, len(m.instances),
+		return nil, fmt.Errorf("aoti: %s: waiting for one of %d instances: %w", m.title(), len(m.instances),
 			context.Cause(ctx))
 	}
 }
@@ -154,7 +163,7 @@ func (m *Model) Close() error {
 		return nil
 	}
 	if err := m.synchronize(); err != nil {
-		return fmt.Errorf("aoti: model %s: Close: %w", m.Name, err)
+		return fmt.Errorf("aoti: %s: Close: %w", m.title(), err)
 	}
 	m.ended = true
 	close(m.closed)

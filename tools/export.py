@@ -25,15 +25,15 @@ import time
 import torch
 from torch.utils import _pytree
 
-def ranges(value, constraints):
-    """The smallest and largest size of each dimension; the largest is None without a bound."""
+def ranges(value, constraints, spare):
+    """The smallest and largest size of each dimension; the largest is None without a bound. See export for spare."""
     out = []
     for size in value.shape:
         if isinstance(size, int):
             out.append([size, size])
             continue
         found = constraints[size.node.expr]
-        upper = int(found.upper) if found.upper < 2**62 else None
+        upper = int(found.upper) - spare if found.upper < 2**62 else None
         out.append([max(int(found.lower), 0), upper])
     return out
 
@@ -47,7 +47,7 @@ def memory_format(value):
     return None
 
 
-def describe(program):
+def describe(program, spare):
     """The JSON that package aoti reads: names, dtypes, ranges and memory formats of the inputs and outputs."""
     values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     constraints = program.range_constraints
@@ -56,7 +56,7 @@ def describe(program):
         return {
             "name": name,
             "dtype": str(value.dtype).removeprefix("torch."),
-            "shape": ranges(value, constraints),
+            "shape": ranges(value, constraints, spare),
             "memory_format": memory_format(value),
         }
 
@@ -73,16 +73,19 @@ def describe(program):
     )
 
 
-def export(module, arguments, keywords=None, *, path, dynamic_shapes=None, config=None, metadata=None):
+def export(module, arguments, keywords=None, *, path, dynamic_shapes=None, config=None, metadata=None, spare=0):
     """Compile the module for the device and dtype of its parameters and arguments, and write the package.
 
     metadata adds strings to the package's. torchstream embed and serve read "images" and "classes", as JSON:
     {"resize": 256, "interpolation": "bilinear", "mean": [...], "std": [...]}, and a list of names.
+
+    The largest sizes that the package describes are smaller by spare than those of dynamic_shapes. Inductor compares
+    sizes with thresholds: an example of the threshold's size, which is also the largest, would become the only size.
     """
     module = module.eval()
     with torch.no_grad():
         program = torch.export.export(module, arguments, keywords or {}, dynamic_shapes=dynamic_shapes)
-        metadata = {"torchstream": describe(program), **(metadata or {})}
+        metadata = {"torchstream": describe(program, spare), **(metadata or {})}
         # Package aoti checks the ranges of the description. The check of the compiled code refuses a batch of 1.
         options = {"aot_inductor.metadata": metadata, "aot_inductor.check_lowerbound": False, **(config or {})}
         return torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=options)
@@ -120,13 +123,31 @@ def check(path, module, images, sizes):
     run = torch._inductor.aoti_load_package(path)
     allowed = 1e-3 if images.dtype == torch.float32 else 5e-2
     for n in sizes:
-        with torch.no_grad():
-            wanted, got = (_pytree.tree_leaves(f(images[:n])) for f in (module, run))
-        for want, have in zip(wanted, got):
-            differs = (want - have).abs().max().item() / max(want.abs().max().item(), 1e-6)
-            if not differs <= allowed:
-                raise SystemExit(f"export.py: {path}: a batch of {n} differs by {differs:.2g} from the module")
+        problem = difference(run, module, images[:n], allowed)
+        if problem:
+            largest = sizes[-1]
+            raise SystemExit(
+                f"export.py: {path}: with a batch of {n} the package {problem}: it was removed. Export with another "
+                f"--batch, such as {sizes[0]}:{2 * largest}, or with one size, such as {largest}"
+            )
     print(f"batches of {' and '.join(map(str, sizes))} equal the module's", file=sys.stderr)
+
+
+def difference(run, module, images, allowed):
+    """How the results of a package differ from the module's, or None if they do not."""
+    with torch.no_grad():
+        wanted = _pytree.tree_leaves(module(images))
+        try:
+            results = _pytree.tree_leaves(run(images))
+        except RuntimeError as error:
+            return f"fails ({str(error).splitlines()[0]})"
+    for want, got in zip(wanted, results, strict=True):
+        if want.shape != got.shape:
+            return f"returns {list(got.shape)}, and the module {list(want.shape)}"
+        differs = (want - got).abs().max().item() / max(want.abs().max().item(), 1e-6)
+        if not differs <= allowed:
+            return f"differs by {differs:.2g} from the module"
+    return None
 
 
 def torchvision_metadata(which, weights):
@@ -201,7 +222,8 @@ def main():
     p.add_argument("--weights", help="for torchvision and timm: the pretrained weights, such as DEFAULT")
     p.add_argument("--batch", default="1:64", help="the smallest and largest batch, or one fixed size (%(default)s)")
     p.add_argument("--image", help="channels, height and width (default: the weights', or 3,224,224)")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
+                   help="cuda or cpu (default: cuda if PyTorch has a GPU, otherwise cpu; here %(default)s)")
     p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     p.add_argument("--no-measure", action="store_true", help="on a CPU: do not compile in two ways to keep the faster")
     p.add_argument("--channels-last", action="store_true", help="the images are in this memory format")
@@ -215,19 +237,26 @@ def main():
     metadata = {k: json.dumps(v) for k, v in {"images": images, "classes": classes}.items() if v}
     module = module.to(a.device, dtype)
     least, _, most = a.batch.partition(":")
-    dynamic = None
+    dynamic, spare = None, 0
     images_only = arguments is None
     if images_only:
         x = torch.rand(int(most or least), *shape, device=a.device, dtype=dtype)
         if a.channels_last:
             module, x = (v.to(memory_format=torch.channels_last) for v in (module, x))
         arguments = (x,)
-        if most:
-            dynamic = ({0: torch.export.Dim("batch", min=int(least), max=int(most))},)
+        if most and most != least:
+            spare = 1
+            dynamic = ({0: torch.export.Dim("batch", min=int(least), max=int(most) + spare)},)
     write = export_fastest if a.device == "cpu" and not a.no_measure else export
-    print(write(module, arguments, path=a.path, dynamic_shapes=dynamic, metadata=metadata))
-    if images_only:
-        check(a.path, module, *arguments, sorted({int(least), int(most or least)}))
+    os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"  # as in package aoti: a wrong size is an error
+    write(module, arguments, path=a.path, dynamic_shapes=dynamic, metadata=metadata, spare=spare)
+    try:
+        if images_only:
+            check(a.path, module, *arguments, sorted({int(least), int(most or least)}))
+    except BaseException:
+        os.remove(a.path)
+        raise
+    print(a.path)
 
 
 if __name__ == "__main__":
