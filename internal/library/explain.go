@@ -41,7 +41,8 @@ func (s Search) Missing(name string) string {
 		}
 		return fmt.Sprintf("there is no %s in %s: unset the variable, and %s", name, searched[0], s.install(name))
 	}
-	return fmt.Sprintf("there is no %s in any of\n  %s\n%s", name, strings.Join(searched, "\n  "), s.install(name))
+	return fmt.Sprintf("there is no %s in any of\n  %s\n%s, or set TORCHSTREAM_LIBRARY to the libraries' folder", name,
+		strings.Join(searched, "\n  "), s.install(name))
 }
 
 // install returns the command to run if the library is in no folder. The command for all of

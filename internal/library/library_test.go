@@ -169,6 +169,7 @@ func TestUnusable(t *testing.T) {
 func TestMissingSaysWhatToDo(t *testing.T) {
 	const image = "libtorchstream_image.so"
 	clone := touch(t, "Makefile")
+	const other = ", or set TORCHSTREAM_LIBRARY to the libraries' folder"
 	says := func(s Search, name, want string) {
 		t.Helper()
 		if got := s.Missing(name); !strings.HasSuffix(got, want) {
@@ -177,9 +178,9 @@ func TestMissingSaysWhatToDo(t *testing.T) {
 	}
 	says(Search{Clone: clone}, image, "there is no "+image+" in any of\n  "+filepath.Join(clone, "cshim",
 		"build", "lib")+" (the clone)\nrun `make -C "+clone+" shim` (`make -C "+clone+
-		" image` for the loader alone, without LibTorch)")
-	says(Search{Clone: clone}, "libtorchstream.so", "\nrun `make -C "+clone+" shim`")
-	says(Search{Version: "v1.2.3"}, image, "\nrun `go run "+Module+"/cmd/torchstream@v1.2.3 setup`")
+		" image` for the loader alone, without LibTorch)"+other)
+	says(Search{Clone: clone}, "libtorchstream.so", "\nrun `make -C "+clone+" shim`"+other)
+	says(Search{Version: "v1.2.3"}, image, "\nrun `go run "+Module+"/cmd/torchstream@v1.2.3 setup`"+other)
 	wrong := Search{Library: "/nowhere", Clone: clone}
 	says(wrong, "libtorchstream.so",
 		"/nowhere (TORCHSTREAM_LIBRARY): unset the variable, and run `make -C "+clone+" shim`")
