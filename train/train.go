@@ -49,7 +49,9 @@ type Config struct {
 	// ([N classes], as imageloader.Options.MultiLabel gives them). The loss is then the binary
 	// cross-entropy of the outputs as logits, unless Loss is set. Evaluations measure the mean
 	// average precision (Metrics.MAP), which decides which epoch is best. Until its end, an
-	// evaluation keeps 5 bytes for each sample and class on the device.
+	// evaluation keeps 5 bytes for each sample and class on the device. In a job, each rank also
+	// holds about 15 bytes for each sample of all ranks and class on the host, while it combines
+	// them.
 	MultiLabel bool
 	// Schedule sets the learning rates before each step, counted from 0 over all epochs. nil leaves
 	// them unchanged.

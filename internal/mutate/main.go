@@ -349,7 +349,7 @@ const script = `#!/usr/bin/env bash
 # The exit status is 0 only if every test failed as it should.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-bundle=$(cd "$1" && pwd) gpus=${2:-1} good=0 bad=0 jobs=${JOBS:-4}
+bundle=$(cd "$1" && pwd) gpus=${2:-1} chosen=0 good=0 bad=0 jobs=${JOBS:-4}
 verdicts=$(mktemp)
 
 # run FOLDER LIBRARIES PROGRAM OPTIONS...: runs a test in the folder, and sets said and rc.
@@ -369,7 +369,7 @@ one() { # mutant program folder test name
     *) program=$bundle/tree/$program whole=$program ;;
   esac
   run "$at" "$LD_LIBRARY_PATH" "$whole" "${options[@]}"
-  if ((rc != 0)) || ! grep -qE '^ *--- PASS|^\[       OK ' <<<"$said"; then
+  if ((rc != 0)) || ! grep -qE "^--- PASS: $test |^\[       OK " <<<"$said"; then
     echo "does not pass with the edge in place: $name ($test): $(tail -n 3 <<<"$said" | tr '\n' ' ')"
     return
   fi
@@ -385,14 +385,15 @@ one() { # mutant program folder test name
 
 while IFS='|' read -r mutant needs program folder test name; do
   ((needs <= gpus)) && [[ $name =~ ${ONLY:-.} ]] || continue
+  chosen=$((chosen + 1))
   while (($(jobs -rp | wc -l) >= jobs)); do wait -n; done
   one "$mutant" "$program" "$folder" "$test" "$name" | tee -a "$verdicts" &
 done <"$here/list"
 wait
 good=$(grep -c '^fails' "$verdicts") bad=$(grep -vc '^fails' "$verdicts")
 rm -f "$verdicts"
-echo "$good edges held by their tests, $bad not"
-((bad == 0 && good > 0))
+echo "$good of $chosen edges held by their tests, $bad not"
+((good == chosen && good > 0))
 `
 
 func (m *mutator) finish() error {
