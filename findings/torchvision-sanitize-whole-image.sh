@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # torchvision 0.26.0 with torch 2.11.0
 #
-# v2.functional.resized_crop clamps boxes to the crop, then multiplies them by the ratio of the sizes in float32. An edge
-# on the crop's border can end outside the new image: 21 * (24 / 21) is 24.000002. SanitizeBoundingBoxes removes every
-# box with a coordinate outside the image.
+# v2.functional.resized_crop clamps boxes to the crop, then multiplies them by the ratio of the sizes in float32. An
+# edge on the crop's border can end outside the new image: 21 * (24 / 21) is 24.000002. SanitizeBoundingBoxes removes
+# every box with a coordinate outside the image.
 #
 #   whole 21x21 to 24x24: edge 24.000002, 0 of 1 boxes kept, 1 after ClampBoundingBoxes; crops of 100 to 499 pixels to
 #   224: 46 of 400 sides lose the box
