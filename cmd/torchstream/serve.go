@@ -102,7 +102,7 @@ func (o *serveOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 	if err := cli.SetThreads(o.threads); err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", o.address)
+	listener, err := net.Listen("tcp", o.address) // before the model, so that a port in use fails early
 	if err != nil {
 		return fmt.Errorf("-address %s: %w: -address localhost:0 picks a free port", printable.Name(o.address), err)
 	}
@@ -278,8 +278,7 @@ func (h *imageHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		httpserve.WriteError(w, r, err)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = cli.WriteJSON(w, h.answer(answer)) // fails if the client is gone
+	httpserve.WriteAnswer(w, r, h.answer(answer))
 }
 
 // answer returns the most probable classes.

@@ -182,8 +182,7 @@ func (s *server) classify(w http.ResponseWriter, r *http.Request) {
 		httpserve.WriteError(w, r, err)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(httpserve.Answer{ // fails if the client is gone
+	httpserve.WriteAnswer(w, r, httpserve.Answer{
 		Classes: s.best(answer.Outputs[0].Values),
 		Batch:   answer.Batch,
 		QueueMS: 1e3 * answer.Waited.Seconds(),

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -138,6 +139,32 @@ func TestErrorsHaveStatuses(t *testing.T) {
 	w = httptest.NewRecorder()
 	if WriteError(w, request(http.NoBody, 0).WithContext(ctx), errors.New("x")); w.Body.Len() > 0 || log.Len() > 0 {
 		t.Errorf("a client that is gone: got %q and the log %q, want nothing", w.Body, &log)
+	}
+}
+
+// A model that computes NaN is an error with a log line, not an empty answer.
+func TestNaNIsAnErrorOfTheServer(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	for _, c := range []struct {
+		probability float64
+		status      int
+		kind, says  string
+		logs        string
+	}{
+		{0.5, http.StatusOK, "application/json", `{"classes":[{"class":"a<b","label":1,"probability":0.5}],"batch":2,`, ""},
+		{math.NaN(), http.StatusInternalServerError, "text/plain; charset=utf-8", "the server's log", "NaN"},
+	} {
+		log.Reset()
+		w := httptest.NewRecorder()
+		WriteAnswer(w, request(http.NoBody, 0), Answer{Batch: 2, Classes: []Class{{"a<b", 1, c.probability}}})
+		if kind := w.Header().Get("Content-Type"); w.Code != c.status || kind != c.kind || !strings.Contains(w.Body.String(), c.says) ||
+			!strings.Contains(log.String(), c.logs) || (log.Len() > 0) != (c.logs != "") {
+			t.Errorf("%v: status %d, %s, %q, log %q, want %d, %s, %q, log %q", c.probability, w.Code, kind, w.Body, &log,
+				c.status, c.kind, c.says, c.logs)
+		}
 	}
 }
 

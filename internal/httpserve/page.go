@@ -1,7 +1,10 @@
 package httpserve
 
 import (
+	"bytes"
 	_ "embed"
+	"encoding/json"
+	"fmt"
 	"net/http"
 )
 
@@ -32,4 +35,18 @@ type Answer struct {
 	Batch   int     `json:"batch"`    // requests in the batch
 	QueueMS float64 `json:"queue_ms"` // until a worker took the request, decoding included
 	ModelMS float64 `json:"model_ms"` // in the worker
+}
+
+// WriteAnswer answers a request with JSON. JSON has no NaN, so a NaN that the model computed is an
+// error of the server, as in WriteError.
+func WriteAnswer(w http.ResponseWriter, r *http.Request, a Answer) {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(a); err != nil {
+		WriteError(w, r, fmt.Errorf("the model's probabilities: %w", err))
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(text.Bytes()) // fails if the client is gone
 }
