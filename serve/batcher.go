@@ -24,9 +24,10 @@ import (
 // i of x alone.
 //
 // x has a scope that ends with the batch, so tensors computed from x need no Close. It is marked
-// NoGrad. Run queues its work on the current stream, and need not wait for it. A Batcher calls the
-// Run of one worker on one OS thread, and never twice at a time. ctx ends if the ctx of
-// Batcher.Close does. A panic of Run is an error of its batch.
+// NoGrad. Run must not change x in place: the call that captures a graph runs the same work twice.
+// Run queues its work on the current stream, and need not wait for it. A Batcher calls the Run of
+// one worker on one OS thread, and never twice at a time. ctx ends if the ctx of Batcher.Close
+// does. A panic of Run is an error of its batch.
 //
 //	func(ctx context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
 //		return model.Run(ctx, x) // of package aoti
@@ -53,8 +54,9 @@ type BatcherOptions struct {
 	Model func(device cuda.Device) (Run, error)
 
 	// Images are the options for decoding the requests' images, for each device. The field Device
-	// is used if Devices is empty. With OnDevice the GPU decodes whole batches. Otherwise the host
-	// decodes each image as it comes, at most Decode.Workers at a time.
+	// is used if Devices is empty. With OnDevice the GPU decodes whole batches, and a cancelled Do
+	// waits until its batch is decoded. Otherwise the host decodes each image as it comes, at most
+	// Decode.Workers at a time.
 	Images Options
 	// Input describes one row of a batch, if requests have a Row instead of an Image: its dtype and
 	// shape. The zero value stands for images.
@@ -94,6 +96,9 @@ var (
 	// ErrQueueFull is returned by Batcher.Do if BatcherOptions.Queue requests wait. A server
 	// answers "try again later".
 	ErrQueueFull = errors.New("serve: the queue is full: try again later, or raise BatcherOptions.Queue")
+	// ErrRequest is in the error of Batcher.Do for a Request that does not suit BatcherOptions, for
+	// example a Row of the wrong length. A fault of an image is a decode.Errors.
+	ErrRequest = errors.New("serve: wrong Request")
 	// ErrClosed is returned by the methods of a closed Batcher.
 	ErrClosed = errors.New("serve: the batcher is closed")
 	// ErrDeviceLost is in the errors of requests after their device failed for good, for example
@@ -356,9 +361,11 @@ func (c *core) start() error {
 //
 // If BatcherOptions.Queue requests wait, it returns [ErrQueueFull] at once. If ctx ends, the
 // request's place in the queue is free at once, and Do returns ctx's cause. Only an image that is
-// being decoded is finished first. Requests in the same batch do not notice.
+// being decoded is finished first: with Images.OnDevice this is the decoding of its whole batch.
+// Requests in the same batch do not notice.
 //
-// A fault of the image is a [decode.Errors], as documented at Decoder.Batch. An error of Run is the
+// A Request that does not suit the options is an [ErrRequest]. A fault of the image is a
+// [decode.Errors], as documented at Decoder.Batch. An error of Run is the
 // answer to all requests of its batch, and later batches run as before. After a failure of the
 // device the error matches [ErrDeviceLost].
 func (b *Batcher) Do(ctx context.Context, r Request) (Answer, error) {
@@ -399,25 +406,20 @@ func (c *core) do(ctx context.Context, r Request) (Answer, error) {
 	return Answer{}, context.Cause(ctx)
 }
 
-// rowError is a request that the caller has to change.
-type rowError struct{ text string }
-
-func (e *rowError) Error() string { return "serve: Request: " + e.text }
-
 // check compares a request with the options.
 func (c *core) check(r Request) error {
 	switch {
 	case r.Priority != Interactive && r.Priority != Background:
-		return &rowError{fmt.Sprintf("Priority is %d: use Interactive or Background", r.Priority)}
+		return fmt.Errorf("%w: Priority is %d: use Interactive or Background", ErrRequest, r.Priority)
 	case len(c.decoders) > 0 && r.Row != nil:
-		return &rowError{"Row is set, but BatcherOptions.Input is not: send an Image"}
+		return fmt.Errorf("%w: Row is set, but BatcherOptions.Input is not: send an Image", ErrRequest)
 	case len(c.decoders) > 0:
 		return nil
 	case r.Image != nil:
-		return &rowError{"Image is set, but BatcherOptions.Input describes rows: send a Row"}
+		return fmt.Errorf("%w: Image is set, but BatcherOptions.Input describes rows: send a Row", ErrRequest)
 	case int64(len(r.Row)) != c.host.Bytes():
-		return &rowError{fmt.Sprintf("Row has %d bytes, want %d: %v%v", len(r.Row), c.host.Bytes(), c.host.DType,
-			c.host.Shape)}
+		return fmt.Errorf("%w: Row has %d bytes, want %d: %v%v", ErrRequest, len(r.Row), c.host.Bytes(), c.host.DType,
+			c.host.Shape)
 	}
 	return nil
 }
@@ -439,10 +441,13 @@ func (c *core) prepare(ctx context.Context, q *request, r Request) error {
 	defer c.gate.leave()
 	q.input = c.buffers.get()
 	err := c.decoders[0].d.Decode(ctx, q.input, r.Image)
-	if errors.Is(err, decode.ErrClosed) {
-		return ErrClosed
+	if !errors.Is(err, decode.ErrClosed) {
+		return err
 	}
-	return err
+	if err := c.queue.err(); err != nil {
+		return err // why the workers have left and closed the decoder
+	}
+	return ErrClosed
 }
 
 // Err returns nil while the batcher accepts requests, ErrClosed after the start of Close, and

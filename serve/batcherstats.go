@@ -88,7 +88,6 @@ func (c *counters) returned(took time.Duration, err error, cancelled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var faults decode.Errors
-	var row *rowError
 	switch {
 	case err == nil:
 		c.s.Answered++
@@ -97,7 +96,7 @@ func (c *counters) returned(took time.Duration, err error, cancelled bool) {
 		c.s.Cancelled++
 	case errors.Is(err, ErrQueueFull):
 		c.s.Refused++
-	case errors.As(err, &faults) || errors.As(err, &row):
+	case errors.As(err, &faults) || errors.Is(err, ErrRequest):
 		c.s.Faulty++
 	default:
 		c.s.Failed++

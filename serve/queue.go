@@ -185,6 +185,16 @@ func (q *queue) push(r *request) {
 	}
 	r.ready = time.Now()
 	q.line.push(r)
+	q.wake()
+}
+
+// wake wakes a worker that takes the requests of the line. With a delay only the devices whose
+// batch is full take them before it ends, so all workers look. The caller holds mu.
+func (q *queue) wake() {
+	if q.delay > 0 && len(q.devices) > 1 {
+		q.changed.Broadcast()
+		return
+	}
 	q.changed.Signal()
 }
 
@@ -216,7 +226,7 @@ func (q *queue) take(d *device) (batch []*request) {
 				batch = append(batch, q.line.pop())
 			}
 			if n > len(batch) {
-				q.changed.Signal()
+				q.wake()
 			}
 			q.free(len(batch))
 			return batch

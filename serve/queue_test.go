@@ -1,12 +1,17 @@
 package serve
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"image"
+	"image/png"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/torchstream/torchstream/imageloader/decode"
 )
 
 // newTestQueue returns a queue for one device with the given maximum batch.
@@ -76,6 +81,65 @@ func TestQueueWaitsForDelayOfOldestRequest(t *testing.T) {
 			t.Errorf("%d requests after %v, want the second one after %v", len(batch), waited, delay)
 		}
 	})
+}
+
+// TestFullBatchOfASmallerDeviceDoesNotWait checks two devices whose maximum batches differ: the
+// order in which their workers wait does not matter.
+func TestFullBatchOfASmallerDeviceDoesNotWait(t *testing.T) {
+	for order := range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			devices := []*device{{name: "small", limit: 2}, {name: "large", limit: 8}}
+			q := newQueue(16, time.Hour, devices)
+			taken := []chan []*request{make(chan []*request, 1), make(chan []*request, 1)}
+			for i := range devices {
+				of := (i + order) % 2
+				go func() { taken[of] <- q.take(devices[of]) }()
+				synctest.Wait()
+			}
+			for range 2 {
+				join(t, q, Interactive)
+				synctest.Wait()
+			}
+			select {
+			case batch := <-taken[0]:
+				if len(batch) != 2 {
+					t.Errorf("order %d: the small device got %d requests, want 2", order, len(batch))
+				}
+			default:
+				t.Errorf("order %d: the small device waits for the delay, want its full batch at once", order)
+			}
+			q.stop(ErrClosed)
+		})
+	}
+}
+
+// TestDecodingAfterTheLastDeviceReturnsItsLoss checks a request that was being decoded when the
+// workers left and closed the decoder.
+func TestDecodingAfterTheLastDeviceReturnsItsLoss(t *testing.T) {
+	decoder, err := decode.New(decode.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := decoder.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var photo bytes.Buffer
+	if err := png.Encode(&photo, image.NewGray(image.Rect(0, 0, 8, 8))); err != nil {
+		t.Fatal(err)
+	}
+	q, d := newTestQueue(8, 2, 0)
+	c := &core{queue: q, decoders: []*Decoder{{d: decoder}}, gate: gate{room: 2},
+		buffers: buffers{size: 224 * 224 * 3}}
+	prepare := func() error {
+		return c.prepare(t.Context(), newRequest(Interactive), Request{Image: photo.Bytes()})
+	}
+	if err := prepare(); err != ErrClosed {
+		t.Errorf("a closed decoder: %v, want ErrClosed", err)
+	}
+	q.lose(d, ErrDeviceLost)
+	if err := prepare(); !errors.Is(err, ErrDeviceLost) {
+		t.Errorf("after the last device is lost: %v, want ErrDeviceLost", err)
+	}
 }
 
 // TestQueueRefusesRequestsBeyondItsPlaces checks that a place is free as soon as its request is

@@ -45,8 +45,8 @@ func New(doer Doer, provider trace.TracerProvider) *Batcher {
 // child spans: "wait", until a worker took the request, and "run".
 //
 // An error sets the attribute error.type: "queue_full", "cancelled", "faulty" (the request's own
-// image), "device_lost", "closed" or "failed". The last three, and "queue_full", set the span's
-// status.
+// image or row), "device_lost", "closed" or "failed". The last three, and "queue_full", set the
+// span's status.
 func (b *Batcher) Do(ctx context.Context, r serve.Request) (serve.Answer, error) {
 	class := "interactive"
 	if r.Priority == serve.Background {
@@ -92,7 +92,7 @@ func kindOf(ctx context.Context, err error) string {
 		return "closed"
 	case ctx.Err() != nil && errors.Is(err, context.Cause(ctx)):
 		return "cancelled"
-	case errors.As(err, &faults):
+	case errors.As(err, &faults), errors.Is(err, serve.ErrRequest):
 		return "faulty"
 	}
 	return "failed"

@@ -104,6 +104,10 @@ func TestBatcherIsADoer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close(t.Context())
+	spans, err := spansOf(t.Context(), b, serve.Request{Row: []byte{4}})
+	if len(spans) != 1 || attributes(spans[0])["error.type"] != "faulty" || spans[0].Status.Code != codes.Unset {
+		t.Errorf("a row of 1 byte: the spans are %v, error %v, want one of type faulty without a status", spans, err)
+	}
 	answer, err := New(b, nil).Do(t.Context(), serve.Request{Row: serve.RowOf([]float32{4})})
 	if err != nil || answer.Outputs[0].Values[0] != 4 {
 		t.Errorf("the answer is %v, %v, want 4, no error", answer, err)
