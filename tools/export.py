@@ -182,7 +182,8 @@ def huggingface_metadata(which, module):
     p = AutoImageProcessor.from_pretrained(which)
     resize = p.size["shortest_edge"] if "shortest_edge" in p.size else p.size["height"]
     crop = p.crop_size["height"] if getattr(p, "do_center_crop", False) and p.crop_size else resize
-    images = {"size": crop, "resize": resize, "interpolation": {0: "nearest", 3: "bicubic"}.get(int(p.resample), "bilinear")}
+    resample = ["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"][int(p.resample)]  # Pillow's numbers
+    images = {"size": crop, "resize": resize, "interpolation": resample}
     images |= {"mean": p.image_mean, "std": p.image_std} if p.do_normalize else {"mean": [0] * 3, "std": [1] * 3}
     return images, [module.config.id2label[i] for i in range(module.config.num_labels)]
 

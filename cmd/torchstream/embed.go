@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"iter"
 	"math"
 	"path/filepath"
 	"strings"
@@ -200,9 +201,9 @@ type embedder struct {
 	stdout io.Writer
 
 	steps  int
-	hosts  [2]*torch.Tensor // two buffers [batch width] for results, used alternately; pinned for a GPU
-	queued []imageloader.Sample
-	state  imageloader.State // the loader's position after queued
+	hosts  [2]*torch.Tensor  // two buffers [batch width] for results, used alternately; pinned for a GPU
+	queued *imageloader.Info // of the batch whose vectors are not written; nil: none
+	state  imageloader.State // the loader's position after the written rows
 	saved  time.Time
 	before int64 // rows of earlier runs
 }
@@ -214,36 +215,48 @@ func (e *embedder) all(ctx context.Context, feed *prefetcher.Prefetcher, stderr 
 			return fmt.Errorf("%s is unfinished: %w: give the archive and the options of the interrupted run, or remove %s "+
 				"to start anew", printable.Name(e.file.out+part), err, printable.Name(e.file.journalPath()))
 		}
-		e.before = j.Rows
+		e.before, e.state = j.Rows, *j.State
 		fmt.Fprintf(e.stdout, "%s: continues after %s\n", printable.Name(e.out), printable.Counted(j.Rows, "image", "images"))
 	}
 	draw, done := cli.ImageProgress(stderr)
 	e.saved = time.Now()
-	err := train.WithPrecedence(e.net.device, func() error { return e.epoch(ctx, feed, draw) })
+	err := train.WithPrecedence(e.net.device, func() error { return e.epoch(ctx, feed.Epoch(ctx, 0), draw) })
 	done()
+	closed := e.closeHosts()
+	if err == nil && closed == nil {
+		err = e.file.finish()
+	}
+	if err == nil && closed == nil || closed == nil && errors.As(err, &cli.InterruptedError{}) {
+		return err
+	}
+	err = errors.Join(err, closed)
+	if ctx.Err() != nil { // the exit status shows only the interruption
+		fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(cli.Advised(err, "embed")))
+	}
+	return err
+}
+
+func (e *embedder) closeHosts() (err error) {
 	for _, host := range e.hosts {
 		if host != nil {
 			err = errors.Join(err, host.Close())
 		}
-	}
-	if err == nil {
-		return e.file.finish()
-	}
-	if ctx.Err() != nil {
-		return cli.InterruptedError{Message: fmt.Sprintf("interrupted after %s: the same command continues",
-			printable.Counted(e.file.journal.Rows, "image", "images"))}
 	}
 	return err
 }
 
 // epoch runs the network on all batches. The device computes a batch while the host writes the
 // vectors of the previous batch.
-func (e *embedder) epoch(ctx context.Context, feed *prefetcher.Prefetcher, draw func(have, total int64)) error {
-	for batch, err := range feed.Epoch(ctx, 0) {
+func (e *embedder) epoch(ctx context.Context, batches iter.Seq2[*prefetcher.Batch, error],
+	draw func(have, total int64)) error {
+	for batch, err := range batches {
 		if err != nil {
-			return errors.Join(err, e.write(), e.saveRows())
+			return e.stop(ctx, err)
 		}
 		if err := e.step(ctx, batch); err != nil {
+			if ended(ctx, err) {
+				return e.stop(ctx, err)
+			}
 			return err
 		}
 		if draw != nil {
@@ -251,6 +264,28 @@ func (e *embedder) epoch(ctx context.Context, feed *prefetcher.Prefetcher, draw 
 		}
 	}
 	return e.write()
+}
+
+// ended reports whether an error says that ctx has ended.
+func ended(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
+}
+
+// stop writes and saves the vectors of the queued batch after err has ended the epoch. It saves
+// nothing if it cannot write them. It returns a cli.InterruptedError if ctx has ended and all rows
+// are saved.
+func (e *embedder) stop(ctx context.Context, err error) error {
+	if failed := e.write(); failed != nil {
+		return errors.Join(err, failed)
+	}
+	if failed := e.saveRows(); failed != nil {
+		return errors.Join(err, failed)
+	}
+	if !ended(ctx, err) {
+		return err
+	}
+	return cli.InterruptedError{Message: fmt.Sprintf("interrupted after %s: the same command continues",
+		printable.Counted(e.file.saved, "image", "images"))}
 }
 
 // step queues a batch, and writes the vectors of the previous batch.
@@ -284,7 +319,7 @@ func (e *embedder) step(ctx context.Context, batch *prefetcher.Batch) error {
 		return err
 	}
 	info := batch.Info.(imageloader.Info)
-	e.queued, e.state = info.Samples, info.State
+	e.queued = &info
 	e.steps++
 	return nil
 }
@@ -298,12 +333,12 @@ func (e *embedder) write() error {
 	if err != nil {
 		return err
 	}
-	n := len(e.queued)
+	n := len(e.queued.Samples)
 	width := int(e.hosts[(e.steps-1)%2].Shape()[1])
-	if err := e.file.append(bytes[:4*n*width], e.queued, e.loader.Classes()); err != nil {
+	if err := e.file.append(bytes[:4*n*width], e.queued.Samples, e.loader.Classes()); err != nil {
 		return err
 	}
-	e.queued = nil
+	e.state, e.queued = e.queued.State, nil
 	due := time.Since(e.saved) >= 10*time.Second
 	if e.saveSteps > 0 {
 		due = e.steps%e.saveSteps == 0

@@ -10,7 +10,9 @@ import (
 	"encoding/binary"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"os"
@@ -24,9 +26,12 @@ import (
 	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/clitest"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/trace"
 )
 
 // imagesPackage is a package for images of 32 x 32, with the outputs features and logits.
@@ -347,6 +352,109 @@ func TestEmbedContinuesToTheSameBytes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// startEmbed opens what a run of embed on photos needs.
+func startEmbed(t *testing.T, out string, stdout io.Writer) (*embedder, *prefetcher.Prefetcher) {
+	t.Helper()
+	threads := 0
+	o := &embedOptions{out: out, names: strings.TrimSuffix(out, ".safetensors") + ".csv", archive: photos, saveSteps: 1,
+		network: networkOptions{path: imagesPackage, output: "features", device: "cpu"},
+		feeding: feeding{batch: 7, decode: "host", threads: &threads}}
+	n, err := o.network.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.close() })
+	loader, feed, err := o.open(t.Context(), n.device, photos, math.MaxInt, imageloader.Options{Transform: n.transform},
+		trace.Window{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { feed.Close(); loader.Close() })
+	settings, about, err := o.settings(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := openVectors(o.out, o.names, about, settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &embedder{embedOptions: o, net: n, loader: loader, file: file, stdout: stdout}, feed
+}
+
+// TestFailedWriteSkipsNoBatch ends an epoch with an error while the vectors of its third batch
+// cannot be read. The next run must compute this batch again.
+func TestFailedWriteSkipsNoBatch(t *testing.T) {
+	readPyTorchImages(t)
+	args := []string{"-archive", photos, "-model", imagesPackage, "-output", "features", "-batch", "7"}
+	names, _, want := embed(t, filepath.Join(t.TempDir(), "whole.safetensors"), args...)
+	for _, canceled := range []bool{false, true} {
+		out := filepath.Join(t.TempDir(), "vectors.safetensors")
+		e, feed := startEmbed(t, out, io.Discard)
+		ctx, cancel := context.WithCancel(t.Context())
+		broken := errors.New("broken archive")
+		err := e.epoch(ctx, func(yield func(*prefetcher.Batch, error) bool) {
+			for batch, err := range feed.Epoch(t.Context(), 0) {
+				if err != nil || e.steps == 3 {
+					break
+				}
+				if !yield(batch, nil) {
+					t.Error("step failed, want an error only after the third batch")
+					return
+				}
+			}
+			if err := e.hosts[0].Close(); err != nil { // it has the third batch
+				t.Error(err)
+			}
+			if canceled {
+				cancel()
+				broken = ctx.Err()
+			}
+			yield(nil, broken)
+		}, nil)
+		if !errors.Is(err, broken) || !errors.Is(err, torch.ErrClosed) || errors.As(err, &cli.InterruptedError{}) {
+			t.Errorf("canceled %v: got %v, want both errors and no InterruptedError", canceled, err)
+		}
+		if e.file.saved != 14 {
+			t.Errorf("canceled %v: %d rows are saved, want 14", canceled, e.file.saved)
+		}
+		cancel()
+		if err := e.hosts[1].Close(); err != nil {
+			t.Error(err)
+		}
+		e.file.close()
+		got, _, vectors := embed(t, out, args...)
+		if !slices.Equal(got, names) || !slices.Equal(slices.Concat(vectors...), slices.Concat(want...)) {
+			t.Errorf("canceled %v: got %d vectors that differ from the %d of an undisturbed run", canceled, len(got), len(names))
+		}
+	}
+}
+
+// An interruption in a step saves the vectors of the queued batch, and its message counts them.
+func TestInterruptionCountsSavedRows(t *testing.T) {
+	readPyTorchImages(t)
+	e, feed := startEmbed(t, filepath.Join(t.TempDir(), "vectors.safetensors"), io.Discard)
+	defer e.file.close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	e.saveSteps = 1000
+	run := e.net.run
+	e.net.run = func(ctx context.Context, x *torch.Tensor) (*torch.Tensor, error) {
+		if e.steps == 2 {
+			cancel()
+			return nil, fmt.Errorf("waiting for an instance: %w", ctx.Err())
+		}
+		return run(ctx, x)
+	}
+	err := e.epoch(ctx, feed.Epoch(t.Context(), 0), nil)
+	if closed := e.closeHosts(); closed != nil {
+		t.Error(closed)
+	}
+	var interrupted cli.InterruptedError
+	if !errors.As(err, &interrupted) || !strings.Contains(interrupted.Message, "after 14 images") || e.file.saved != 14 {
+		t.Errorf("got %v with %d rows saved, want an InterruptedError after 14 images", err, e.file.saved)
 	}
 }
 

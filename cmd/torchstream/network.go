@@ -205,8 +205,13 @@ func (o *networkOptions) setImages(n *network, metadata map[string]string) error
 		}
 	}
 	t := &n.transform
-	t.Interpolation = map[string]transform.Interpolation{"bicubic": transform.Bicubic,
-		"nearest": transform.Nearest}[images.Interpolation]
+	var known bool
+	t.Interpolation, known = map[string]transform.Interpolation{"": transform.Bilinear, "bilinear": transform.Bilinear,
+		"bicubic": transform.Bicubic, "nearest": transform.Nearest}[images.Interpolation]
+	if !known {
+		return fmt.Errorf("its metadata \"images\" has the interpolation %q: want bilinear, bicubic or nearest; "+
+			"export the model with one of these", images.Interpolation)
+	}
 	t.Resize = cmp.Or(o.resize, images.Resize, t.Size*8/7)
 	if t.Resize < t.Size {
 		return fmt.Errorf("-resize %d is less than the %d pixels of the network", t.Resize, t.Size)

@@ -33,6 +33,7 @@ type vectorFile struct {
 	lines         *bufio.Writer
 	claim         *safefile.Claim // nil: the file system has no locks
 	journal       vectorJournal
+	saved         int64 // rows that the journal on the disk counts
 }
 
 // vectorJournal describes the .part files.
@@ -123,7 +124,7 @@ func (f *vectorFile) readJournal(settings map[string]string) error {
 				printable.Text(now), printable.Name(f.names+part), printable.Name(f.journalPath()))
 		}
 	}
-	f.journal = j
+	f.journal, f.saved = j, j.Rows
 	return nil
 }
 
@@ -186,16 +187,29 @@ func openAt(path string, offset int64, isNew bool) (*os.File, error) {
 	return file, nil
 }
 
-// append adds rows, given as the bytes of float32 numbers, and their names and classes.
+// append adds rows, given as the bytes of float32 numbers, and their names and classes. It checks
+// all names before it writes anything. After an error of a file, all later writes fail.
 func (f *vectorFile) append(rows []byte, samples []imageloader.Sample, classes []string) error {
 	if len(samples) == 0 {
 		return nil
 	}
-	f.journal.Rows += int64(len(samples))
-	f.journal.Width = int64(len(rows) / len(samples) / 4)
+	for _, s := range samples {
+		if !isCSV(f.names) && strings.ContainsAny(s.Name, "\r\n") {
+			return fmt.Errorf("the name %s has more than one line: give -names a .csv file", printable.Name(s.Name))
+		}
+	}
 	if _, err := f.rows.Write(rows); err != nil {
 		return err
 	}
+	if err := f.appendNames(samples, classes); err != nil {
+		return err
+	}
+	f.journal.Rows += int64(len(samples))
+	f.journal.Width = int64(len(rows) / len(samples) / 4)
+	return nil
+}
+
+func (f *vectorFile) appendNames(samples []imageloader.Sample, classes []string) error {
 	if isCSV(f.names) {
 		w := csv.NewWriter(f.lines)
 		for _, s := range samples {
@@ -205,9 +219,6 @@ func (f *vectorFile) append(rows []byte, samples []imageloader.Sample, classes [
 		return w.Error()
 	}
 	for _, s := range samples {
-		if strings.ContainsAny(s.Name, "\r\n") {
-			return fmt.Errorf("the name %s has more than one line: give -names a .csv file", printable.Name(s.Name))
-		}
 		if _, err := f.lines.WriteString(s.Name + "\n"); err != nil {
 			return err
 		}
@@ -226,7 +237,11 @@ func (f *vectorFile) save(state imageloader.State) error {
 		return err
 	}
 	f.journal.Names, f.journal.State = at, &state
-	return f.writeJournal()
+	if err := f.writeJournal(); err != nil {
+		return err
+	}
+	f.saved = f.journal.Rows
+	return nil
 }
 
 // finish completes the files.
@@ -248,16 +263,27 @@ func (f *vectorFile) finish() error {
 	if err := f.writeJournal(); err != nil {
 		return err
 	}
+	if err := safefile.SyncFolder(f.journalPath()); err != nil {
+		return err
+	}
 	return f.rename()
 }
 
 // rename gives the complete files their names and removes the journal. A killed process may have
-// renamed some of them already.
+// renamed some of them already. The journal remains until the new names are on the disk.
 func (f *vectorFile) rename() error {
 	for _, path := range []string{f.out, f.names} {
-		if err := os.Rename(path+part, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err := os.Rename(path+part, path)
+		if errors.Is(err, fs.ErrNotExist) && !fileExists(path) {
+			return fmt.Errorf("%s is missing, and %s says that it is complete: remove %[2]s to start anew",
+				printable.Name(path), printable.Name(f.journalPath()))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
+	}
+	if err := errors.Join(safefile.SyncFolder(f.out), safefile.SyncFolder(f.names)); err != nil {
+		return err
 	}
 	return os.Remove(f.journalPath())
 }

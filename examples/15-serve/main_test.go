@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/torchstream/torchstream/aoti"
+	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/clitest"
 	"github.com/torchstream/torchstream/internal/httpserve"
 )
@@ -66,6 +68,23 @@ func start(t *testing.T) (address string, end func()) {
 		if err := c.Wait(); err != nil {
 			t.Errorf("after SIGTERM: %v, %s, want status 0", err, stderr)
 		}
+	}
+}
+
+func TestDescribeInterpolation(t *testing.T) {
+	side := aoti.Dim{Min: 32, Max: 32}
+	m := &aoti.Model{}
+	m.Inputs = []aoti.Value{{DType: "float32", Shape: []aoti.Dim{{Min: 1}, {Min: 3, Max: 3}, side, side}}}
+	for name, want := range map[string]transform.Interpolation{"": transform.Bilinear, "bilinear": transform.Bilinear,
+		"bicubic": transform.Bicubic, "nearest": transform.Nearest} {
+		m.Metadata = map[string]string{"images": `{"resize": 36, "interpolation": "` + name + `"}`}
+		if got, _, err := describe(m); err != nil || got.Interpolation != want {
+			t.Errorf("%q: got %v, %v, want %v", name, got.Interpolation, err, want)
+		}
+	}
+	m.Metadata = map[string]string{"images": `{"interpolation": "lanczos"}`}
+	if _, _, err := describe(m); err == nil || !strings.Contains(err.Error(), `the interpolation "lanczos"`) {
+		t.Errorf("got %v, want an error that names lanczos", err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/torchstream/torchstream/internal/system"
 )
@@ -263,6 +264,19 @@ func unchanged(was, now fs.FileInfo) bool {
 		return now.Mode().IsRegular() && now.Size() == 0
 	}
 	return os.SameFile(was, now)
+}
+
+// SyncFolder syncs the folder of path, so that a rename in the folder is durable. A folder that the
+// process may not read, or that the file system cannot sync, is not an error.
+func SyncFolder(path string) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if err == nil {
+		err = errors.Join(dir.Sync(), dir.Close())
+	}
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) {
+		return nil
+	}
+	return err
 }
 
 // Replace atomically puts a new file of the kind at path. write fills a temporary file (the path
