@@ -1,6 +1,7 @@
 package httpserve
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -13,8 +14,10 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -69,7 +72,7 @@ func TestBodiesAllocateTheirLength(t *testing.T) {
 	const limit = 10 << 20
 	for name, c := range map[string]struct{ size, length, most int64 }{
 		"over the limit":                 {limit + 1, limit + 1, 64 << 10},
-		"over the limit, length unknown": {limit + 1, -1, 3 * limit},
+		"over the limit, length unknown": {limit + 1, -1, limit + 192<<10},
 		"the limit":                      {limit, limit, limit + 64<<10},
 		"100 bytes":                      {100, 100, 64 << 10},
 	} {
@@ -90,6 +93,79 @@ func TestBodiesAllocateTheirLength(t *testing.T) {
 		if got := int64(after.TotalAlloc-before.TotalAlloc) / uploads; got > c.most {
 			t.Errorf("%s: a body allocates %d bytes, want at most %d", name, got, c.most)
 		}
+	}
+}
+
+// pipes is a listener for the connections of a channel.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	if c, open := <-p; open {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (p pipes) Close() error   { close(p); return nil }
+func (p pipes) Addr() net.Addr { return &net.UnixAddr{} }
+
+// TestSlowClientsGiveUpTheirMemory also checks that a request whose body has come may take long.
+func TestSlowClientsGiveUpTheirMemory(t *testing.T) {
+	const computes = 3 * time.Minute
+	for name, c := range map[string]struct {
+		announced, sent int
+		every           time.Duration // between two bytes
+		status          int
+		takes           time.Duration
+	}{
+		"a client that stops":      {10, 3, 0, http.StatusBadRequest, 5 * time.Second},
+		"a byte in four seconds":   {100, 100, 4 * time.Second, http.StatusBadRequest, time.Minute},
+		"a slow body that arrives": {10, 10, 4 * time.Second, http.StatusOK, 40*time.Second + computes},
+		"an empty body":            {0, 0, 0, http.StatusOK, computes},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			u := NewUploads(100, 100)
+			server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, release, err := u.Read(w, r)
+				if err != nil {
+					WriteError(w, r, err)
+					return
+				}
+				defer release()
+				time.Sleep(computes) // of the bubble's clock
+				if r.Context().Err() != nil {
+					t.Errorf("%s: the context has ended: %v, want a live one", name, context.Cause(r.Context()))
+				}
+			})}
+			client, conn := net.Pipe()
+			listener := make(pipes, 1)
+			listener <- conn
+			go server.Serve(listener)
+			var sender sync.WaitGroup
+			defer sender.Wait()
+			defer client.Close()
+			defer server.Close()
+			began := time.Now()
+			sender.Go(func() {
+				fmt.Fprintf(client, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n", c.announced)
+				for range c.sent {
+					time.Sleep(c.every)
+					if _, err := client.Write([]byte{0}); err != nil {
+						return // the server has given up
+					}
+				}
+			})
+			answer, err := http.ReadResponse(bufio.NewReader(client), nil)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if took := time.Since(began); answer.StatusCode != c.status || took != c.takes {
+				t.Errorf("%s: status %d after %v, want %d after %v", name, answer.StatusCode, took, c.status, c.takes)
+			}
+			if synctest.Wait(); u.free != 100 {
+				t.Errorf("%s: %d bytes are free, want 100", name, u.free)
+			}
+		})
 	}
 }
 

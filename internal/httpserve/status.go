@@ -15,7 +15,7 @@ import (
 // WriteError answers a request with an error of Uploads.Read or serve.Batcher.Do. It discloses only
 // errors of the request. It logs the others, and nothing if the client is gone.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
-	if r.Context().Err() != nil {
+	if r.Context().Err() != nil && !errors.Is(err, ErrIncomplete) { // a slow body ends the context too
 		return
 	}
 	code, text := statusOf(err)

@@ -8,6 +8,13 @@ import (
 	"io"
 	"net/http"
 	"sync"
+	"time"
+)
+
+// A client that sends nothing for maxPause, or whose body takes maxUpload, gives up its memory.
+const (
+	maxPause  = 5 * time.Second
+	maxUpload = time.Minute
 )
 
 // ErrBusy is returned by Uploads.Read if the bodies in memory leave no room.
@@ -34,7 +41,7 @@ func NewUploads(maxBytes, memory int64) *Uploads {
 // A body over the limit is an *http.MaxBytesError. If its Content-Length says so, no byte of it is
 // read. If there is no memory for the body, the error is [ErrBusy], and no byte of it is read
 // either. A body without a Content-Length needs the memory of the largest allowed body. All other
-// errors are [ErrIncomplete].
+// errors are [ErrIncomplete]: the client left, sent nothing for 5 seconds, or took over a minute.
 func (u *Uploads) Read(w http.ResponseWriter, r *http.Request) (data []byte, release func(), err error) {
 	length := r.ContentLength
 	if length > u.maxBytes {
@@ -48,15 +55,38 @@ func (u *Uploads) Read(w http.ResponseWriter, r *http.Request) (data []byte, rel
 		return nil, nil, ErrBusy
 	}
 	release = sync.OnceFunc(func() { u.give(size) })
-	if data, err = u.read(http.MaxBytesReader(w, r.Body, u.maxBytes), length); err != nil {
+	body := &timedBody{http.MaxBytesReader(w, r.Body, u.maxBytes), http.NewResponseController(w), time.Now().Add(maxUpload)}
+	if data, err = u.read(body, length); err != nil {
 		release()
 		if !errors.As(err, new(*http.MaxBytesError)) {
 			err = ErrIncomplete
 		}
 		return nil, nil, err
 	}
+	// The server now waits for more to notice a client that leaves. At a deadline it would end the
+	// request's context.
+	body.limit(time.Time{})
 	return data, release, nil
 }
+
+// timedBody is a body whose reads have deadlines.
+type timedBody struct {
+	io.Reader
+	connection *http.ResponseController
+	end        time.Time
+}
+
+func (b *timedBody) Read(p []byte) (int, error) {
+	pause := time.Now().Add(maxPause)
+	if pause.After(b.end) {
+		pause = b.end
+	}
+	b.limit(pause)
+	return b.Reader.Read(p)
+}
+
+// limit sets the deadline of reads. It has no effect on a ResponseWriter without a connection.
+func (b *timedBody) limit(deadline time.Time) { _ = b.connection.SetReadDeadline(deadline) }
 
 func (u *Uploads) take(size int64) bool {
 	u.mu.Lock()
@@ -75,7 +105,8 @@ func (u *Uploads) give(size int64) {
 }
 
 // read reads a body of length bytes, or of an unknown length if length is -1. If the length is
-// known, it allocates the buffer once. Otherwise the buffer grows, up to maxBytes.
+// known, it allocates the buffer once. Otherwise it allocates a small buffer, and then one of
+// maxBytes if the body is longer: two large buffers never exist at a time.
 func (u *Uploads) read(body io.Reader, length int64) ([]byte, error) {
 	if length < 0 {
 		length = min(64<<10, u.maxBytes)
@@ -91,7 +122,7 @@ func (u *Uploads) read(body io.Reader, length int64) ([]byte, error) {
 			return nil, err
 		}
 		if len(data) == cap(data) {
-			data = append(make([]byte, 0, min(2*int64(cap(data)), u.maxBytes+1)), data...)
+			data = append(make([]byte, 0, u.maxBytes+1), data...)
 		}
 	}
 }
