@@ -356,7 +356,7 @@ func TestEmbedContinuesToTheSameBytes(t *testing.T) {
 }
 
 // startEmbed opens what a run of embed on photos needs.
-func startEmbed(t *testing.T, out string, stdout io.Writer) (*embedder, *prefetcher.Prefetcher) {
+func startEmbed(t *testing.T, out string) (*embedder, *prefetcher.Prefetcher) {
 	t.Helper()
 	threads := 0
 	o := &embedOptions{out: out, names: strings.TrimSuffix(out, ".safetensors") + ".csv", archive: photos, saveSteps: 1,
@@ -381,7 +381,7 @@ func startEmbed(t *testing.T, out string, stdout io.Writer) (*embedder, *prefetc
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &embedder{embedOptions: o, net: n, loader: loader, file: file, stdout: stdout}, feed
+	return &embedder{embedOptions: o, net: n, loader: loader, file: file, stdout: io.Discard}, feed
 }
 
 // TestFailedWriteSkipsNoBatch ends an epoch with an error while the vectors of its third batch
@@ -392,7 +392,7 @@ func TestFailedWriteSkipsNoBatch(t *testing.T) {
 	names, _, want := embed(t, filepath.Join(t.TempDir(), "whole.safetensors"), args...)
 	for _, canceled := range []bool{false, true} {
 		out := filepath.Join(t.TempDir(), "vectors.safetensors")
-		e, feed := startEmbed(t, out, io.Discard)
+		e, feed := startEmbed(t, out)
 		ctx, cancel := context.WithCancel(t.Context())
 		broken := errors.New("broken archive")
 		err := e.epoch(ctx, func(yield func(*prefetcher.Batch, error) bool) {
@@ -435,7 +435,7 @@ func TestFailedWriteSkipsNoBatch(t *testing.T) {
 // An interruption in a step saves the vectors of the queued batch, and its message counts them.
 func TestInterruptionCountsSavedRows(t *testing.T) {
 	readPyTorchImages(t)
-	e, feed := startEmbed(t, filepath.Join(t.TempDir(), "vectors.safetensors"), io.Discard)
+	e, feed := startEmbed(t, filepath.Join(t.TempDir(), "vectors.safetensors"))
 	defer e.file.close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -455,6 +455,44 @@ func TestInterruptionCountsSavedRows(t *testing.T) {
 	var interrupted cli.InterruptedError
 	if !errors.As(err, &interrupted) || !strings.Contains(interrupted.Message, "after 14 images") || e.file.saved != 14 {
 		t.Errorf("got %v with %d rows saved, want an InterruptedError after 14 images", err, e.file.saved)
+	}
+}
+
+// A continued run that is interrupted before its first batch keeps the position of the run before.
+// An error that follows an interruption is printed.
+func TestInterruptionBeforeFirstBatchKeepsPosition(t *testing.T) {
+	readPyTorchImages(t)
+	args := []string{"-archive", photos, "-model", imagesPackage, "-output", "features", "-batch", "7"}
+	names, _, want := embed(t, filepath.Join(t.TempDir(), "whole.safetensors"), args...)
+	out := filepath.Join(t.TempDir(), "vectors.safetensors")
+	for _, after := range []int{2, 0} {
+		e, feed := startEmbed(t, out)
+		ctx, cancel := context.WithCancel(t.Context())
+		run := e.net.run
+		e.net.run = func(ctx context.Context, x *torch.Tensor) (*torch.Tensor, error) {
+			if e.steps < after {
+				return run(ctx, x)
+			}
+			cancel()
+			if after > 0 {
+				return nil, syscall.ENOSPC
+			}
+			return nil, ctx.Err()
+		}
+		var stderr bytes.Buffer
+		err := e.all(ctx, feed, &stderr)
+		cancel()
+		e.file.close()
+		switch {
+		case after > 0 && (!errors.Is(err, syscall.ENOSPC) || !strings.Contains(stderr.String(), "no space left")):
+			t.Errorf("got %v and %q, want ENOSPC and its text", err, stderr.String())
+		case after == 0 && (!errors.As(err, &cli.InterruptedError{}) || e.file.saved != 7):
+			t.Errorf("got %v with %d rows saved, want an InterruptedError with 7", err, e.file.saved)
+		}
+	}
+	got, _, vectors := embed(t, out, args...)
+	if !slices.Equal(got, names) || !slices.Equal(slices.Concat(vectors...), slices.Concat(want...)) {
+		t.Errorf("got %d vectors that differ from the %d of an undisturbed run", len(got), len(names))
 	}
 }
 
