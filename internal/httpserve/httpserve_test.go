@@ -72,7 +72,7 @@ func TestBodiesAllocateTheirLength(t *testing.T) {
 	const limit = 10 << 20
 	for name, c := range map[string]struct{ size, length, most int64 }{
 		"over the limit":                 {limit + 1, limit + 1, 64 << 10},
-		"over the limit, length unknown": {limit + 1, -1, limit + 192<<10},
+		"over the limit, length unknown": {limit + 1, -1, limit + limit/4},
 		"the limit":                      {limit, limit, limit + 64<<10},
 		"100 bytes":                      {100, 100, 64 << 10},
 	} {

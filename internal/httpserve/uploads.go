@@ -105,8 +105,8 @@ func (u *Uploads) give(size int64) {
 }
 
 // read reads a body of length bytes, or of an unknown length if length is -1. If the length is
-// known, it allocates the buffer once. Otherwise it allocates a small buffer, and then one of
-// maxBytes if the body is longer: two large buffers never exist at a time.
+// known, it allocates the buffer once. Otherwise the buffer doubles up to an eighth of maxBytes,
+// and then grows to maxBytes, so that the old and the new one have at most 9/8 of maxBytes.
 func (u *Uploads) read(body io.Reader, length int64) ([]byte, error) {
 	if length < 0 {
 		length = min(64<<10, u.maxBytes)
@@ -122,7 +122,11 @@ func (u *Uploads) read(body io.Reader, length int64) ([]byte, error) {
 			return nil, err
 		}
 		if len(data) == cap(data) {
-			data = append(make([]byte, 0, u.maxBytes+1), data...)
+			size := 2 * int64(cap(data))
+			if size > u.maxBytes/8 {
+				size = u.maxBytes + 1
+			}
+			data = append(make([]byte, 0, size), data...)
 		}
 	}
 }
