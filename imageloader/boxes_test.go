@@ -209,7 +209,7 @@ func TestBoxesOfUprightImages(t *testing.T) {
 		m, text := rectangles(rng, 160, 120)
 		file := archivetest.Turned(archivetest.JPEG(t, m), orientation)
 		o := Options{Transform: Transform{Size: 96, Resize: 96}, NoIndex: true,
-			Boxes: Boxes{Image: "*.jpg", File: "*.txt", Max: 3}}
+			Boxes: Boxes{Image: "*.jpg", File: "*.txt", Max: 3, Stored: true}}
 		open := func(text string, o Options) (string, []Box) {
 			path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.jpg", Data: file},
 				archivetest.Member{Name: "a.txt", Data: text}))
@@ -230,7 +230,7 @@ func TestBoxesOfUprightImages(t *testing.T) {
 		if _, compared := followBoxes(t, path, o, true); compared != 3 {
 			t.Errorf("orientation %d, as stored: %d of 3 boxes fit", orientation, compared)
 		}
-		o.Transform.ApplyEXIFOrientation, o.Boxes.Stored = true, true
+		o.Transform.ApplyEXIFOrientation = true
 		path, stored := open(text, o)
 		if _, compared := followBoxes(t, path, o, true); compared != 3 {
 			t.Errorf("orientation %d, upright: %d of 3 boxes fit", orientation, compared)

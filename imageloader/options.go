@@ -503,8 +503,12 @@ func (o *Options) checkMasks(compiled *transform.Compiled) error {
 // an array (annotations or objects), or an object with an array of boxes and an array of labels.
 // Each object of the array has a box (bbox) and a label (category_id, label, category or class),
 // like COCO's annotations. Objects with iscrowd 1 are left out. Labels are whole numbers from 0 to
-// 1,048,575, or names among Options.Classes. A file without boxes, such as an empty one, means that
-// the image has no objects.
+// 1,048,575, or names among Options.Classes; a number in text is not a name. If the file has COCO's
+// categories, Classes selects labels by their names. A file without boxes, such as an empty one,
+// means that the image has no objects. The digest of a State covers the names and sizes of these
+// files, not their contents.
+//
+// If JSON has COCO's width and height of the image, boxes in pixels need an image of this size.
 //
 // The field "boxes" of a batch is float32 [Max, 5]: left, top, right and bottom edge in pixels of
 // the transformed image, and the label. The rows after the last box are 0, 0, 0, 0, -1. The boxes
@@ -533,7 +537,8 @@ type Boxes struct {
 	MinSize float64
 	// Stored means that boxes are positions in the image as stored. Without Stored, and with
 	// Transform.ApplyEXIFOrientation, they are positions in the upright image, as most tools for
-	// annotation write them.
+	// annotation write them. With neither, an image that EXIF turns is a bad sample if it has
+	// boxes, unless COCO's width and height are those of the stored image.
 	Stored bool
 }
 

@@ -40,8 +40,11 @@ type Config struct {
 // Decoder decodes the boxes of images. It is not safe for concurrent use.
 type Decoder struct {
 	Config
-	classes map[string]int
-	boxes   []Labelled // of the current image; reused
+	classes    map[string]int
+	numeric    bool       // the name of a class is a number
+	boxes      []Labelled // of the current image; reused
+	size       size       // of the current image, as the file of boxes has it
+	categories categories // of the current file for one image; nil: labels are not the ids of categories
 }
 
 // NewDecoder returns a decoder.
@@ -49,27 +52,32 @@ func NewDecoder(c Config) *Decoder {
 	d := &Decoder{Config: c, classes: map[string]int{}}
 	for i, name := range c.Classes {
 		d.classes[name] = i
+		d.numeric = d.numeric || isNumber(name)
 	}
 	return d
 }
 
 // Decode reads the boxes of an image from a member, and transforms them with the image's geometry.
-// width and height are the image's size as stored. If the augmenter is not nil, it moves the boxes
-// in the same way as the image's pixels. dst has room for Max rows. An error describes a box that
-// can't be used.
-func (d *Decoder) Decode(name string, data []byte, width, height int, g *imagecapi.Geometry,
+// info is the image's header. If the augmenter is not nil, it moves the boxes in the same way as the
+// image's pixels. dst has room for Max rows. An error describes a box that can't be used.
+func (d *Decoder) Decode(name string, data []byte, info *imagecapi.Info, g *imagecapi.Geometry,
 	a *transform.Augmenter, dst []byte) error {
 	boxes, err := d.parse(name, data)
 	if err != nil {
 		return err
 	}
-	return d.move(boxes, d.units(name), width, height, g, a, dst)
+	return d.move(boxes, d.units(name), info, g, a, dst)
 }
 
 // move transforms boxes and writes their rows.
-func (d *Decoder) move(boxes []Labelled, u units, width, height int, g *imagecapi.Geometry,
+func (d *Decoder) move(boxes []Labelled, u units, info *imagecapi.Info, g *imagecapi.Geometry,
 	a *transform.Augmenter, dst []byte) error {
-	if err := d.place(boxes, u, width, height, g.Orientation); err != nil {
+	if len(boxes) > 0 {
+		if err := d.checkFrame(u, info, g.Orientation); err != nil {
+			return err
+		}
+	}
+	if err := d.place(boxes, u, int(info.Width), int(info.Height), g.Orientation); err != nil {
 		return err
 	}
 	rows := dst
@@ -101,6 +109,39 @@ func put(rows []byte, b Labelled) []byte {
 type units struct {
 	format     Format
 	normalized bool // fractions of the image's width and height instead of pixels
+}
+
+// size is the size of an image in pixels. Zero means that it is not known.
+type size struct{ width, height float64 }
+
+func (s size) transposed() size { return size{s.height, s.width} }
+
+func (s size) String() string { return fmt.Sprintf("%g x %g", s.width, s.height) }
+
+// checkFrame returns an error if the boxes are not positions in the image as it is read: if its
+// file has another size, or if EXIF's orientation turns the image and nothing says whether the boxes
+// are of the stored or of the upright image. turned is the orientation that the transform applies.
+func (d *Decoder) checkFrame(u units, info *imagecapi.Info, turned int32) error {
+	frame := size{float64(info.Width), float64(info.Height)}
+	if turned >= 5 && !d.Stored {
+		frame = frame.transposed()
+	}
+	known := d.size != size{}
+	const options = "set Transform.ApplyEXIFOrientation if boxes are positions in the upright image, " +
+		"and Boxes.Stored if they are positions in the image as stored"
+	switch {
+	case known && !u.normalized && d.size != frame && info.Orientation >= 5 && d.size == frame.transposed():
+		return fmt.Errorf("the boxes are of an image of %v pixels, and are read as boxes of one of %v, which EXIF's "+
+			"orientation %d turns: %s", d.size, frame, info.Orientation, options)
+	case known && !u.normalized && d.size != frame:
+		return fmt.Errorf("the boxes are of an image of %v pixels, and the image has %v: annotate the image as it is, "+
+			"or resize its boxes too", d.size, frame)
+	case info.Orientation <= 1 || turned > 1 || d.Stored:
+		return nil
+	case d.size == frame && info.Orientation >= 5 && frame.width != frame.height:
+		return nil // the size is the stored image's
+	}
+	return fmt.Errorf("EXIF's orientation %d turns the image: %s", info.Orientation, options)
 }
 
 // maxOutside is the part of the image's width or height by which a box may exceed the image. Boxes

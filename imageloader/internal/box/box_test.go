@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -65,7 +66,8 @@ func decode(t testing.TB, d *Decoder, name string, data []byte, width, height in
 	g imagecapi.Geometry) (rows [][Numbers]float64, err error) {
 	t.Helper()
 	dst := make([]byte, 4*Numbers*d.Max)
-	if err := d.Decode(name, data, width, height, &g, nil, dst); err != nil {
+	info := imagecapi.Info{Width: int32(width), Height: int32(height), Orientation: g.Orientation}
+	if err := d.Decode(name, data, &info, &g, nil, dst); err != nil {
 		return nil, err
 	}
 	ended := false
@@ -202,6 +204,15 @@ func TestStructuresOfBoxes(t *testing.T) {
 		"names in JSON": {"a.json", `[{"bbox": [10, 20, 20, 40], "label": "dog"}, {"bbox": [0,0,50,40], "class": "cat"}]`, two},
 		"COCO of one image": {"a.json", `{"images": [{"id": 4}], "annotations": [{"bbox": [10, 20, 20, 40], "category_id": 1, "iscrowd": 0},
 			{"bbox": [1, 1, 9, 9], "category_id": 5, "iscrowd": 1}, {"bbox": [0,0,50,40], "category_id": 0}]}`, two},
+		"crowds as text and as a fraction": {"a.json", `[{"bbox": [10, 20, 20, 40], "category_id": 1}, {"iscrowd": "1"},
+			{"iscrowd": 1.0}, {"bbox": [0,0,50,40], "category_id": 0, "iscrowd": 0.0}]`, two},
+		"categories": {"a.json", `{"images": [{"width": 100, "height": 100.0}], "categories": [{"id": 0, "name": "dog"},
+			{"id": "7", "name": "cat"}], "annotations": [{"bbox": [10, 20, 20, 40], "category_id": 0},
+			{"bbox": [0,0,50,40], "category_id": 7}]}`, two},
+		"categories of arrays": {"a.json", `{"categories": [{"id": 0, "name": "dog"}, {"id": 7, "name": "cat"}],
+			"annotations": {"bbox": [[10, 20, 20, 40], [0,0,50,40]], "category_id": [0, 7]}}`, two},
+		"names and categories": {"a.json", `{"categories": [{"id": 0, "name": "dog"}],
+			"annotations": [{"bbox": [10, 20, 20, 40], "label": "dog"}, {"bbox": [0,0,50,40], "label": "cat"}]}`, two},
 		"Hugging Face":   {"a.json", `{"image_id": 3, "objects": {"bbox": [[10,20,20,40],[0,0,50,40]], "category": [1, 0]}}`, two},
 		"torchvision":    {"a.json", `{"boxes": [[10,20,30,60],[0,0,50,40]], "labels": [1.0, "0"]}`, two},
 		"no annotations": {"a.json", `{"annotations": []}`, nil},
@@ -258,8 +269,20 @@ func TestWrongBoxesAreErrors(t *testing.T) {
 		{"a.json", `{"boxes": [[1,2,3,4]], "labels": [1]}`, "set Boxes.Format"},
 		{"a.json", `[{"box": [1,2,3,4], "label": 1}]`, "set Boxes.Format"},
 		{"a.json", `{"annotations": [], "objects": []}`, `"annotations" and "objects"`},
-		{"a.json", `{"images": [1, 2], "annotations": []}`, "it describes 2 images"},
+		{"a.json", `{"images": [1, 2], "annotations": []}`, "it describes several images"},
 		{"a.json", "[" + strings.Repeat(" ", maxBytes) + "]", "over the limit"},
+		{"a.json", `{"bbox": [[1,2,3,4],[1,2,3,4],[1,2,3,4]], "labels": [0,0,0]}`, "more than 2 boxes"},
+		{"a.json", `{"bbox": [[1,2,3,4]], "labels": null}`, "no arrays"},
+		{"a.json", `{"categories": [{"id": 1, "name": "cat"}], "annotations": [{"bbox": [1,2,3,4], "category_id": 0}]}`,
+			"box 1: its category_id 0 is not the id of a category"},
+		{"a.json", `{"categories": [{"id": 0, "name": "1"}], "annotations": [{"bbox": [1,2,3,4], "category_id": 0}]}`,
+			`the label "1" is not one of Options.Classes`},
+		{"a.json", `{"categories": ["cat"], "annotations": []}`, `in "categories": json: cannot unmarshal`},
+		{"a.json", `{"categories": [{"id": 1, "name": "cat"}, {"id": 1, "name": "dog"}], "annotations": []}`,
+			`the id 1 is there twice, for "cat" and "dog"`},
+		{"a.json", `{"images": [{"width": 50, "height": 40}], "annotations": [{"bbox": [1,2,3,4], "category_id": 0}]}`,
+			"of an image of 50 x 40 pixels, and the image has 100 x 80"},
+		{"a.json", `{"images": [{"width": "wide", "height": 40}], "annotations": []}`, `"wide" is no width`},
 	} {
 		d := NewDecoder(Config{Max: 2, MinSize: 1, Classes: []string{"cat", "dog"}})
 		got, err := decode(t, d, c.member, []byte(c.data), 100, 80, whole(100, 80))
@@ -271,6 +294,98 @@ func TestWrongBoxesAreErrors(t *testing.T) {
 	if _, err := decode(t, d, "a.txt", []byte("cat 0 0 0 0"), 9, 9, whole(9, 9)); err == nil ||
 		!strings.Contains(err.Error(), "Options.Classes") {
 		t.Errorf("a name without classes: got error %v, want one with %q", err, "Options.Classes")
+	}
+}
+
+// TestNumbersAreLabels: a number in text or JSON is a label, even if it is a class's name.
+// A quoted number is the name.
+func TestNumbersAreLabels(t *testing.T) {
+	for _, c := range []struct {
+		member, data, classes string
+		want                  float64 // -1: an error
+	}{
+		{"a.txt", "0 .5 .5 .1 .1", "1 2 3 0", 0},
+		{"a.txt", "nan .5 .5 .1 .1", "cat nan", 1},
+		{"a.json", `[{"bbox": [1,2,3,4], "label": 0}]`, "1 2 3 0", 0},
+		{"a.json", `[{"bbox": [1,2,3,4], "label": "0"}]`, "1 2 3 0", 3},
+		{"a.json", `[{"bbox": [1,2,3,4], "label": "0"}]`, "1 2 3", -1},
+		{"a.json", `[{"bbox": [1,2,3,4], "label": "1"}]`, "cat dog", 1},
+	} {
+		d := NewDecoder(Config{Max: 2, MinSize: 1, Classes: strings.Fields(c.classes)})
+		rows, err := decode(t, d, c.member, []byte(c.data), 100, 80, whole(100, 80))
+		if c.want < 0 {
+			if err == nil || !strings.Contains(err.Error(), "is not one of Options.Classes") {
+				t.Errorf("%s of %s: got %v, %v, want an error about Classes", c.data, c.classes, rows, err)
+			}
+		} else if err != nil || len(rows) != 1 || rows[0][4] != c.want {
+			t.Errorf("%s of %s: got %v, %v, want the label %v", c.data, c.classes, rows, err, c.want)
+		}
+	}
+}
+
+// TestBoxesOfAnotherFrameAreErrors: boxes of a resized image are errors, and boxes that may be of
+// the stored or the upright image. Fractions of a resized image are not.
+func TestBoxesOfAnotherFrameAreErrors(t *testing.T) {
+	const sized = `{"images": [{"width": %v, "height": %v}], "annotations": [{"bbox": [0.1, 0.2, 0.3, 0.4], "label": 0}]}`
+	for _, c := range []struct {
+		width, height any
+		exif, turned  int32 // EXIF's orientation, and the transform's
+		config        Config
+		says          string // "": no error
+	}{
+		{60, 40, 1, 0, Config{}, ""},
+		{"null", 40, 1, 0, Config{}, ""},
+		{0, 0, 1, 0, Config{}, ""},
+		{30, 20, 1, 0, Config{}, "of an image of 30 x 20 pixels, and the image has 60 x 40"},
+		{30, 20, 1, 0, Config{Format: XYWH, Normalized: true}, ""},
+		{40, 60, 1, 0, Config{}, "of an image of 40 x 60 pixels, and the image has 60 x 40"},
+		{"null", "null", 6, 0, Config{}, "EXIF's orientation 6 turns the image: set Transform.ApplyEXIFOrientation"},
+		{"null", "null", 3, 0, Config{}, "Boxes.Stored"},
+		{60, 40, 3, 0, Config{}, "Boxes.Stored"}, // both frames have this size
+		{60, 40, 3, 3, Config{}, ""},
+		{"null", "null", 6, 0, Config{Stored: true}, ""},
+		{"null", "null", 6, 6, Config{}, ""},
+		{60, 40, 6, 0, Config{}, ""},
+		{40, 60, 6, 0, Config{}, "of an image of 40 x 60 pixels, and are read as boxes of one of 60 x 40"},
+		{40, 60, 6, 6, Config{}, ""},
+		{60, 40, 6, 6, Config{}, "of an image of 60 x 40 pixels, and are read as boxes of one of 40 x 60"},
+		{60, 40, 6, 6, Config{Stored: true}, ""},
+		{40, 60, 6, 6, Config{Stored: true}, "of an image of 40 x 60 pixels, and are read as boxes of one of 60 x 40"},
+	} {
+		g := whole(60, 40)
+		if c.turned >= 5 {
+			g = whole(40, 60)
+		}
+		g.Orientation = c.turned
+		c.config.Max = 1
+		d, info := NewDecoder(c.config), imagecapi.Info{Width: 60, Height: 40, Orientation: c.exif}
+		text := fmt.Sprintf(sized, c.width, c.height)
+		err := d.Decode("a.json", []byte(text), &info, &g, nil, make([]byte, 4*Numbers))
+		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%+v: got error %v, want %q", c, err, c.says)
+		}
+		none := strings.Replace(text, `{"bbox": [0.1, 0.2, 0.3, 0.4], "label": 0}`, "", 1)
+		if err := d.Decode("a.json", []byte(none), &info, &g, nil, make([]byte, 4*Numbers)); err != nil {
+			t.Errorf("%+v, without boxes: got error %v, want none", c, err)
+		}
+	}
+}
+
+// TestLongArraysStopAtTheFirstError: a long array without boxes takes little more memory than its
+// text.
+func TestLongArraysStopAtTheFirstError(t *testing.T) {
+	const size = 1 << 20
+	zeros := "[0" + strings.Repeat(",0", size/2) + "]"
+	for _, text := range []string{zeros, `{"annotations":` + zeros + "}", `{"images":` + zeros + "}",
+		`{"bbox":` + zeros + `,"label":[0]}`, `[{"label":0,"bbox":` + zeros + "}]"} {
+		d := NewDecoder(Config{Max: 2, MinSize: 1})
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		rows, err := decode(t, d, "a.json", []byte(text), 9, 9, whole(9, 9))
+		runtime.ReadMemStats(&after)
+		if got, most := after.TotalAlloc-before.TotalAlloc, uint64(10*size); err == nil || got > most {
+			t.Errorf("%.30s: got %v, %v and %d bytes, want an error and at most %d bytes", text, rows, err, got, most)
+		}
 	}
 }
 

@@ -37,7 +37,7 @@ func (d *Decoder) parse(name string, data []byte) ([]Labelled, error) {
 	if len(data) > maxBytes {
 		return nil, fmt.Errorf("%d bytes, over the limit of %d", len(data), maxBytes)
 	}
-	d.boxes = d.boxes[:0]
+	d.boxes, d.size, d.categories = d.boxes[:0], size{}, nil
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	read := d.readText
 	if isJSON(name) && len(data) > 0 {
@@ -63,17 +63,31 @@ func (d *Decoder) add(label int, numbers transform.Box) error {
 	return nil
 }
 
-// label returns the number of a label, which is a number or the name of a class.
-func (d *Decoder) label(text string) (int, error) {
-	if class, ok := d.classes[text]; ok {
+// isNumber reports whether a text is a finite number.
+func isNumber(text string) bool {
+	n, err := strconv.ParseFloat(text, 64)
+	return err == nil && !math.IsNaN(n) && !math.IsInf(n, 0)
+}
+
+// class returns the label of a class.
+func (d *Decoder) class(name string) (int, error) {
+	if class, ok := d.classes[name]; ok {
 		return class, nil
+	}
+	return 0, fmt.Errorf("the label %q is not one of Options.Classes", shown(name))
+}
+
+// label returns the number of a label. A number is the label itself. Other text is the name of a
+// class, and so is a quoted number if any class has a number as its name.
+func (d *Decoder) label(text string, quoted bool) (int, error) {
+	number := isNumber(text)
+	if len(d.Classes) > 0 && (!number || quoted && d.numeric) {
+		return d.class(text)
 	}
 	n, err := strconv.ParseFloat(text, 64)
 	switch {
-	case err != nil && len(d.Classes) == 0:
-		return 0, fmt.Errorf("the label %q is no number: list the names of the labels in Options.Classes", shown(text))
 	case err != nil:
-		return 0, fmt.Errorf("the label %q is not one of Options.Classes", shown(text))
+		return 0, fmt.Errorf("the label %q is no number: list the names of the labels in Options.Classes", shown(text))
 	case n != math.Trunc(n) || n < 0 || n > MaxLabel:
 		return 0, fmt.Errorf("the label %q is not a whole number from 0 to %d", shown(text), MaxLabel)
 	case len(d.Classes) > 0 && int(n) >= len(d.Classes):
@@ -108,7 +122,7 @@ func (d *Decoder) readLine(words []string) error {
 	if len(words) != 1+4 {
 		return fmt.Errorf("%d words, not a label and four numbers (polygons and rotated boxes are not read)", len(words))
 	}
-	label, err := d.label(words[0])
+	label, err := d.label(words[0], false)
 	if err != nil {
 		return err
 	}
@@ -145,15 +159,17 @@ func (d *Decoder) readJSON(data []byte) error {
 	if err != nil {
 		return err
 	}
-	if images := fields["images"]; images != nil {
-		var list []json.RawMessage
-		if json.Unmarshal(images, &list) == nil && len(list) > 1 {
-			return fmt.Errorf("it describes %d images: each image needs its own file", len(list))
-		}
+	if err := d.readImages(fields["images"]); err != nil {
+		return err
 	}
 	list, err := field(fields, listFields)
 	if err != nil {
 		return err
+	}
+	if fields["annotations"] != nil {
+		if err := d.readCategories(fields["categories"]); err != nil {
+			return fmt.Errorf("in \"categories\": %w", err)
+		}
 	}
 	if list == nil {
 		return d.readArrays(fields)
@@ -165,6 +181,128 @@ func (d *Decoder) readJSON(data []byte) error {
 		return d.readArrays(fields)
 	}
 	return d.readObjects(list)
+}
+
+// readImages reads the size of the only image. It returns an error if there are several.
+func (d *Decoder) readImages(value json.RawMessage) error {
+	count := 0
+	err := each(value, func(item json.RawMessage) (err error) {
+		count++
+		switch {
+		case count > 1:
+			return errors.New("it describes several images: each image needs its own file")
+		case item[0] == '{':
+			var image struct{ Width, Height json.RawMessage }
+			if err := json.Unmarshal(item, &image); err != nil {
+				return err
+			}
+			d.size, err = readSize(image.Width, image.Height)
+		}
+		return err
+	})
+	if err == errNoArray {
+		return nil
+	}
+	return err
+}
+
+// readSize reads an image's width and height. If one is missing or not positive, the size is not
+// known.
+func readSize(width, height json.RawMessage) (size, error) {
+	var numbers [2]float64
+	for i, value := range []json.RawMessage{width, height} {
+		text := idText(value)
+		if text == "" {
+			return size{}, nil
+		}
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return size{}, fmt.Errorf("%q is no width or height of an image", shown(text))
+		}
+		if !(n > 0) {
+			return size{}, nil
+		}
+		numbers[i] = n
+	}
+	return size{numbers[0], numbers[1]}, nil
+}
+
+// idText returns the text of an id in JSON, without quotes. It returns "" if there is none.
+func idText(value json.RawMessage) string {
+	if string(value) == "null" {
+		return ""
+	}
+	return string(bytes.Trim(value, `"`))
+}
+
+// categories are the names of COCO's categories by their ids.
+type categories map[string]string
+
+// category is one of COCO's categories.
+type category struct {
+	ID   json.RawMessage `json:"id"`
+	Name string          `json:"name"`
+}
+
+func (c categories) add(n category) error {
+	id := idText(n.ID)
+	name, twice := c[id]
+	switch {
+	case id == "":
+		return errors.New("a category needs an id")
+	case twice && name != n.Name:
+		return fmt.Errorf("the id %s is there twice, for %q and %q", shown(id), shown(name), shown(n.Name))
+	}
+	c[id] = n.Name
+	return nil
+}
+
+// category returns the label of a category: the number of its name in Classes.
+func (d *Decoder) category(c categories, id string) (int, error) {
+	name, known := c[id]
+	if !known {
+		return 0, fmt.Errorf("its category_id %s is not the id of a category", shown(id))
+	}
+	return d.class(name)
+}
+
+// readCategories reads COCO's categories, if the decoder has Classes.
+func (d *Decoder) readCategories(value json.RawMessage) error {
+	if len(d.Classes) == 0 || value == nil {
+		return nil
+	}
+	d.categories = categories{}
+	return each(value, func(item json.RawMessage) error {
+		var c category
+		if err := json.Unmarshal(item, &c); err != nil {
+			return err
+		}
+		return d.categories.add(c)
+	})
+}
+
+var errNoArray = errors.New("it is no array")
+
+// each calls read with each item of a valid array, until an error. The item is valid until read
+// returns. If value is no array, each returns errNoArray.
+func each(value json.RawMessage, read func(item json.RawMessage) error) error {
+	if len(value) == 0 || value[0] != '[' {
+		return errNoArray
+	}
+	in := json.NewDecoder(bytes.NewReader(value))
+	if _, err := in.Token(); err != nil {
+		return err
+	}
+	var item json.RawMessage
+	for in.More() {
+		if err := in.Decode(&item); err != nil {
+			return err
+		}
+		if err := read(item); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // object returns the fields of an object.
@@ -213,20 +351,26 @@ func (d *Decoder) boxAndLabel(fields map[string]json.RawMessage) (box, label jso
 
 // readObjects reads an array of objects. It leaves out COCO's crowds, which are not single objects.
 func (d *Decoder) readObjects(value json.RawMessage) error {
-	var list []json.RawMessage
-	if err := json.Unmarshal(value, &list); err != nil || list == nil {
+	number := 0
+	err := each(value, func(item json.RawMessage) error {
+		number++
+		if err := d.readObject(item); err != nil {
+			return fmt.Errorf("box %d: %w", number, err)
+		}
+		return nil
+	})
+	if err == errNoArray {
 		return fmt.Errorf("%q is no array of boxes", shown(string(value)))
 	}
-	for i, item := range list {
-		if err := d.readObject(item); err != nil {
-			return fmt.Errorf("box %d: %w", i+1, err)
-		}
-	}
-	return nil
+	return err
 }
 
-// isCrowd reports whether the value of iscrowd marks a crowd.
-func isCrowd(value []byte) bool { return string(value) == "1" || string(value) == "true" }
+// isCrowd reports whether the value of iscrowd marks a crowd: true, or another number than 0.
+func isCrowd(value json.RawMessage) bool {
+	text := idText(value)
+	n, err := strconv.ParseFloat(text, 64)
+	return err == nil && n != 0 || text == "true"
+}
 
 func (d *Decoder) readObject(value json.RawMessage) error {
 	fields, err := object(value)
@@ -240,7 +384,7 @@ func (d *Decoder) readObject(value json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	return d.readBox(box, label)
+	return d.readBox(box, label, fields["category_id"] != nil)
 }
 
 // readArrays reads the parallel arrays of an object.
@@ -249,35 +393,70 @@ func (d *Decoder) readArrays(fields map[string]json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	var boxList, labelList []json.RawMessage
-	if json.Unmarshal(boxes, &boxList) != nil || json.Unmarshal(labels, &labelList) != nil ||
-		boxList == nil || labelList == nil {
-		return errors.New("its boxes and labels are no arrays")
+	labelList, err := d.list(labels)
+	if err != nil {
+		return err
+	}
+	boxList, err := d.list(boxes)
+	if err != nil {
+		return err
 	}
 	if len(boxList) != len(labelList) {
 		return fmt.Errorf("%d boxes and %d labels", len(boxList), len(labelList))
 	}
 	for i := range boxList {
-		if err := d.readBox(boxList[i], labelList[i]); err != nil {
+		if err := d.readBox(boxList[i], labelList[i], fields["category_id"] != nil); err != nil {
 			return fmt.Errorf("box %d: %w", i+1, err)
 		}
 	}
 	return nil
 }
 
-// readBox reads a box and its label.
-func (d *Decoder) readBox(box, label json.RawMessage) error {
-	var list []*float64 // nil: null
-	if json.Unmarshal(box, &list) != nil || len(list) != 4 || slices.Contains(list, nil) {
+// list returns the items of an array of boxes or labels, which are at most Max.
+func (d *Decoder) list(value json.RawMessage) (items []json.RawMessage, err error) {
+	err = each(value, func(item json.RawMessage) error {
+		if len(items) == d.Max {
+			return d.errTooMany()
+		}
+		items = append(items, slices.Clone(item))
+		return nil
+	})
+	if err == errNoArray {
+		err = errors.New("its boxes and labels are no arrays")
+	}
+	return items, err
+}
+
+// readBox reads a box and its label. byID says that the label is a category_id.
+func (d *Decoder) readBox(box, label json.RawMessage, byID bool) error {
+	var list [5]json.RawMessage // an array in Go drops further items
+	if json.Unmarshal(box, &list) != nil || list[4] != nil {
 		return errNumbers
 	}
-	text := string(label)
-	if text == "null" || json.Unmarshal(label, new(float64)) != nil && json.Unmarshal(label, &text) != nil {
-		return fmt.Errorf("the label %q is neither a number nor a text", shown(text))
+	var numbers transform.Box
+	for i := range numbers {
+		var n *float64 // nil: null
+		if json.Unmarshal(list[i], &n) != nil || n == nil {
+			return errNumbers
+		}
+		numbers[i] = *n
 	}
-	n, err := d.label(text)
+	n, err := d.readLabel(label, byID)
 	if err != nil {
 		return err
 	}
-	return d.add(n, [4]float64{*list[0], *list[1], *list[2], *list[3]})
+	return d.add(n, numbers)
+}
+
+// readLabel reads a label. byID says that it is a category_id.
+func (d *Decoder) readLabel(value json.RawMessage, byID bool) (int, error) {
+	text := string(value)
+	number := json.Unmarshal(value, new(float64)) == nil
+	if text == "null" || !number && json.Unmarshal(value, &text) != nil {
+		return 0, fmt.Errorf("the label %q is neither a number nor a text", shown(text))
+	}
+	if byID && d.categories != nil {
+		return d.category(d.categories, text)
+	}
+	return d.label(text, !number)
 }

@@ -2,7 +2,6 @@ package box
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -18,6 +17,7 @@ import (
 // Set has the boxes of all images of a data set, from one file in COCO's format. It is immutable.
 type Set struct {
 	Names []string     // names of the images, as the file has them
+	sizes []size       // of the images
 	boxes [][]Labelled // the boxes of each image, in the units of the file
 }
 
@@ -33,8 +33,9 @@ type setReader struct {
 	names      map[string]bool // of the images
 	set        Set
 	found      []annotation
-	count      int               // of annotations, including crowds
-	categories map[string]string // names by number
+	count      int  // of annotations, including crowds
+	annotated  bool // the file has "annotations"
+	categories categories
 }
 
 // annotation is a box whose image and label are not resolved yet.
@@ -46,14 +47,15 @@ type annotation struct {
 
 // ReadSet reads a set: an object with images (id, file_name), annotations (image_id, bbox,
 // category_id, iscrowd) and categories (id, name). If c has Classes, a label is the number of the
-// category's name in Classes, and otherwise the category's id. Crowds are left out.
+// category's name in Classes, and otherwise the category's id. Crowds are left out. An image may
+// have its width and height.
 func ReadSet(in io.Reader, c Config) (*Set, error) {
 	b := bufio.NewReaderSize(in, 1<<16)
 	if mark, err := b.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" {
 		_, _ = b.Discard(len(mark)) // Peek has buffered it
 	}
 	r := &setReader{in: json.NewDecoder(b), labels: NewDecoder(c), images: map[string]int{}, names: map[string]bool{},
-		categories: map[string]string{}}
+		categories: categories{}}
 	if err := r.read(); err != nil {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			err = errors.New("the JSON is cut off")
@@ -62,6 +64,9 @@ func ReadSet(in io.Reader, c Config) (*Set, error) {
 	}
 	if len(r.set.Names) == 0 {
 		return nil, errors.New(`it has no "images": Boxes.File without "*" is for COCO's format, one file for all images`)
+	}
+	if !r.annotated {
+		return nil, errors.New(`it has no "annotations": choose COCO's file with the boxes ("instances_val2017.json")`)
 	}
 	r.set.boxes = make([][]Labelled, len(r.set.Names))
 	for i := range r.found {
@@ -91,11 +96,27 @@ func (r *setReader) read() error {
 			}
 			continue
 		}
+		r.annotated = r.annotated || key == "annotations"
 		if err := r.array(item); err != nil {
 			return fmt.Errorf("in %q: %w", key, err)
 		}
 	}
+	if _, err := r.in.Token(); err != nil {
+		return err
+	}
+	return r.end()
+}
+
+// end returns an error unless the file ends after the object.
+func (r *setReader) end() error {
 	_, err := r.in.Token()
+	var syntax *json.SyntaxError
+	switch {
+	case err == io.EOF:
+		return nil
+	case err == nil || errors.As(err, &syntax):
+		return errors.New("the file has more after the end of the object: remove it, or join the objects")
+	}
 	return err
 }
 
@@ -119,6 +140,8 @@ func (r *setReader) image() error {
 	var image struct {
 		ID       json.RawMessage `json:"id"`
 		FileName string          `json:"file_name"`
+		Width    json.RawMessage `json:"width"`
+		Height   json.RawMessage `json:"height"`
 	}
 	if err := r.in.Decode(&image); err != nil {
 		return err
@@ -137,19 +160,17 @@ func (r *setReader) image() error {
 	}
 	r.images[id], r.names[image.FileName] = len(r.set.Names), true
 	r.set.Names = append(r.set.Names, image.FileName)
-	return nil
+	s, err := readSize(image.Width, image.Height)
+	r.set.sizes = append(r.set.sizes, s)
+	return err
 }
 
 func (r *setReader) category() error {
-	var category struct {
-		ID   json.RawMessage `json:"id"`
-		Name string          `json:"name"`
-	}
-	if err := r.in.Decode(&category); err != nil {
+	var c category
+	if err := r.in.Decode(&c); err != nil {
 		return err
 	}
-	r.categories[string(category.ID)] = category.Name
-	return nil
+	return r.categories.add(c)
 }
 
 func (r *setReader) annotation() error {
@@ -169,24 +190,23 @@ func (r *setReader) annotation() error {
 	if len(a.Box) != 4 || slices.Contains(a.Box, nil) {
 		return fmt.Errorf("an annotation of image %s: %w", shown(string(a.Image)), errNumbers)
 	}
-	r.found = append(r.found, annotation{r.count, string(a.Image), string(bytes.Trim(a.Category, `"`)),
+	r.found = append(r.found, annotation{r.count, string(a.Image), idText(a.Category),
 		transform.Box{*a.Box[0], *a.Box[1], *a.Box[2], *a.Box[3]}})
 	return nil
 }
 
 // resolve adds an annotation to the boxes of its image.
-func (r *setReader) resolve(a *annotation) error {
+func (r *setReader) resolve(a *annotation) (err error) {
 	image, known := r.images[a.image]
 	if !known {
 		return fmt.Errorf("its image_id %s is not the id of an image", shown(a.image))
 	}
-	text := a.category
+	var label int
 	if len(r.labels.Classes) > 0 {
-		if text, known = r.categories[a.category]; !known {
-			return fmt.Errorf("its category_id %s is not the id of a category", shown(a.category))
-		}
+		label, err = r.labels.category(r.categories, a.category)
+	} else {
+		label, err = r.labels.label(a.category, false)
 	}
-	label, err := r.labels.label(text)
 	if err != nil {
 		return err
 	}
@@ -206,11 +226,11 @@ func (s *Set) Append(to []byte, image int) []byte {
 }
 
 // Decode transforms the boxes of an image of a set: see Decoder.Decode.
-func (s *Set) Decode(d *Decoder, image, width, height int, g *imagecapi.Geometry, a *transform.Augmenter,
+func (s *Set) Decode(d *Decoder, image int, info *imagecapi.Info, g *imagecapi.Geometry, a *transform.Augmenter,
 	dst []byte) error {
 	if len(s.boxes[image]) > d.Max {
 		return d.errTooMany()
 	}
-	d.boxes = append(d.boxes[:0], s.boxes[image]...)
-	return d.move(d.boxes, d.units(".json"), width, height, g, a, dst)
+	d.boxes, d.size = append(d.boxes[:0], s.boxes[image]...), s.sizes[image]
+	return d.move(d.boxes, d.units(".json"), info, g, a, dst)
 }

@@ -11,10 +11,12 @@ import (
 const coco = `{"info": {"year": 2017, "images": [1]}, "licenses": [], "annotations": [
 	{"id": 1, "image_id": 5, "category_id": 90, "bbox": [1, 2, 3, 4], "segmentation": [[1, 2]], "area": 12, "iscrowd": 0},
 	{"id": 2, "image_id": 7, "category_id": 1, "bbox": [5.5, 6, 7, 8]},
-	{"id": 3, "image_id": 5, "category_id": 1, "bbox": [0, 0, 9, 9], "segmentation": {"counts": [1]}, "iscrowd": 1},
+	{"id": 3, "image_id": 5, "category_id": 1, "bbox": [0, 0, 9, 9], "segmentation": {"counts": [1]}, "iscrowd": 1.0},
 	{"id": 4, "image_id": 5, "category_id": 1, "bbox": [9, 9, 1, 1]}],
-	"images": [{"id": 7, "file_name": "b.jpg", "width": 9}, {"id": 5, "file_name": "d/a.jpg"}, {"id": 6, "file_name": "c.jpg"}],
-	"categories": [{"id": 1, "name": "cat", "supercategory": "animal"}, {"id": 90, "name": "dog"}]}`
+	"images": [{"id": 7, "file_name": "b.jpg", "width": 9, "height": "8"},
+	{"id": 5, "file_name": "d/a.jpg"}, {"id": 6, "file_name": "c.jpg"}],
+	"categories": [{"id": 1, "name": "cat", "supercategory": "animal"}, {"id": "90", "name": "dog"},
+	{"id": 1, "name": "cat"}]}`
 
 // TestSetsAreRead: annotations belong to the images of their ids, in any order of the fields.
 func TestSetsAreRead(t *testing.T) {
@@ -27,7 +29,7 @@ func TestSetsAreRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := &Set{Names: []string{"b.jpg", "d/a.jpg", "c.jpg"}, boxes: [][]Labelled{
+		want := &Set{Names: []string{"b.jpg", "d/a.jpg", "c.jpg"}, sizes: []size{{9, 8}, {}, {}}, boxes: [][]Labelled{
 			{{transform.Box{5.5, 6, 7, 8}, labels[0]}},
 			{{transform.Box{1, 2, 3, 4}, labels[1]}, {transform.Box{9, 9, 1, 1}, labels[0]}}, nil}}
 		if !reflect.DeepEqual(s, want) {
@@ -45,6 +47,13 @@ func TestWrongSetsAreErrors(t *testing.T) {
 		{coco, "", "cut off"},
 		{coco, "[]", "it is no object"},
 		{coco, "{}", `it has no "images"`},
+		{`"annotations"`, `"labels"`, `it has no "annotations"`},
+		{coco, coco + " {}", "more after the end of the object"},
+		{coco, coco + "x", "more after the end of the object"},
+		{`"id": 1, "name": "cat"`, `"name": "cat"`, "a category needs an id"},
+		{`{"id": "90"`, `{"id": "1"`, `the id 1 is there twice, for "cat" and "dog"`},
+		{`"name": "dog"`, `"name": "0"`, `annotation 1: the label "0" is not one of Options.Classes`},
+		{`"width": 9,`, `"width": "x",`, `"x" is no width`},
 		{coco, coco[:200], "cut off"},
 		{`"licenses": [], "annotations": [`, `"annotations": {`, `in "annotations": it is no array`},
 		{`"bbox": [5.5, 6, 7, 8]`, `"bbox": [5.5, 6, 7]`, "an annotation of image 7: a box needs four finite numbers"},

@@ -205,13 +205,12 @@ func (d *Decoder) label(it *Item, to Row) (Outcome, error) {
 // errors: its name is the name of the file of boxes, or of the image if one file has the boxes of
 // all images.
 func (d *Decoder) decodeBoxes(it *Item, to Row) (sample.Sample, error) {
-	width, height := int(d.current.info.Width), int(d.current.info.Height)
+	info := &d.current.info
 	if set := d.config.Labels.BoxSet; set.Set != nil {
-		return it.Sample, set.Decode(d.boxes, set.ImageOf(it.Sample.Index), width, height, &d.current.geometry, d.augmenter,
-			to.Label)
+		return it.Sample, set.Decode(d.boxes, set.ImageOf(it.Sample.Index), info, &d.current.geometry, d.augmenter, to.Label)
 	}
 	return sample.Sample{Name: it.partner.name, Index: it.Sample.Index}, d.boxes.Decode(it.partner.name, it.partner.data,
-		width, height, &d.current.geometry, d.augmenter, to.Label)
+		info, &d.current.geometry, d.augmenter, to.Label)
 }
 
 // decodeMask decodes the mask of an item after its image. If the mask makes the sample bad, it
