@@ -58,7 +58,7 @@ func NewDecoder(c Config) *Decoder {
 }
 
 // Decode reads the boxes of an image from a member, and transforms them with the image's geometry.
-// info is the image's header. If the augmenter is not nil, it moves the boxes in the same way as the
+// info is the image's header. If the augmenter is not nil, it moves the boxes as it moves the
 // image's pixels. dst has room for Max rows. An error describes a box that can't be used.
 func (d *Decoder) Decode(name string, data []byte, info *imagecapi.Info, g *imagecapi.Geometry,
 	a *transform.Augmenter, dst []byte) error {
@@ -118,9 +118,10 @@ func (s size) transposed() size { return size{s.height, s.width} }
 
 func (s size) String() string { return fmt.Sprintf("%g x %g", s.width, s.height) }
 
-// checkFrame returns an error if the boxes are not positions in the image as it is read: if its
-// file has another size, or if EXIF's orientation turns the image and nothing says whether the boxes
-// are of the stored or of the upright image. turned is the orientation that the transform applies.
+// checkFrame returns an error if the boxes may not be positions in the image that place assumes:
+// the size in the file of boxes is another one, or EXIF's orientation turns the image and nothing
+// says whether the boxes are of the stored or the upright image. turned is the orientation that the
+// transform applies.
 func (d *Decoder) checkFrame(u units, info *imagecapi.Info, turned int32) error {
 	frame := size{float64(info.Width), float64(info.Height)}
 	if turned >= 5 && !d.Stored {

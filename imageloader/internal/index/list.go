@@ -27,6 +27,15 @@ type List struct {
 	groups     []string
 	duplicates int // number of rows that repeat an earlier one
 	comma      string
+	numbered   bool // from NumberedList: lines are numbers of images, and there is no header
+}
+
+// errorAt returns an error in a line, or of an image if the list is numbered.
+func (l *List) errorAt(line int, err error) error {
+	if l.numbered {
+		return fmt.Errorf("%s: image %d: %w", l.file, line, err)
+	}
+	return &ListError{l.file, line, err}
 }
 
 type listRow struct{ label, group, line int32 }
@@ -201,6 +210,9 @@ func (r *listReader) again(name string, before, row listRow) error {
 	if before.label == row.label && before.group == row.group {
 		r.duplicates++
 		return nil
+	}
+	if r.numbered {
+		return fmt.Errorf("%q is image %d already: remove one of them", name, before.line)
 	}
 	what, a, b := "label", r.List.labels[before.label].name, r.List.labels[row.label].name
 	if before.label == row.label {

@@ -65,6 +65,9 @@ func newListMatcher(list *List, archive string) *listMatcher {
 
 // described returns a description of the list's columns.
 func (l *List) described() string {
+	if l.numbered {
+		return "names in images, boxes in annotations"
+	}
 	c := &l.columns
 	text := fmt.Sprintf("names in column %s, labels in column %s", c.title(c.name), c.titles(c.labels))
 	if c.group >= 0 {
@@ -122,9 +125,12 @@ func (m *listMatcher) match(name string, image bool) (row int32, err error) {
 
 // ambiguous returns the error for a row that fits two images.
 func (m *listMatcher) ambiguous(row int32, first, second string) error {
-	return &ListError{m.list.file, int(m.list.rows[row].line), fmt.Errorf("%q may be %q or %q in %s: choose the folder "+
-		"that the names start from (Options.ListFormat.Folder), or give the whole path with its extension",
-		m.nameOf(row), first, second, m.archive)}
+	mend := "choose the folder that the names start from (Options.ListFormat.Folder), or give"
+	if m.list.numbered {
+		mend = "give"
+	}
+	return m.list.errorAt(int(m.list.rows[row].line), fmt.Errorf("%q may be %q or %q in %s: %s the whole path with its "+
+		"extension", m.nameOf(row), first, second, m.archive, mend))
 }
 
 // nameOf returns the name in a row.
@@ -145,8 +151,12 @@ func (m *listMatcher) same(row, twin int32) error {
 		if a.line > b.line {
 			a, b, row, twin = b, a, twin, row
 		}
-		return &ListError{l.file, int(b.line), fmt.Errorf("%q is the image %q of line %d, with another label or group: "+
-			"correct or remove one of the lines", m.nameOf(twin), m.nameOf(row), a.line)}
+		if l.numbered {
+			return l.errorAt(int(b.line), fmt.Errorf("%q names the same image as %q, which is image %d: remove one of them",
+				m.nameOf(twin), m.nameOf(row), a.line))
+		}
+		return l.errorAt(int(b.line), fmt.Errorf("%q is the image %q of line %d, with another label or group: "+
+			"correct or remove one of the lines", m.nameOf(twin), m.nameOf(row), a.line))
 	}
 	if m.rows[twin].kind != matchedByTwin {
 		m.rows[twin].kind = matchedByTwin
@@ -254,12 +264,16 @@ func (m *listMatcher) finish(log *slog.Logger) (*ListReport, error) {
 	if first >= 0 {
 		r.FirstWithout, r.FirstWithoutLine = m.nameOf(first), int(l.rows[first].line)
 	}
-	if r.WithoutImage > 0 && (r.WithoutImage == r.Rows || first == 0 && l.columns.header == nil && l.oddFirst()) {
+	if r.WithoutImage > 0 && (r.WithoutImage == r.Rows || first == 0 && l.mayHaveHeader() && l.oddFirst()) {
 		return nil, m.missing()
 	}
 	if r.WithoutImage > 0 {
-		log.Warn("rows of the list without an image are left out", "archive", m.archive, "list", l.file,
-			"rows", r.WithoutImage, "line", r.FirstWithoutLine, "name", r.FirstWithout, "hint", m.hint())
+		text, rows, line := "rows of the list without an image are left out", "rows", "line"
+		if l.numbered {
+			text, rows, line = "images that are not in the archive are left out", "images", "image"
+		}
+		log.Warn(text, "archive", m.archive, "list", l.file, rows, r.WithoutImage, line, r.FirstWithoutLine,
+			"name", r.FirstWithout, "hint", m.hint())
 	}
 	if r.Duplicates > 0 {
 		log.Warn("rows of the list repeat others", "list", l.file, "rows", r.Duplicates)
@@ -271,6 +285,9 @@ func (m *listMatcher) finish(log *slog.Logger) (*ListReport, error) {
 	return r, nil
 }
 
+// mayHaveHeader reports whether the first line may be a header that was read as a row.
+func (l *List) mayHaveHeader() bool { return l.columns.header == nil && !l.numbered }
+
 // oddFirst reports whether the first row has a label that no other row has. The first row may then
 // be a header.
 func (l *List) oddFirst() bool {
@@ -280,19 +297,23 @@ func (l *List) oddFirst() bool {
 // missing returns the error for rows without an image.
 func (m *listMatcher) missing() error {
 	l, r := m.list, &m.report
+	if l.numbered {
+		return l.errorAt(r.FirstWithoutLine, fmt.Errorf("%q is no member of %s, and neither is any other of its %d images%s",
+			r.FirstWithout, m.archive, r.Rows, m.hint()))
+	}
 	others := ""
 	if r.WithoutImage > 1 {
 		others = fmt.Sprintf(" (%d lines in all name none)", r.WithoutImage)
 	}
 	hint := ": " + l.described()
-	if l.columns.header == nil && r.FirstWithoutLine == int(l.rows[0].line) {
+	if l.mayHaveHeader() && r.FirstWithoutLine == int(l.rows[0].line) {
 		hint += "; if the first line has the names of the columns, choose columns by them " +
 			"(Options.ListFormat.NameColumn)"
 	} else {
 		hint += "; Options.ListFormat.NameColumn chooses another"
 	}
-	return &ListError{l.file, r.FirstWithoutLine, fmt.Errorf("%q is no member of %s%s%s", r.FirstWithout, m.archive,
-		others, hint+m.hint())}
+	return l.errorAt(r.FirstWithoutLine, fmt.Errorf("%q is no member of %s%s%s", r.FirstWithout, m.archive, others,
+		hint+m.hint()))
 }
 
 // hint explains why a name in the list may have no member. The caller adds it to the error.

@@ -79,14 +79,15 @@ func OpenListFile(ctx context.Context, list, archivePath string, o ListOptions,
 	return read(list, f)
 }
 
-// NumberedList returns a list of names, in which the label of a name is its number, from 0. In
-// errors, the line of a name is its number plus 1.
+// NumberedList returns a list of names of images, in which the label of a name is its number, from
+// 0. Errors count images from 1.
 func NumberedList(file string, names []string) (*List, error) {
-	r := &listReader{List: &List{file: file, byPath: map[string]int32{}, columns: columns{labels: []int{1}, group: -1}},
+	r := &listReader{List: &List{file: file, byPath: map[string]int32{}, columns: columns{labels: []int{1}, group: -1},
+		numbered: true},
 		labels: map[string]int32{}, groups: map[string]int32{}}
 	for i, name := range names {
 		if err := r.add([]string{name, strconv.Itoa(i)}, i+1); err != nil {
-			return nil, &ListError{file, i + 1, err}
+			return nil, r.errorAt(i+1, err)
 		}
 	}
 	return r.List, nil
