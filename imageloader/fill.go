@@ -275,10 +275,12 @@ func (p *devicePlanner) PlanBytes() (int, error) {
 // MemberBytes implements decodeplan.Planner.
 func (p *devicePlanner) MemberBytes() (staging, rooms int) {
 	l := (*Loader)(p)
-	if _, err := p.PlanBytes(); err != nil || !l.keepsEntryPoints() {
+	x := l.index.Load()
+	labels := l.labels(x)
+	if _, err := p.PlanBytes(); err != nil || !l.keepsEntryPoints() || labels.ByWorkers() {
 		return 0, 0
 	}
-	return devplan.MemberBytes(l.index.Load(), l.o.BatchSize)
+	return devplan.MemberBytes(x, l.o.BatchSize)
 }
 
 // EntryBytes implements decodeplan.Planner.

@@ -17,6 +17,8 @@ func TestMemberBytes(t *testing.T) {
 	held, huge := small, small
 	held.ShuffleBytes = 0
 	huge.BatchSize = 1 << 16
+	labelled := small
+	labelled.TargetWidth, labelled.Target = 1, func(Sample, []float32) error { return nil }
 	packed, tar := planArchive(t, "t.tgz", 60, 2), planArchive(t, "t.tar", 5, 0)
 	data, err := os.ReadFile(planArchive(t, "t.tar", 60, 2))
 	if err != nil {
@@ -29,7 +31,7 @@ func TestMemberBytes(t *testing.T) {
 		o          Options
 		inflates   bool
 	}{{"tgz", packed, small, true}, {"huge batches", packed, huge, true}, {"kept in memory", packed, held, false},
-		{"tar", tar, small, false}, {"deflated zip", filepath.Join(dir, "deflated.zip"), held, true},
+		{"target", packed, labelled, false}, {"tar", tar, small, false}, {"deflated zip", filepath.Join(dir, "deflated.zip"), held, true},
 		{"stored zip", filepath.Join(dir, "stored.zip"), small, false}} {
 		t.Run(test.name, func(t *testing.T) {
 			test.o.IndexFile = filepath.Join(t.TempDir(), "index")

@@ -99,8 +99,9 @@ func (l *Labels) files() int {
 // Bytes is the size of a sample's label.
 func (l *Labels) Bytes() int { return l.Width * l.DType.Size() }
 
-// byWorkers reports whether the worker that decodes a sample also writes its label.
-func (l *Labels) byWorkers() bool { return l.Kind == Target || l.Kind == Mask || l.Kind == Boxes }
+// ByWorkers reports whether the worker that decodes a sample also writes its label. Then the device
+// inflates no members.
+func (l *Labels) ByWorkers() bool { return l.Kind == Target || l.Kind == Mask || l.Kind == Boxes }
 
 // Policy selects the treatment of samples that cannot be decoded.
 type Policy struct {

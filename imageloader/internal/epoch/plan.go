@@ -57,7 +57,7 @@ func (r *timedReader) ReadPart(i int, p []byte, from int) error {
 
 // fetchPlans reports whether fetch plans images. It does not if workers write the samples' targets,
 // masks or boxes.
-func (p *pass) fetchPlans() bool { return p.to.Plans() && p.random() && !p.config.Labels.byWorkers() }
+func (p *pass) fetchPlans() bool { return p.to.Plans() && p.random() && !p.config.Labels.ByWorkers() }
 
 // newFetchPlanner returns nil if fetch does not plan.
 func (p *pass) newFetchPlanner(r *index.Reader) (*fetchPlanner, error) {

@@ -46,7 +46,7 @@ func newRows(c *Config, lent decodeplan.Slot) (*rows, error) {
 	size := c.Batch.Size()
 	images, labels, what := size*c.Batch.imageBytes(), size*c.Labels.Bytes(), "labels"
 	r := &rows{imageBytes: c.Batch.imageBytes()}
-	if c.Labels.byWorkers() {
+	if c.Labels.ByWorkers() {
 		r.labelBytes, what = c.Labels.Bytes(), "masks, boxes or targets"
 	}
 	if len(lent.Images) < images || len(lent.Labels) < labels {
