@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 const coco = `{"info": {"year": 2017, "images": [1]}, "licenses": [], "annotations": [
@@ -13,7 +14,7 @@ const coco = `{"info": {"year": 2017, "images": [1]}, "licenses": [], "annotatio
 	{"id": 2, "image_id": 7, "category_id": 1, "bbox": [5.5, 6, 7, 8]},
 	{"id": 3, "image_id": 5, "category_id": 1, "bbox": [0, 0, 9, 9], "segmentation": {"counts": [1]}, "iscrowd": 1.0},
 	{"id": 4, "image_id": 5, "category_id": 1, "bbox": [9, 9, 1, 1]}],
-	"images": [{"id": 7, "file_name": "b.jpg", "width": 9, "height": "8"},
+	"images": [{"id": 7, "file_name": "b.jpg", "width": 19, "height": "18"},
 	{"id": 5, "file_name": "d/a.jpg"}, {"id": 6, "file_name": "c.jpg"}],
 	"categories": [{"id": 1, "name": "cat", "supercategory": "animal"}, {"id": "90", "name": "dog"},
 	{"id": 1, "name": "cat"}]}`
@@ -29,7 +30,7 @@ func TestSetsAreRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := &Set{Names: []string{"b.jpg", "d/a.jpg", "c.jpg"}, sizes: []size{{9, 8}, {}, {}}, boxes: [][]Labelled{
+		want := &Set{Names: []string{"b.jpg", "d/a.jpg", "c.jpg"}, sizes: []size{{19, 18}, {}, {}}, boxes: [][]Labelled{
 			{{transform.Box{5.5, 6, 7, 8}, labels[0]}},
 			{{transform.Box{1, 2, 3, 4}, labels[1]}, {transform.Box{9, 9, 1, 1}, labels[0]}}, nil}}
 		if !reflect.DeepEqual(s, want) {
@@ -53,7 +54,7 @@ func TestWrongSetsAreErrors(t *testing.T) {
 		{`"id": 1, "name": "cat"`, `"name": "cat"`, "a category needs an id"},
 		{`{"id": "90"`, `{"id": "1"`, `the id 1 is there twice, for "cat" and "dog"`},
 		{`"name": "dog"`, `"name": "0"`, `annotation 1: the label "0" is not one of Options.Classes`},
-		{`"width": 9,`, `"width": "x",`, `"x" is no width`},
+		{`"width": 19,`, `"width": "x",`, `"x" is no width`},
 		{coco, coco[:200], "cut off"},
 		{`"licenses": [], "annotations": [`, `"annotations": {`, `in "annotations": it is no array`},
 		{`"bbox": [5.5, 6, 7, 8]`, `"bbox": [5.5, 6, 7]`, "an annotation of image 7: a box needs four finite numbers"},
@@ -77,6 +78,27 @@ func TestWrongSetsAreErrors(t *testing.T) {
 	if _, err := ReadSet(strings.NewReader(strings.Replace(coco, `"category_id": 90`, `"category_id": -1`, 1)),
 		Config{}); err == nil || !strings.Contains(err.Error(), `the label "-1"`) {
 		t.Errorf("a negative id: got error %v, want one with %q", err, `the label "-1"`)
+	}
+}
+
+// TestSetsCheckTheSizesOfImages: boxes of an image that was resized are an error, also after an image
+// of unknown size.
+func TestSetsCheckTheSizesOfImages(t *testing.T) {
+	s, err := ReadSet(strings.NewReader(coco), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := NewDecoder(Config{Max: 2, MinSize: 1})
+	for _, c := range []struct {
+		image, width, height int32
+		says                 string // "": no error
+	}{{0, 19, 18, ""}, {1, 38, 36, ""}, {0, 38, 36, "of an image of 19 x 18 pixels, and the image has 38 x 36"},
+		{1, 38, 36, ""}} {
+		info, g := imagecapi.Info{Width: c.width, Height: c.height}, whole(c.width, c.height)
+		err := s.Decode(d, int(c.image), &info, &g, nil, make([]byte, 2*4*Numbers))
+		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%+v: got error %v, want %q", c, err, c.says)
+		}
 	}
 }
 
