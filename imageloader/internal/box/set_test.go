@@ -81,8 +81,8 @@ func TestWrongSetsAreErrors(t *testing.T) {
 	}
 }
 
-// TestSetsCheckTheSizesOfImages: boxes of an image that was resized are an error, also after an image
-// of unknown size.
+// TestSetsCheckTheSizesOfImages: boxes of an image that was resized are an error. An image may have
+// no size in the file.
 func TestSetsCheckTheSizesOfImages(t *testing.T) {
 	s, err := ReadSet(strings.NewReader(coco), Config{})
 	if err != nil {
