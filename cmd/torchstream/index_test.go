@@ -129,7 +129,7 @@ func TestIndexOfBoxes(t *testing.T) {
 		t.Errorf("reading the index: %v, %d bytes, want no error and the %d bytes unchanged", err, len(now), len(made))
 	}
 	coco := filepath.Join(t.TempDir(), "coco.json")
-	if err := os.WriteFile(coco, []byte(`{"images": [{"id": 1, "file_name": "1.png"}]}`), 0o600); err != nil {
+	if err := os.WriteFile(coco, []byte(`{"images": [{"id": 1, "file_name": "1.png"}], "annotations": []}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if status, stdout, stderr := command(t, "index", "-boxes", coco, archive); status != 0 ||
