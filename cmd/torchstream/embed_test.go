@@ -269,9 +269,9 @@ func TestEmbedCheckpoint(t *testing.T) {
 	}
 }
 
-// TestEmbedOnGPU compares vectors that a GPU computes with those of the CPU, also if the GPU decodes
-// the images. LibTorch's convolutions on a GPU round their operands to TF32, by up to 2^-11 of their
-// size. The error of a vector may be 8 times that, relative to the vector's length.
+// TestEmbedOnGPU compares vectors that a GPU computes with those of the CPU, also if the GPU
+// decodes the images. LibTorch's convolutions on a GPU round their operands to TF32, by up to 2^-11
+// of their size. The error of a vector may be 8 times that, relative to the vector's length.
 func TestEmbedOnGPU(t *testing.T) {
 	if cuda.DeviceCount() == 0 {
 		t.Skip("needs a GPU")
