@@ -102,7 +102,9 @@ var (
 	// ErrClosed is returned by the methods of a closed Batcher.
 	ErrClosed = errors.New("serve: the batcher is closed")
 	// ErrDeviceLost is in the errors of requests after their device failed for good, for example
-	// after an illegal memory access. Only a new process can use the device.
+	// after an illegal memory access. Only a new process can use the device. The workers of a lost
+	// GPU keep their memory until the process ends, because LibTorch may end the process when
+	// memory of such a GPU is freed. Do not free the model's memory there either.
 	ErrDeviceLost = errors.New("the device is lost")
 )
 
@@ -347,7 +349,8 @@ func (c *core) start() error {
 				w.decoder = c.decoders[i]
 			}
 			started := make(chan error)
-			all.Go(func() { w.main(started) })
+			all.Add(1)
+			go w.main(started, sync.OnceFunc(all.Done))
 			if err := <-started; err != nil {
 				c.queue.stop(ErrClosed) // the other workers leave
 				return fmt.Errorf("%v: %w", d, err)

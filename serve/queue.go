@@ -318,6 +318,12 @@ func (q *queue) limitOf(d *device) int {
 	return d.limit
 }
 
+func (q *queue) isLost(d *device) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return d.lost != nil
+}
+
 // err returns the reason why a request cannot enter, except for want of a place.
 func (q *queue) err() error {
 	q.mu.Lock()

@@ -31,8 +31,10 @@ type worker struct {
 	back    readback
 }
 
-// main opens the worker, sends the result, and runs batches until the queue ends.
-func (w *worker) main(started chan<- error) {
+// main opens the worker, sends the result, and runs batches until the queue ends. It calls left
+// when it uses the model and the device no longer.
+func (w *worker) main(started chan<- error, left func()) {
+	defer left()
 	// The goroutine stays locked until it exits, and its thread then exits too. LibTorch thereby
 	// frees the thread's caches. On the CPU, LibTorch has a thread pool for each calling thread.
 	runtime.LockOSThread()
@@ -46,9 +48,21 @@ func (w *worker) main(started chan<- error) {
 			w.serve(batch)
 		}
 	}
+	if w.stream != nil && w.queue.isLost(w.device) {
+		w.keep(left)
+	}
 	if err := w.close(); err != nil {
 		w.o.Logger.Warn("serve: closing a worker", "device", w.device.name, "error", err)
 	}
+}
+
+// keep blocks until the process ends, and so keeps the memory of a worker on a lost GPU. LibTorch
+// ends the process if it frees memory of a failed GPU that several streams have used.
+func (w *worker) keep(left func()) {
+	left()
+	var never chan struct{}
+	<-never
+	runtime.KeepAlive(w)
 }
 
 func (w *worker) open() (err error) {
