@@ -461,6 +461,14 @@ func TestInterruptionCountsSavedRows(t *testing.T) {
 	if !errors.As(err, &interrupted) || !strings.Contains(interrupted.Message, "after 14 images") || e.file.saved != 14 {
 		t.Errorf("got %v with %d rows saved, want an InterruptedError after 14 images", err, e.file.saved)
 	}
+	// Another user who could write the journal could make the next run skip images.
+	info, err := os.Stat(e.file.journalPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm()&0o022 != 0 {
+		t.Errorf("the journal has the mode %v, want a file that only its owner can write", info.Mode())
+	}
 }
 
 // A continued run that is interrupted before its first batch keeps the position of the run before.

@@ -169,7 +169,8 @@ func (o *evaluateOptions) checkClasses(ctx context.Context, file *trained, stder
 	case err != nil:
 		return 0, err
 	case len(unknown) > 0:
-		return 0, fmt.Errorf("%s has %s that %s does not know: %s: rename the folders, or leave them out%s",
+		return 0, fmt.Errorf("%s has %s that %s does not know: %s: rename the folders, leave them out, "+
+			"or choose the labels with -label-column or -list%s",
 			archive, printable.Counted(len(unknown), "class", "classes"), checkpoint, listed(unknown),
 			normalform.Hint(unknown, file.about.Classes))
 	case len(without) > 0 && !o.subset:

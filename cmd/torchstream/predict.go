@@ -117,7 +117,7 @@ var predictionsCSV = safefile.Prefix("a table of predict -csv", "file,class,prob
 
 // writeCSV writes the file of -csv: the classes of all classified files.
 func (p *predictor) writeCSV(path string) error {
-	f, err := safefile.Replace(path, predictionsCSV, 0o666, func(f *os.File) error {
+	f, err := safefile.Replace(path, predictionsCSV, 0o644, func(f *os.File) error {
 		w := csv.NewWriter(f)
 		w.Write([]string{"file", "class", "probability"}) // Error returns its error
 		for _, row := range p.table {
@@ -452,6 +452,8 @@ func (p *predictor) refuse(path string, err error) error {
 	switch {
 	case errors.Is(err, decode.ErrNotImage) && isArchive(path):
 		says = "an archive, not an image: unpack it (tar -xf ARCHIVE -C FOLDER) and name the FOLDER"
+	case errors.Is(err, decode.ErrNotImage) && strings.HasSuffix(path, ".parquet"):
+		says = "a Parquet file, not an image: torchstream evaluate -archive reads it"
 	case errors.As(err, &fault):
 		says = fmt.Sprintf("%v: %v", fault.Kind, fault.Err)
 	case errors.As(err, &read):

@@ -234,9 +234,11 @@ func TestPredictBadFiles(t *testing.T) {
 	if err := os.Truncate(large, maxImageBytes+1); err != nil {
 		t.Fatal(err)
 	}
+	parquet := filepath.Join(t.TempDir(), "rows.parquet")
+	writeFile(t, parquet, "PAR1 and no more")
 	for _, batch := range []string{"1", "2", "64"} {
 		args := []string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", batch, "-top",
-			"1", "-json", missing, folder, text, large, photos}
+			"1", "-json", missing, folder, text, large, photos, parquet}
 		status, stdout, stderr := command(t, args...)
 		var classified, bad []string
 		for line := range strings.Lines(stdout) {
@@ -251,14 +253,15 @@ func TestPredictBadFiles(t *testing.T) {
 			}
 		}
 		if status != 1 || !slices.Equal(classified, good) ||
-			!slices.Equal(bad, []string{missing, cut, text, large, photos}) {
+			!slices.Equal(bad, []string{missing, cut, text, large, photos, parquet}) {
 			t.Errorf("-batch %s: status %d, classified %q, bad %q, want status 1, classified = %v, bad "+
-				"= %+v", batch, status, classified, bad, good, []string{missing, cut, text, large, photos})
+				"= %+v", batch, status, classified, bad, good, []string{missing, cut, text, large, photos, parquet})
 		}
 		for _, says := range []string{
 			missing + ": no such file", cut + ": damaged: ", text + ": not an image",
 			large + ": too large: more than 64 MiB", photos + ": an archive, not an image: unpack it",
-			"torchstream: 5 of 7 files could not be classified\n",
+			parquet + ": a Parquet file, not an image: torchstream evaluate -archive reads it",
+			"torchstream: 6 of 8 files could not be classified\n",
 		} {
 			if !strings.Contains(stderr, says) {
 				t.Errorf("-batch %s: %q is not in\n%s", batch, says, stderr)

@@ -133,7 +133,7 @@ func (f *vectorFile) writeJournal() error {
 	if err != nil {
 		return err
 	}
-	file, err := safefile.Replace(f.journalPath(), journalFile, 0o666, func(file *os.File) error {
+	file, err := safefile.Replace(f.journalPath(), journalFile, 0o644, func(file *os.File) error {
 		_, err := file.Write(append(text, '\n'))
 		return err
 	})
