@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -12,7 +11,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -278,23 +276,5 @@ func (h *imageHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		httpserve.WriteError(w, r, err)
 		return
 	}
-	httpserve.WriteAnswer(w, r, h.answer(answer))
+	httpserve.WriteAnswer(w, r, httpserve.NewAnswer(answer, h.classes, h.top))
 }
-
-// answer returns the most probable classes.
-func (h *imageHandler) answer(a serve.Answer) httpserve.Answer {
-	values := a.Outputs[0].Values
-	order := make([]int, len(values))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(values[j], values[i]) })
-	answer := httpserve.Answer{Batch: a.Batch, QueueMS: milliseconds(a.Waited), ModelMS: milliseconds(a.Ran)}
-	for _, label := range order[:min(h.top, len(order))] {
-		answer.Classes = append(answer.Classes,
-			httpserve.Class{Class: h.classes[label], Label: label, Probability: float64(values[label])})
-	}
-	return answer
-}
-
-func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }

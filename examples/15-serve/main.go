@@ -190,23 +190,5 @@ func (s *server) classify(w http.ResponseWriter, r *http.Request) {
 		httpserve.WriteError(w, r, err)
 		return
 	}
-	httpserve.WriteAnswer(w, r, httpserve.Answer{
-		Classes: s.best(answer.Outputs[0].Values),
-		Batch:   answer.Batch,
-		QueueMS: 1e3 * answer.Waited.Seconds(),
-		ModelMS: 1e3 * answer.Ran.Seconds(),
-	})
-}
-
-// best returns the most probable classes.
-func (s *server) best(probabilities []float32) (best []httpserve.Class) {
-	for label, p := range probabilities {
-		c := httpserve.Class{Class: fmt.Sprint(label), Label: label, Probability: float64(p)}
-		if label < len(s.classes) {
-			c.Class = s.classes[label]
-		}
-		best = append(best, c)
-	}
-	slices.SortStableFunc(best, func(a, b httpserve.Class) int { return cmp.Compare(b.Probability, a.Probability) })
-	return best[:min(shown, len(best))]
+	httpserve.WriteAnswer(w, r, httpserve.NewAnswer(answer, s.classes, shown))
 }

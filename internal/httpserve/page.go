@@ -2,10 +2,15 @@ package httpserve
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/torchstream/torchstream/serve"
 )
 
 //go:embed page.html
@@ -35,6 +40,22 @@ type Answer struct {
 	Batch   int     `json:"batch"`    // requests in the batch
 	QueueMS float64 `json:"queue_ms"` // until a worker took the request, decoding included
 	ModelMS float64 `json:"model_ms"` // in the worker
+}
+
+// NewAnswer returns the most probable classes, at most top of them, from the probabilities that are
+// the first output of a. A class without a name has its number as its name.
+func NewAnswer(a serve.Answer, classes []string, top int) Answer {
+	answer := Answer{Batch: a.Batch, QueueMS: 1e3 * a.Waited.Seconds(), ModelMS: 1e3 * a.Ran.Seconds()}
+	for label, p := range a.Outputs[0].Values {
+		c := Class{Class: strconv.Itoa(label), Label: label, Probability: float64(p)}
+		if label < len(classes) {
+			c.Class = classes[label]
+		}
+		answer.Classes = append(answer.Classes, c)
+	}
+	slices.SortStableFunc(answer.Classes, func(a, b Class) int { return cmp.Compare(b.Probability, a.Probability) })
+	answer.Classes = answer.Classes[:min(top, len(answer.Classes))]
+	return answer
 }
 
 // WriteAnswer answers a request with JSON. JSON has no NaN, so a NaN that the model computed is an
