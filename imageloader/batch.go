@@ -14,7 +14,7 @@ import (
 //
 //	Name  string // the member's path in the archive
 //	Index int    // position among the samples of the archive
-//	Label int    // number of the class; 0 with Options.Masks, Boxes or MultiLabel
+//	Label int    // number of the class; 0 with Options.Masks, Boxes, MultiLabel or Unlabelled
 type Sample = sample.Sample
 
 // Batch is one batch of Epoch, with pixels in ordinary memory. A batch is valid until the next
@@ -23,7 +23,7 @@ type Sample = sample.Sample
 type Batch struct {
 	N      int     // number of samples: BatchSize, or fewer in the last batch
 	Images []byte  // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised
-	Labels []int64 // [N]: labels of the samples before mixing; 0 with Options.Masks, Boxes or MultiLabel
+	Labels []int64 // [N]: Sample.Label of the samples, before mixing
 	Masks  []byte  // [N, Size, Size] of Options.Masks.DType, little endian; nil without masks
 	Boxes  [][]Box // [N]: the boxes of each sample; nil without Options.Boxes. The program may keep them
 	// Labels as vectors, one for each sample: [N, classes] with Transform.Mix or

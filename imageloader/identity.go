@@ -136,7 +136,7 @@ var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoI
 // Options.Damaged refused the images that Damaged: Warned decodes. If such a version started an
 // epoch, this version runs the rest with Damaged: Warned.
 var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil",
-	"TargetWidth": "0", "MultiLabel": "false", "Part": "{}",
+	"TargetWidth": "0", "MultiLabel": "false", "Unlabelled": "false", "Part": "{}",
 	"Columns": "{}", "Boxes": "{}"}
 
 // fingerprint returns the options that determine the content of a batch, by field name.

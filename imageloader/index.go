@@ -64,11 +64,11 @@ func (l *Loader) indexConfig() index.Config {
 // archive also makes the index.
 //
 // MakeIndex uses the options IndexFile, Classes, WebDataset, Masks, Boxes, List, ListFormat,
-// MultiLabel, OpenSource and Logger. A loader can use the index only if its WebDataset is the same,
-// and if Masks, Boxes and List are each set in both calls or in neither. If progress is not nil,
-// MakeIndex calls it now and then from the caller's goroutine. A directory or a zip needs no index
-// and is an error. MakeIndex does not wait for other processes. OpenContext, in any process, waits
-// for MakeIndex.
+// Unlabelled, MultiLabel, OpenSource and Logger. A loader can use the index only if its WebDataset
+// is the same, and if Masks, Boxes, List and Unlabelled are each set in both calls or in neither.
+// If progress is not nil, MakeIndex calls it now and then from the caller's goroutine. A directory
+// or a zip needs no index and is an error. MakeIndex does not wait for other processes.
+// OpenContext, in any process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex, o.Part, o.ListFormat.GroupColumn = false, Part{}, "" // the index has all samples
 	o, err := o.withDefaults()
@@ -100,7 +100,7 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 func (l *Loader) archiveConfig() archive.Config {
 	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile,
 		Columns: archive.Columns{Image: l.o.Columns.Image, Labels: l.o.Columns.Labels, Lists: l.o.MultiLabel,
-			Unlabelled: l.o.List != ""},
+			Unlabelled: l.o.List != "" || l.o.Unlabelled},
 		Requests: &archive.Requests{Logger: l.o.Logger}}
 }
 
@@ -166,17 +166,21 @@ type ListReport = index.ListReport
 // boxes of all images, it compares the images in that file instead. Without either, it returns nil.
 func (l *Loader) ListReport() *ListReport {
 	x := l.index.Load()
-	if x == nil || x.List() == nil {
+	if x == nil || x.List() == nil || l.o.Unlabelled {
 		return nil
 	}
 	r := *x.List()
 	return &r
 }
 
-// readList reads the list of the options, if there is one.
+// readList reads the list of the options, if there is one, or makes a list of every image.
 func (l *Loader) readList(ctx context.Context) (err error) {
 	if l.o.Boxes.oneFile() {
 		return l.readBoxSet(ctx)
+	}
+	if l.o.Unlabelled {
+		l.list = index.EveryImage()
+		return nil
 	}
 	if l.o.List == "" {
 		return nil

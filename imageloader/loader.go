@@ -42,13 +42,14 @@ type Loader struct {
 
 // labelFile is a file with the labels or the boxes of all images. It does not change after Open.
 type labelFile struct {
-	list  *index.List // from Options.List, or from Boxes.File if one file has all boxes; otherwise nil
+	list  *index.List // from Options.List or Unlabelled, or from Boxes.File if one file has all boxes; otherwise nil
 	boxes *box.Set    // nil unless one file has the boxes of all images
 }
 
 // archiveFile is the archive of a loader.
 type archiveFile struct {
 	path     string
+	format   string
 	bytes    int64                                   // size when it was opened
 	openFile func(path string) (archive.File, error) // nil: the file system's; set in tests
 }
@@ -153,7 +154,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 		return nil, archive.StopCause(ctx, err)
 	}
 	defer a.Close()
-	l.bytes = a.Info().Size()
+	l.bytes, l.format = a.Info().Size(), a.Format()
 	if err := o.checkFormat(a.Path(), a.Format()); err != nil {
 		return nil, err
 	}
@@ -306,10 +307,10 @@ func (l *Loader) Classes() []string {
 
 // ClassCounts returns the number of samples of each class, by label. With Options.MultiLabel a
 // sample counts once for each of its labels. ClassCounts returns nil if Len returns -1, and with
-// Options.Masks and Options.Boxes.
+// Options.Masks, Boxes and Unlabelled.
 func (l *Loader) ClassCounts() []int {
 	x := l.index.Load()
-	if x == nil || x.Paired() || l.boxes != nil {
+	if x == nil || x.Paired() || l.boxes != nil || l.o.Unlabelled {
 		return nil
 	}
 	counts := make([]int, len(x.Classes()))
@@ -324,6 +325,9 @@ func (l *Loader) ClassCounts() []int {
 	}
 	return counts
 }
+
+// Format returns the format of the archive, with the names of [Report].Format.
+func (l *Loader) Format() string { return l.format }
 
 // BatchSize returns the number of samples in a batch. The last batch of an epoch may have fewer.
 func (l *Loader) BatchSize() int { return l.o.BatchSize }

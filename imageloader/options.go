@@ -123,6 +123,11 @@ type Options struct {
 	// is a member, Open also reads the archive up to that member.
 	List       string
 	ListFormat ListFormat
+	// Unlabelled makes every image a sample, without a label, also those outside of all
+	// directories. Images in hidden directories (.Trash) are ignored. Labels are 0, and there are
+	// no classes. Target can make targets from names. Open reads a whole archive if it has no
+	// index. It reads no column of labels of a Parquet file.
+	Unlabelled bool
 	// Columns selects the columns of Parquet files with the images and the labels.
 	Columns Columns
 	// Part selects some of the samples, such as those that are not held out, or those below the
@@ -217,7 +222,7 @@ func (o Options) withDefaults() (Options, error) {
 		return o, err
 	}
 	if err := cmp.Or(o.check(), o.checkList(), o.checkPart(), o.checkMasks(compiled), o.checkBoxes(compiled),
-		o.checkTarget()); err != nil {
+		o.checkTarget(), o.checkUnlabelled()); err != nil {
 		return o, err
 	}
 	o.Boxes = o.Boxes.withDefaults()
@@ -294,7 +299,7 @@ func (o *Options) threads() epoch.Threads {
 
 // needsIndex reports whether an epoch can't start before the number of samples is known.
 func (o *Options) needsIndex() bool {
-	return o.Part != (Part{}) || o.unlabelled() || o.World > 1 || o.PadLast || o.Repeat > 1 ||
+	return o.Part != (Part{}) || o.Unlabelled || o.Masks.masked() || o.Boxes.used() || o.World > 1 || o.PadLast || o.Repeat > 1 ||
 		o.Weights != nil || o.Balanced
 }
 
@@ -368,6 +373,24 @@ type Columns struct {
 	Labels []string // more than one needs MultiLabel
 }
 
+// checkUnlabelled returns an error for options that need labels.
+func (o *Options) checkUnlabelled() error {
+	if !o.Unlabelled {
+		return nil
+	}
+	for _, other := range []struct {
+		option string
+		set    bool
+	}{{"List", o.List != ""}, {"WebDataset", o.WebDataset}, {"MultiLabel", o.MultiLabel}, {"Classes", len(o.Classes) > 0},
+		{"Columns.Labels", len(o.Columns.Labels) > 0}, {"Balanced", o.Balanced}, {"Masks", o.Masks.masked()},
+		{"Boxes", o.Boxes.used()}} {
+		if other.set {
+			return fmt.Errorf("imageloader: Options.Unlabelled excludes Options.%s", other.option)
+		}
+	}
+	return nil
+}
+
 // checkFormat returns an error if the options do not fit the format of the archive.
 func (o *Options) checkFormat(path, format string) error {
 	parquet := format == archive.Parquet
@@ -435,9 +458,6 @@ type PairError = index.PairError
 
 // masked reports whether there are masks.
 func (m *Masks) masked() bool { return *m != Masks{} }
-
-// unlabelled reports whether images have masks or boxes instead of labels.
-func (o *Options) unlabelled() bool { return o.Masks.masked() || o.Boxes.used() }
 
 // clearPairs makes each sample one member.
 func (o *Options) clearPairs() { o.Masks, o.Boxes = Masks{}, Boxes{} }

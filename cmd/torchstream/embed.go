@@ -13,6 +13,7 @@ import (
 	"io"
 	"iter"
 	"math"
+	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -42,7 +43,8 @@ func embedCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set := cli.Flags("torchstream embed -archive FILE -o FILE",
 		"Writes a vector for each image of an archive, in the archive's order: the output of a package (.pt2) of\n"+
 			"tools/export.py, or the input of the last layer of a checkpoint of torchstream train. Row i of the vectors\n"+
-			"belongs to row i of the names. The same command continues an interrupted one, and writes the same bytes.", stderr)
+			"belongs to row i of the names. Images need no class; -list, -webdataset and -label-column leave those\n"+
+			"without a label out. The same command continues an interrupted one, and writes the same bytes.", stderr)
 	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp)
 	o.images.Register(set, cli.LabelOptions|cli.UprightOption)
 	o.network.register(set)
@@ -120,7 +122,7 @@ func (o *embedOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 	}
 	options := imageloader.Options{Transform: n.transform, BadSamples: o.badSamples}
 	o.images.SetLabels(&options)
-	loader, feed, err := o.open(ctx, n.device, o.archive, math.MaxInt, options, trace.Window{})
+	loader, feed, err := o.openImages(ctx, n.device, options)
 	if err != nil {
 		return err
 	}
@@ -135,6 +137,7 @@ func (o *embedOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 		return err
 	}
 	defer file.close()
+	file.classOf = classOf(loader)
 	e := &embedder{embedOptions: o, net: n, loader: loader, file: file, begin: time.Now(), stdout: stdout}
 	if !file.journal.Complete {
 		if err := e.all(ctx, feed, stderr); err != nil {
@@ -142,6 +145,40 @@ func (o *embedOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 		}
 	}
 	return e.print(loader)
+}
+
+// openImages opens the archive. If no option says where labels come from, and an image has no
+// label, it opens the archive again, without labels. All images are then samples.
+func (o *embedOptions) openImages(ctx context.Context, device cuda.Device, options imageloader.Options) (
+	loader *imageloader.Loader, feed *prefetcher.Prefetcher, err error) {
+	loader, feed, err = o.open(ctx, device, o.archive, math.MaxInt, options, trace.Window{})
+	if !o.images.ByDirectory() || len(o.images.Columns.Labels) > 0 || err == nil && loader.Stats().Orphans == 0 ||
+		ctx.Err() != nil {
+		return loader, feed, err
+	}
+	if err == nil {
+		if err = errors.Join(feed.Close(), loader.Close()); err != nil {
+			return nil, nil, err
+		}
+	}
+	options.Unlabelled = true
+	return o.open(ctx, device, o.archive, math.MaxInt, options, trace.Window{})
+}
+
+// classOf returns a function that returns the class of a sample. Without labels, this is the name
+// of the image's directory, or "".
+func classOf(loader *imageloader.Loader) func(imageloader.Sample) string {
+	classes, rows := loader.Classes(), loader.Format() == "parquet"
+	return func(s imageloader.Sample) string {
+		if len(classes) > 0 {
+			return classes[s.Label]
+		}
+		folder := path.Base(path.Dir(s.Name))
+		if rows || folder == "." || folder == ".." {
+			return ""
+		}
+		return folder
+	}
 }
 
 // fit adapts the batch and -upright to the network.
@@ -335,7 +372,7 @@ func (e *embedder) write() error {
 	}
 	n := len(e.queued.Samples)
 	width := int(e.hosts[(e.steps-1)%2].Shape()[1])
-	if err := e.file.append(bytes[:4*n*width], e.queued.Samples, e.loader.Classes()); err != nil {
+	if err := e.file.append(bytes[:4*n*width], e.queued.Samples); err != nil {
 		return err
 	}
 	e.state, e.queued = e.queued.State, nil

@@ -28,6 +28,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/clitest"
+	"github.com/torchstream/torchstream/internal/parquettest"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
@@ -201,6 +202,42 @@ func TestEmbedReadsAllArchives(t *testing.T) {
 	if !slices.Equal(names, []string{"cat/001.jpg", "clock/000.jpg"}) || !slices.Equal(classes, []string{"fluffy", "round"}) ||
 		!slices.Equal(slices.Concat(got...), slices.Concat(want[1:]...)) {
 		t.Errorf("-list: got %v of %v with %v, want the last two of %v", names, classes, got, want)
+	}
+}
+
+// Images need no class: all images of a flat archive have a vector, also if others are in folders
+// or if a Parquet file has no column of labels.
+func TestEmbedNeedsNoClasses(t *testing.T) {
+	readPyTorchImages(t)
+	photos := [3]string{string(photo(t, "test/cat/000.jpg")), string(photo(t, "test/cat/001.jpg")),
+		string(photo(t, "test/clock/000.jpg"))}
+	args := []string{"-model", imagesPackage, "-output", "features", "-archive"}
+	_, _, want := embed(t, filepath.Join(t.TempDir(), "v.safetensors"), append(args, clitest.WriteTar(t, map[string]string{
+		"cat/000.jpg": photos[0], "cat/001.jpg": photos[1], "clock/000.jpg": photos[2]}))...)
+	folder, table, web := t.TempDir(), filepath.Join(t.TempDir(), "a.parquet"), map[string]string{}
+	var rows []parquettest.Row
+	for i, data := range photos {
+		name := fmt.Sprintf("%d.jpg", i)
+		rows = append(rows, parquettest.Row{Path: name, Image: data, Label: -1})
+		writeFile(t, filepath.Join(folder, name), data)
+		web[name], web[fmt.Sprintf("%d.cls", i)] = data, "7"
+	}
+	writeFile(t, table, string(parquettest.File(t, rows, parquettest.Layout{Label: "colour"})))
+	mixed := clitest.WriteTar(t, map[string]string{"0.jpg": photos[0], "a/b/1.jpg": photos[1], "a/c/2.jpg": photos[2]})
+	for _, c := range []struct {
+		archive        string
+		names, classes []string
+	}{
+		{folder, []string{"0.jpg", "1.jpg", "2.jpg"}, []string{"", "", ""}},
+		{clitest.WriteTar(t, web), []string{"0.jpg", "1.jpg", "2.jpg"}, []string{"", "", ""}},
+		{mixed, []string{"0.jpg", "a/b/1.jpg", "a/c/2.jpg"}, []string{"", "b", "c"}},
+		{table, []string{"0.jpg", "1.jpg", "2.jpg"}, []string{"", "", ""}},
+	} {
+		names, classes, got := embed(t, filepath.Join(t.TempDir(), "v.safetensors"), append(args, c.archive)...)
+		if !slices.Equal(names, c.names) || !slices.Equal(classes, c.classes) ||
+			!slices.Equal(slices.Concat(got...), slices.Concat(want...)) {
+			t.Errorf("%s: got %q of %q with %v, want %q of %q with %v", c.archive, names, classes, got, c.names, c.classes, want)
+		}
 	}
 }
 

@@ -53,6 +53,9 @@ func TestCommandsTakeLabelColumnOfParquet(t *testing.T) {
 			{"-label-column colour", `no column of labels with the name "colour"`, 1},
 			{"-label-column breed", c.want, 0},
 		} {
+			if name == "embed" && column.option == "" {
+				continue // vectors need no labels
+			}
 			line := strings.Join([]string{name, column.option, rest}, " ")
 			status, stdout, stderr := command(t, strings.Fields(line)...)
 			if status != column.status || !strings.Contains(stdout+stderr, column.want) {

@@ -33,7 +33,8 @@ type vectorFile struct {
 	lines         *bufio.Writer
 	claim         *safefile.Claim // nil: the file system has no locks
 	journal       vectorJournal
-	saved         int64 // rows that the journal on the disk counts
+	saved         int64                           // rows that the journal on the disk counts
+	classOf       func(imageloader.Sample) string // for a table of names
 }
 
 // vectorJournal describes the .part files.
@@ -189,7 +190,7 @@ func openAt(path string, offset int64, isNew bool) (*os.File, error) {
 
 // append adds rows, given as the bytes of float32 numbers, and their names and classes. It checks
 // all names before it writes anything. After an error of a file, all later writes fail.
-func (f *vectorFile) append(rows []byte, samples []imageloader.Sample, classes []string) error {
+func (f *vectorFile) append(rows []byte, samples []imageloader.Sample) error {
 	if len(samples) == 0 {
 		return nil
 	}
@@ -201,7 +202,7 @@ func (f *vectorFile) append(rows []byte, samples []imageloader.Sample, classes [
 	if _, err := f.rows.Write(rows); err != nil {
 		return err
 	}
-	if err := f.appendNames(samples, classes); err != nil {
+	if err := f.appendNames(samples); err != nil {
 		return err
 	}
 	f.journal.Rows += int64(len(samples))
@@ -209,11 +210,11 @@ func (f *vectorFile) append(rows []byte, samples []imageloader.Sample, classes [
 	return nil
 }
 
-func (f *vectorFile) appendNames(samples []imageloader.Sample, classes []string) error {
+func (f *vectorFile) appendNames(samples []imageloader.Sample) error {
 	if isCSV(f.names) {
 		w := csv.NewWriter(f.lines)
 		for _, s := range samples {
-			w.Write([]string{s.Name, classes[s.Label]}) // Error returns its error
+			w.Write([]string{s.Name, f.classOf(s)}) // Error returns its error
 		}
 		w.Flush()
 		return w.Error()

@@ -19,11 +19,11 @@ func TestNameWithLineBreakAddsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.close()
-	err = f.append(make([]byte, 16), []imageloader.Sample{{Name: "a.jpg"}, {Name: "b\nc.jpg"}}, nil)
+	err = f.append(make([]byte, 16), []imageloader.Sample{{Name: "a.jpg"}, {Name: "b\nc.jpg"}})
 	if err == nil || !strings.Contains(err.Error(), "more than one line") {
 		t.Errorf("got %v, want an error about the name of two lines", err)
 	}
-	if err := f.append(make([]byte, 8), []imageloader.Sample{{Name: "d.jpg"}}, nil); err != nil {
+	if err := f.append(make([]byte, 8), []imageloader.Sample{{Name: "d.jpg"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.finish(); err != nil {

@@ -135,6 +135,10 @@ func (x *Index) noSamples(path string, members int, c *Config) error {
 	if c.Parquet {
 		return noRows(path, x.orphans, x.orphansNamed)
 	}
+	if c.List != nil && c.List.every {
+		return x.clues.explain(fmt.Errorf("%w in %s: none of its %s is an image", ErrNoSamples, path,
+			many(members, "member", "members")))
+	}
 	if c.WebDataset {
 		return noLabels(path, members, x.orphans, x.orphansNamed)
 	}

@@ -27,7 +27,13 @@ type List struct {
 	groups     []string
 	duplicates int // number of rows that repeat an earlier one
 	comma      string
-	numbered   bool // from NumberedList: lines are numbers of images, and there is no header
+	listKind
+}
+
+// listKind says where a list comes from, unless it comes from a file of rows.
+type listKind struct {
+	numbered bool // from NumberedList: lines are numbers of images, and there is no header
+	every    bool // from EveryImage: its only row stands for every image
 }
 
 // errorAt returns an error in a line, or of an image if the list is numbered.
@@ -350,6 +356,9 @@ type listLabels struct {
 // resolve returns the classes and the labels of a list. The rules for WebDataset labels number the
 // classes. Every one-hot column is a class, unless classes are given.
 func (l *List) resolve(c *Config) (r listLabels, err error) {
+	if l.every {
+		return listLabels{label: []int32{0}}, nil
+	}
 	d, err := newDirectories(l.file, &Config{Classes: c.Classes, WebDataset: true, MultiLabel: c.MultiLabel})
 	if err != nil {
 		return r, err

@@ -95,6 +95,9 @@ const maxFolders = 16
 // match returns the row of a member, or -1 if there is none. image reports whether the member looks
 // like an image. Any other member needs a row with exactly its name.
 func (m *listMatcher) match(name string, image bool) (row int32, err error) {
+	if m.list.every {
+		return m.matchEvery(name, image), nil
+	}
 	row, twin, exact := m.find(name, image)
 	if row < 0 {
 		return m.unlisted(name, image), nil
@@ -121,6 +124,14 @@ func (m *listMatcher) match(name string, image bool) (row int32, err error) {
 	*was = matched{matchedInexactly, int64(len(m.names))}
 	m.names = append(append(m.names, name...), 0)
 	return row, nil
+}
+
+// matchEvery implements match for a list of every image.
+func (m *listMatcher) matchEvery(name string, image bool) (row int32) {
+	if !image || hiddenIn(name[:strings.LastIndexByte(name, '/')+1]) != "" {
+		return -1
+	}
+	return 0
 }
 
 // ambiguous returns the error for a row that fits two images.
@@ -249,9 +260,13 @@ func (m *listMatcher) unlisted(name string, image bool) int32 {
 }
 
 // finish reports on all rows, after the last member. It returns an error if no row has an image, or
-// if the first line looks like a header.
+// if the first line looks like a header. A list of every image has an
+// empty report.
 func (m *listMatcher) finish(log *slog.Logger) (*ListReport, error) {
 	l, r := m.list, &m.report
+	if l.every {
+		return r, nil
+	}
 	first := int32(-1)
 	for i := range l.rows {
 		if m.rows[i].kind != unmatched {

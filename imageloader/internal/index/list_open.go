@@ -83,7 +83,7 @@ func OpenListFile(ctx context.Context, list, archivePath string, o ListOptions,
 // 0. Errors count images from 1.
 func NumberedList(file string, names []string) (*List, error) {
 	r := &listReader{List: &List{file: file, byPath: map[string]int32{}, columns: columns{labels: []int{1}, group: -1},
-		numbered: true},
+		listKind: listKind{numbered: true}},
 		labels: map[string]int32{}, groups: map[string]int32{}}
 	for i, name := range names {
 		if err := r.add([]string{name, strconv.Itoa(i)}, i+1); err != nil {
@@ -91,6 +91,12 @@ func NumberedList(file string, names []string) (*List, error) {
 		}
 	}
 	return r.List, nil
+}
+
+// EveryImage returns a list of every image of an archive, without labels. Images in hidden
+// directories are not in the list.
+func EveryImage() *List {
+	return &List{columns: columns{group: -1}, rows: []listRow{{}}, listKind: listKind{every: true}}
 }
 
 // checkListBytes returns an error if a list is too large.
