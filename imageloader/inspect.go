@@ -51,6 +51,9 @@ type Report struct {
 	Findings []Finding
 	// List compares Options.List with the archive. It is nil without a list.
 	List *ListReport
+	// Advice says what an archive without samples may be, and the next step. Instead is the path to
+	// open instead, such as a pattern for the Parquet files of a directory. Both may be "".
+	Advice, Instead string
 }
 
 // LeftOut counts one kind of folder or link that is not a class: folders without an image, hidden
@@ -583,6 +586,8 @@ func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
 
 		OrphansNamed: labels.OrphansNamed,
 		List:         labels.List,
+		Advice:       labels.Advice,
+		Instead:      labels.Instead,
 	}
 	for _, class := range labels.Classes {
 		r.Classes = append(r.Classes, ClassReport{Name: class})

@@ -46,7 +46,11 @@ type inspection struct {
 	// only the part of the file before the damage.
 	Damage string        `json:"damage,omitempty"`
 	Fixed  *fixedArchive `json:"fixed,omitempty"` // set by -fix
-	List   *comparedList `json:"list,omitempty"`  // set by -list
+	// Advice says what an archive without samples may be, and the next step. Instead is the path to
+	// open instead.
+	Advice  string        `json:"advice,omitempty"`
+	Instead string        `json:"instead,omitempty"`
+	List    *comparedList `json:"list,omitempty"` // set by -list
 }
 
 // comparedList compares -list with the archive.
@@ -214,6 +218,7 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 		Width: spread(r.Width), Height: spread(r.Height), Bytes: spread(r.Bytes), Turned: r.Turned,
 		Classes: []inspectedClass{}, Bad: []badMember{}, Warned: []badMember{}, BadBy: map[string]int{},
 		Findings: []kindFound{}, Warnings: r.WarnedCount, LeftOut: []leftOut{}, OrphansNamed: []orphanImage{},
+		Advice: cli.InFlags(r.Advice), Instead: r.Instead,
 	}
 	for _, l := range r.LeftOut {
 		out.LeftOut = append(out.LeftOut, leftOut(l))
@@ -430,6 +435,10 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 		}
 	}
 	switch {
+	case r.Instead != "":
+		fmt.Fprintf(w, "\n%s\n%s\n    torchstream inspect '%s'\n", noClass, printable.Text(r.Advice), printable.Text(r.Instead))
+	case r.Advice != "":
+		fmt.Fprintf(w, "\n%s\n%s\n", noClass, printable.Text(r.Advice))
 	case directories && r.Samples == 0:
 		fmt.Fprintf(w, "\n%s\n-webdataset takes labels from .cls and .json members, -list from a CSV file\n", noClass)
 	case directories && len(r.Classes) == 1:

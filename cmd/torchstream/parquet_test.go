@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -62,5 +63,28 @@ func TestCommandsTakeLabelColumnOfParquet(t *testing.T) {
 				t.Errorf("%s: got status %d, %s%s, want %d and %q", line, status, stdout, stderr, column.status, column.want)
 			}
 		}
+	}
+}
+
+// inspect of a folder of Parquet files names the command that reads those of the training set.
+func TestInspectOfParquetFolderNamesTheCommand(t *testing.T) {
+	folder := t.TempDir()
+	rows := []parquettest.Row{{Path: "0.png", Image: onePixel(t), Label: 0}, {Path: "1.png", Image: onePixel(t), Label: 1}}
+	if err := os.Mkdir(filepath.Join(folder, "data"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"test-00000-of-00001", "train-00000-of-00002", "train-00001-of-00002"} {
+		writeFile(t, filepath.Join(folder, "data", name+".parquet"), string(parquettest.File(t, rows, parquettest.Layout{})))
+	}
+	pattern := filepath.Join(folder, "data", "train-*.parquet")
+	status, stdout, _ := command(t, "inspect", folder)
+	if want := "\n    torchstream inspect '" + pattern + "'\n"; status != 1 || !strings.Contains(stdout, want) {
+		t.Errorf("got status %d, %s, want 1 and %q", status, stdout, want)
+	}
+	if status, stdout, stderr := command(t, "inspect", pattern); status != 0 || !strings.Contains(stdout, "4 in 2 classes") {
+		t.Errorf("%s: got status %d, %s%s, want 0 and 4 in 2 classes", pattern, status, stdout, stderr)
+	}
+	if _, stdout, _ := command(t, "inspect", "-json", folder); !strings.Contains(stdout, `"instead":"`+pattern+`"`) {
+		t.Errorf("-json: got %s, want the field instead with %s", stdout, pattern)
 	}
 }

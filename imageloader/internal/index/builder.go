@@ -96,6 +96,13 @@ type Labels struct {
 	// Odd is the number of the first WebDataset label that is an error, or -1.
 	Odd     int
 	LeftOut []LeftOut
+	Clues
+}
+
+// Clues say what an archive without samples may be.
+type Clues struct {
+	Advice  string // the likely reason, and the next step; "" if there is no clue
+	Instead string // the path to open instead; "" if there is none
 }
 
 // Labels returns the labels of all collected members. With WebDataset, each directory in the result
@@ -108,6 +115,9 @@ func (b *Builder) Labels() Labels {
 		return l
 	}
 	l.Classes, l.OfDirectory, l.Odd = b.dirs.labels()
+	if b.byDirectory() && b.samples == 0 {
+		l.Advice, l.Instead = b.clues.advice()
+	}
 	return l
 }
 

@@ -83,6 +83,9 @@ type walk struct {
 func (w *walk) run() error {
 	b, a := w.b, w.a
 	b.dirs.named, b.dirs.columns = a.Table()
+	if a.Format() == archive.Tree {
+		b.clues.folder = a.Path()
+	}
 	var m archive.Member // one for all, because its address escapes
 	for member, err := range a.Members() {
 		if err != nil {

@@ -13,10 +13,13 @@ func TestArchiveWithoutSamplesSaysWhatItIs(t *testing.T) {
 		names []string
 		want  string // after the error; "": nothing
 	}{
+		{[]string{"README.md", "data/test-00000-of-00001.parquet", "data/train-00000-of-00002.parquet"},
+			`"data/train-00000-of-00002.parquet" is a Parquet file: open '/photos/data/train-*.parquet'`},
+		{[]string{"part-7.parquet"}, "open '/photos/part-*.parquet'"},
+		{[]string{"ab-of-12.parquet"}, "open '/photos/ab-of-12.parquet'"},
+		{[]string{"birds.parquet", "cats.parquet"}, "open '/photos/birds.parquet'"},
 		{[]string{"n01440764.tar", "n01443537.tar"}, `"n01440764.tar" is an archive inside of it: unpack each`},
 		{[]string{"data/README", "data/train.zip"}, `"data/train.zip" is an archive`},
-		{[]string{"README.md", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"},
-			`"train-00000-of-00002.parquet" is a Parquet file: name it, or several by a pattern`},
 		{[]string{"dataset_dict.json", "train/data-00000-of-00001.arrow", "train/state.json"},
 			`"train/data-00000-of-00001.arrow" is an Arrow file, as save_to_disk of Hugging Face's datasets writes it: ` +
 				`repack it in Python: datasets.load_from_disk("FOLDER").to_parquet("train.parquet")`},
@@ -24,7 +27,7 @@ func TestArchiveWithoutSamplesSaysWhatItIs(t *testing.T) {
 		{[]string{`ds\cat\0.jpg`}, `has backslashes`},
 		{[]string{"a.jpg", "b.txt"}, ""},
 	} {
-		var all clues
+		all := clues{folder: "/photos"}
 		for _, name := range c.names {
 			all.note(name)
 		}
@@ -33,5 +36,9 @@ func TestArchiveWithoutSamplesSaysWhatItIs(t *testing.T) {
 		if !errors.Is(err, ErrNoSamples) || !strings.Contains(added, c.want) || c.want == "" && added != "" {
 			t.Errorf("%q: got %q, want it with %q", c.names, err, c.want)
 		}
+	}
+	packed := clues{parquet: "a.parquet"}
+	if err := packed.explain(ErrNoSamples); !strings.Contains(err.Error(), `"a.parquet" is a Parquet file: unpack it`) {
+		t.Errorf("a Parquet file in a .tar: got %q, want advice to unpack it", err)
 	}
 }
