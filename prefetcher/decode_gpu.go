@@ -11,6 +11,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/internal/system"
 	"github.com/torchstream/torchstream/prefetcher/internal/ring"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -286,7 +287,7 @@ func (g *gpuDecoding) check(ctx context.Context, d *gpuDevice, slot int, info an
 		if busy() {
 			return ring.Unchecked, nil, nil
 		}
-		time.Sleep(pause)
+		system.Sleep(pause)
 	}
 	mended, bad, err := g.mend(ctx, slot, info, g.mended.pixels, func(row int) error {
 		if err := g.mended.copy(d.p); err != nil {

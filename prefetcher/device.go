@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/system"
 	"github.com/torchstream/torchstream/prefetcher/internal/ring"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -310,6 +311,8 @@ func (d *gpuDevice) Open() (err error) {
 	// thread's caches.
 	runtime.LockOSThread()
 	nameThread()
+	// Check polls at short intervals. An error only makes the intervals longer.
+	_ = system.SetTimerSlack(time.Microsecond)
 	if err = d.copyStream.open(d.options.Device, d.options.Priority); err != nil {
 		return err
 	}
@@ -454,10 +457,10 @@ func (d *gpuDevice) Check(ctx context.Context, slot, _ int, info any, busy func(
 }
 
 // HostWait polls, because a thread that waits inside CUDA can't be interrupted when the context
-// ends. In most calls the copy was complete long before the call.
+// ends. The longer the wait, the longer are the intervals: they delay the source by a sixteenth.
 func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) error {
-	const shortest, longest = 20 * time.Microsecond, 200 * time.Microsecond
-	for pause := shortest; ; pause = min(2*pause, longest) {
+	const shortest, longest = 20 * time.Microsecond, 500 * time.Microsecond
+	for began := time.Now(); ; {
 		done, err := copied.Query()
 		if err != nil {
 			return err
@@ -470,7 +473,7 @@ func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) er
 		if err := stop(); err != nil {
 			return err
 		}
-		time.Sleep(pause)
+		system.Sleep(min(max(time.Since(began)/16, shortest), longest))
 	}
 }
 

@@ -194,7 +194,7 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 		return nil, fmt.Errorf("Options.Depth is %d and Options.HostSlots %d: they must be at least 1 and 2", o.Depth, o.HostSlots)
 	}
 	cfg := ring.Config{Slots: o.Depth, Hosts: o.HostSlots, Batch: int(s.batch),
-		Direct: o.Device == cuda.CPU && !s.anyWork()}
+		Direct: o.Device == cuda.CPU && !s.anyWork(), Range: cuda.Range}
 	s.depth, s.hosts = cfg.Slots, cfg.HostSlots()
 	logger := o.Logger
 	if logger == nil {

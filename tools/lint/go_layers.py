@@ -166,6 +166,7 @@ LAYERS = {
         "internal/decodeplan",
         "internal/order",
         "internal/origin",
+        "internal/system",
         "prefetcher/internal/ring",
         "tensor",
         "torch",

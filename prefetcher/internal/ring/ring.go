@@ -102,9 +102,24 @@ type Config struct {
 	// are copied. Checked excludes Direct.
 	Checked   bool
 	Scheduler Scheduler // nil selects the Go runtime
+	// Range, if not nil, is called when the driver starts an activity or a wait, and when the
+	// source starts a wait. It returns a function to call at the end. Both may be called with the
+	// lock held.
+	Range func(name string) (end func())
 
 	maxReleased int // maximum number of release events per slot; 0 means 16
 }
+
+// The names of ranges.
+const (
+	enqueueing    = "prefetcher: enqueue"
+	checkUnfilled = "prefetcher: check, no batch is filled"
+	checkFull     = "prefetcher: check, no device slot is free"
+	waitFilled    = "prefetcher: wait, no batch is filled"
+	waitFree      = "prefetcher: wait, no device slot is free"
+	lendWait      = "prefetcher: lend, no host slot is free"
+	lendCopied    = "prefetcher: lend, the host slot is being copied"
+)
 
 var (
 	// ErrClosed is returned by calls on a closed ring or batch.
@@ -346,7 +361,12 @@ func (r *Ring[S, E]) open() error {
 // step waits until a batch can be copied or checked, and does that. It returns false when the
 // driver must stop. The lock is held on entry and on return.
 func (r *Ring[S, E]) step() bool {
-	r.sched.Wait(func() bool { return r.driver.stopping || r.canCopy() || r.canCheck() })
+	due := func() bool { return r.driver.stopping || r.canCopy() || r.canCheck() }
+	if !due() {
+		end := r.begin(r.either(waitFilled, waitFree))
+		r.sched.Wait(due)
+		end()
+	}
 	switch {
 	case r.driver.stopping:
 		return false
@@ -356,6 +376,23 @@ func (r *Ring[S, E]) step() bool {
 		r.check(r.epoch)
 	}
 	return true
+}
+
+// begin starts a range, and returns the function that ends it.
+func (r *Ring[S, E]) begin(name string) (end func()) {
+	if r.cfg.Range == nil {
+		return func() {}
+	}
+	return r.cfg.Range(name)
+}
+
+// either returns full if a batch is filled, so that the driver can't copy because no device slot is
+// free. Otherwise it returns unfilled. The lock is held.
+func (r *Ring[S, E]) either(unfilled, full string) string {
+	if r.epoch != nil && len(r.epoch.filled) > 0 {
+		return full
+	}
+	return unfilled
 }
 
 // canCopy reports whether a filled host slot and a free device slot are available. The lock is
@@ -380,6 +417,7 @@ func (r *Ring[S, E]) copy(ep *epoch) {
 	r.driver.moving = true
 	r.sched.Unlock()
 
+	end := r.begin(enqueueing)
 	fatal := r.dev.Copy(b.slot, b.host, b.n, slot.waits, r.hosts[b.host].copied)
 	var finish error
 	if fatal == nil {
@@ -387,6 +425,7 @@ func (r *Ring[S, E]) copy(ep *epoch) {
 			fatal = r.dev.Record(slot.ready, r.dev.P())
 		}
 	}
+	end()
 
 	r.sched.Lock()
 	r.driver.moving = false
@@ -423,12 +462,14 @@ func (r *Ring[S, E]) check(ep *epoch) {
 	b := ep.copied[0]
 	slot := &r.slots[b.slot]
 	r.driver.moving = true
+	end := r.begin(r.either(checkUnfilled, checkFull))
 	r.sched.Unlock()
 
 	checked, bad, fatal := r.checkBatch(ep, b)
 	if bad == nil && fatal == nil && checked == Mended {
 		fatal = r.dev.Record(slot.ready, r.dev.P())
 	}
+	end()
 
 	r.sched.Lock()
 	r.driver.moving = false
@@ -563,7 +604,9 @@ func (r *Ring[S, E]) lend(ctx context.Context, ep *epoch) (int, error) {
 		defer r.sched.Watch(ctx)()
 	}
 	start := time.Now()
+	end := r.begin(lendWait)
 	r.sched.Wait(func() bool { return len(r.freeHosts) > 0 || stop() != nil || ep.left || ep.ended })
+	end()
 	err := stop()
 	if err == nil && (ep.left || ep.ended) {
 		err = errLeft
@@ -578,9 +621,11 @@ func (r *Ring[S, E]) lend(ctx context.Context, ep *epoch) (int, error) {
 	pending := r.hosts[k].pending
 	r.sched.Unlock()
 
+	end = r.begin(lendCopied)
 	if pending {
 		err = r.dev.HostWait(k, r.hosts[k].copied, stop)
 	}
+	end()
 
 	r.sched.Lock()
 	defer r.sched.Unlock()

@@ -202,7 +202,13 @@ type runtimeRun struct {
 
 func runOnRuntime(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
-	cfg := Config{Slots: 1 + rng.IntN(3), Hosts: 1 + rng.IntN(3), Batch: 4, Checked: rng.IntN(2) == 0}
+	var ranges, open atomic.Int64
+	cfg := Config{Slots: 1 + rng.IntN(3), Hosts: 1 + rng.IntN(3), Batch: 4, Checked: rng.IntN(2) == 0,
+		Range: func(string) func() {
+			ranges.Add(1)
+			open.Add(1)
+			return func() { open.Add(-1) }
+		}}
 	r := &runtimeRun{t: t, seed: seed, rng: rng, dev: newFreeDevice(cfg)}
 	var err error
 	if r.ring, err = New(Device[int, *freeEvent](r.dev), cfg); err != nil {
@@ -223,6 +229,9 @@ func runOnRuntime(t *testing.T, seed uint64) {
 		t.Errorf("seed %d: second Close: %v, want no error", seed, err)
 	}
 	r.dev.workers.Wait()
+	if ranges.Load() == 0 || open.Load() != 0 {
+		t.Errorf("seed %d: %d of %d ranges have not ended, want 0 of more than 0", seed, open.Load(), ranges.Load())
+	}
 	for _, b := range r.dev.bad {
 		t.Errorf("seed %d: %s", seed, b)
 	}
