@@ -2,181 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "torchstream_image.h"
 
-#define TS_INLINE inline __attribute__((always_inline))
-
 namespace ts::image {
 namespace {
 
-// Entries of the decoding tables. The low byte is the number of bits of the code and its extra bits
-// together (in a second-level table, without the bits of the root table); the next four bits are
-// the number of bits of the code alone. Bits 16 and up are the literal, the base of the length or
-// distance, or the index of a second-level table, whose size in bits is in the field of the code's
-// bits.
-constexpr uint32_t kLiteral = 1u << 31;
-constexpr uint32_t kUnusual = 1u << 15;
-constexpr uint32_t kSubtable = 1u << 14;
-constexpr uint32_t kEndOfBlock = 1u << 13;
-constexpr uint32_t kInvalid = 1u << 12;
-
-constexpr uint32_t kLitlenBits = 11;
-constexpr uint32_t kDistBits = 9;
-constexpr uint32_t kMaxCodeBits = 15;
-constexpr size_t kMaxLitlens = 286;
-constexpr size_t kMaxDists = 30;
-
-constexpr size_t kHeaderBytes = 640;  // maximum size of a block header
-constexpr uint32_t kSymbolBits = 48;  // maximum size of a symbol: a length and its distance
 // Maximum input bytes that an iteration of the fast loop reads.
 constexpr ptrdiff_t kFastInput = 32;
 // Maximum output bytes that an iteration writes: literals, a match of 258, and the excess of
 // copying.
 constexpr ptrdiff_t kFastOutput = 320;
 constexpr size_t kMaxFinished = 64;  // maximum number of finished checkpoints
-
-constexpr uint16_t kLengthBase[] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
-                                    31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227, 258};
-constexpr uint8_t kLengthExtra[] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
-                                    2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
-constexpr uint16_t kDistBase[] = {1,    2,    3,    4,    5,    7,    9,    13,    17,    25,
-                                  33,   49,   65,   97,   129,  193,  257,  385,   513,   769,
-                                  1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
-constexpr uint8_t kDistExtra[] = {0, 0, 0, 0, 1, 1, 2, 2,  3,  3,  4,  4,  5,  5,  6,
-                                  6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13};
-
-[[noreturn]] void damaged(const char* what) {
-  throw Failure(TS_ERROR_DECODE, std::string("deflate: ") + what);
-}
-
-TS_INLINE uint32_t low(uint64_t bits, uint32_t n) {
-  return static_cast<uint32_t>(bits & ((uint64_t{1} << n) - 1));
-}
-
-uint32_t litlen_entry(size_t symbol) {
-  if (symbol < 256) return kLiteral | static_cast<uint32_t>(symbol) << 16;
-  if (symbol == 256) return kUnusual | kEndOfBlock;
-  if (symbol >= kMaxLitlens) return kUnusual | kInvalid;
-  return static_cast<uint32_t>(kLengthBase[symbol - 257]) << 16 | kLengthExtra[symbol - 257];
-}
-
-uint32_t dist_entry(size_t symbol) {
-  if (symbol >= kMaxDists) return kUnusual | kInvalid;
-  return static_cast<uint32_t>(kDistBase[symbol]) << 16 | kDistExtra[symbol];
-}
-
-uint32_t precode_entry(size_t symbol) { return static_cast<uint32_t>(symbol) << 16; }
-
-// Which codes may leave code words unused: none, or a code with a single symbol.
-enum class Incomplete { kNever, kSingle };
-
-// Builds the table of a code from the lengths of its code words. Returns false if the lengths do
-// not form a prefix code.
-template <typename Entry>
-bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplete allowed,
-           Entry entry, uint32_t* table) {
-  std::array<uint16_t, kMaxCodeBits + 1> counts{};
-  for (size_t i = 0; i < symbols; ++i) ++counts[lengths[i]];
-  uint32_t longest = kMaxCodeBits;
-  while (longest > 0 && counts[longest] == 0) --longest;
-
-  int32_t unused = 1;
-  for (uint32_t n = 1; n <= kMaxCodeBits; ++n) {
-    unused = 2 * unused - counts[n];
-    if (unused < 0) return false;
-  }
-  if (unused > 0) {
-    if (allowed == Incomplete::kNever || longest > 1) return false;
-    std::fill(table, table + (size_t{1} << root_bits), kUnusual | kInvalid | 1u << 8 | 1u);
-    for (size_t i = 0; i < symbols; ++i) {
-      if (lengths[i] == 0) continue;
-      for (size_t code = 0; code < size_t{1} << root_bits; code += 2) {
-        table[code] = entry(i) + (1u << 8 | 1u);
-      }
-    }
-    return true;
-  }
-
-  std::array<uint16_t, kMaxCodeBits + 2> offsets{};
-  for (uint32_t n = 1; n <= kMaxCodeBits; ++n) {
-    offsets[n + 1] = static_cast<uint16_t>(offsets[n] + counts[n]);
-  }
-  std::array<uint16_t, 320> sorted;
-  for (size_t i = 0; i < symbols; ++i) {
-    if (lengths[i] != 0) sorted[offsets[lengths[i]]++] = static_cast<uint16_t>(i);
-  }
-
-  // Visits the code words in order, with their bits reversed as in the stream. Fills the first part
-  // of the root table, and doubles it for each longer length.
-  const uint16_t* symbol = sorted.data();
-  uint32_t code = 0;
-  uint32_t length = 1;
-  while (counts[length] == 0) ++length;
-  uint32_t count = counts[length];
-  uint32_t end = 1u << std::min(length, root_bits);
-  const auto advance = [&](uint32_t n) {
-    uint32_t bit = 1u << (n - 1);
-    while (code & bit) {
-      code ^= bit;
-      bit >>= 1;
-    }
-    code |= bit;
-  };
-  while (length <= root_bits) {
-    for (; count > 0; --count) {
-      table[code] = entry(*symbol++) + (length << 8 | length);
-      if (code == (1u << length) - 1) {
-        for (; end < 1u << root_bits; end *= 2) std::copy(table, table + end, table + end);
-        return true;
-      }
-      advance(length);
-    }
-    do {
-      if (++length <= root_bits) {
-        std::copy(table, table + end, table + end);
-        end *= 2;
-      }
-    } while ((count = counts[length]) == 0);
-  }
-  end = 1u << root_bits;
-  uint32_t prefix = ~0u;
-  uint32_t start = 0;
-  for (;;) {
-    if (low(code, root_bits) != prefix) {
-      prefix = low(code, root_bits);
-      start = end;
-      uint32_t bits = length - root_bits;
-      for (uint32_t used = count; used < 1u << bits;) {
-        ++bits;
-        used = 2 * used + counts[root_bits + bits];
-      }
-      end = start + (1u << bits);
-      table[prefix] = start << 16 | kUnusual | kSubtable | bits << 8 | root_bits;
-    }
-    const uint32_t extra = length - root_bits;
-    const uint32_t e = entry(*symbol++) + (extra << 8 | extra);
-    for (uint32_t i = start + (code >> root_bits); i < end; i += 1u << extra) table[i] = e;
-    if (code == (1u << length) - 1) return true;
-    advance(length);
-    --count;
-    while (count == 0) count = counts[++length];
-  }
-}
-
-// Returns the length or distance of an entry whose code starts at the lowest bit of `bits`.
-TS_INLINE uint32_t value(uint32_t entry, uint64_t bits) {
-  return (entry >> 16) + (low(bits, entry & 0xff) >> (entry >> 8 & 15));
-}
-
-TS_INLINE uint64_t load64(const uint8_t* p) {
-  uint64_t v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
 
 void copy_match(uint8_t* out, uint32_t length, uint32_t distance) {
   const uint8_t* from = out - distance;
@@ -202,28 +41,6 @@ void copy_match(uint8_t* out, uint32_t length, uint32_t distance) {
 
 }  // namespace
 
-void Inflater::Input::refill() {
-  while (count < 56 && next < end) {
-    bits |= static_cast<uint64_t>(*next++) << count;
-    count += 8;
-  }
-}
-
-uint32_t Inflater::Input::take(uint32_t n) {
-  if (count < n) refill();
-  if (count < n) damaged("the stream is cut off");
-  const uint32_t v = low(bits, n);
-  bits >>= n;
-  count -= n;
-  return v;
-}
-
-void Inflater::Input::give_back() {
-  next -= count >> 3;
-  count &= 7;
-  bits = low(bits, count);
-}
-
 Inflater::Inflater(uint64_t spacing, Instructions instructions)
     : instructions_(instructions), spacing_(spacing) {}
 
@@ -246,7 +63,7 @@ Inflater::Progress Inflater::run(const uint8_t* input, size_t bytes, bool last, 
                                  size_t begin, size_t end) {
   require(begin >= history_ && begin <= end,
           "the buffer does not hold what matches may copy from, or ends before it begins");
-  Input in{input, input + bytes, bits_, count_, last};
+  BitReader in{input, input + bytes, bits_, count_, last};
   if (first_ && bytes > 0) {
     in.bits = static_cast<uint64_t>(*in.next++) >> skip_;
     in.count = 8 - skip_;
@@ -282,7 +99,7 @@ Inflater::Progress Inflater::run(const uint8_t* input, size_t bytes, bool last, 
 }
 
 // Returns false if it needs more input, or room.
-bool Inflater::block_header(Input* in, const Output& out, uint64_t bit) {
+bool Inflater::block_header(BitReader* in, const Output& out, uint64_t bit) {
   if (final_) {
     state_ = State::kDone;
     return true;
@@ -318,10 +135,10 @@ bool Inflater::block_header(Input* in, const Output& out, uint64_t bit) {
       return true;
     }
     case 1:
-      fixed_header();
+      codes_.set_fixed();
       break;
     case 2:
-      dynamic_header(in);
+      codes_.read(in);
       break;
     default:
       damaged("a block of an unknown type");
@@ -330,68 +147,7 @@ bool Inflater::block_header(Input* in, const Output& out, uint64_t bit) {
   return true;
 }
 
-void Inflater::fixed_header() {
-  if (fixed_ready_) return;
-  std::array<uint8_t, 288> lengths;
-  std::fill(lengths.begin(), lengths.begin() + 144, uint8_t{8});
-  std::fill(lengths.begin() + 144, lengths.begin() + 256, uint8_t{9});
-  std::fill(lengths.begin() + 256, lengths.begin() + 280, uint8_t{7});
-  std::fill(lengths.begin() + 280, lengths.end(), uint8_t{8});
-  build(lengths.data(), 288, kLitlenBits, Incomplete::kNever, litlen_entry, litlen_.data());
-  std::fill(lengths.begin(), lengths.begin() + 32, uint8_t{5});
-  build(lengths.data(), 32, kDistBits, Incomplete::kNever, dist_entry, dist_.data());
-  fixed_ready_ = true;
-}
-
-void Inflater::dynamic_header(Input* in) {
-  static constexpr uint8_t kOrder[] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
-                                       11, 4,  12, 3, 13, 2, 14, 1, 15};
-  const size_t litlens = in->take(5) + 257;
-  const size_t dists = in->take(5) + 1;
-  const size_t precodes = in->take(4) + 4;
-  if (litlens > kMaxLitlens || dists > kMaxDists) damaged("too many codes");
-  std::array<uint8_t, 19> precode{};
-  for (size_t i = 0; i < precodes; ++i) precode[kOrder[i]] = static_cast<uint8_t>(in->take(3));
-  std::array<uint32_t, 128> table;
-  if (!build(precode.data(), precode.size(), 7, Incomplete::kNever, precode_entry, table.data())) {
-    damaged("the code of code lengths is impossible");
-  }
-  std::array<uint8_t, kMaxLitlens + kMaxDists> lengths;
-  for (size_t i = 0; i < litlens + dists;) {
-    in->refill();
-    const uint32_t e = table[low(in->bits, 7)];
-    in->take(e & 0xff);
-    const uint32_t symbol = e >> 16;
-    if (symbol < 16) {
-      lengths[i++] = static_cast<uint8_t>(symbol);
-      continue;
-    }
-    uint8_t what = 0;
-    size_t times;
-    if (symbol == 16) {
-      if (i == 0) damaged("a code length repeats nothing");
-      what = lengths[i - 1];
-      times = 3 + in->take(2);
-    } else {
-      times = symbol == 17 ? 3 + in->take(3) : 11 + in->take(7);
-    }
-    if (times > litlens + dists - i) damaged("too many code lengths");
-    std::fill_n(lengths.begin() + static_cast<ptrdiff_t>(i), times, what);
-    i += times;
-  }
-  if (lengths[256] == 0) damaged("a block has no end");
-  fixed_ready_ = false;
-  if (!build(lengths.data(), litlens, kLitlenBits, Incomplete::kSingle, litlen_entry,
-             litlen_.data())) {
-    damaged("the code of literals and lengths is impossible");
-  }
-  if (!build(lengths.data() + litlens, dists, kDistBits, Incomplete::kSingle, dist_entry,
-             dist_.data())) {
-    damaged("the code of distances is impossible");
-  }
-}
-
-bool Inflater::stored(Input* in, Output* out) {
+bool Inflater::stored(BitReader* in, Output* out) {
   const size_t n = std::min({static_cast<size_t>(left_), static_cast<size_t>(in->end - in->next),
                              static_cast<size_t>(out->end - out->next)});
   if (n > 0) std::memcpy(out->next, in->next, n);
@@ -408,7 +164,7 @@ bool Inflater::stored(Input* in, Output* out) {
 
 // Decodes one symbol at a time, near the ends of input and output. Returns false if it needs more
 // of either.
-bool Inflater::coded(Input* in, Output* out) {
+bool Inflater::coded(BitReader* in, Output* out) {
   while (state_ == State::kCoded) {
     if (left_ > 0) {
       const size_t n =
@@ -423,7 +179,7 @@ bool Inflater::coded(Input* in, Output* out) {
     }
     in->refill();
     if (in->count < kSymbolBits && !in->last) return false;
-    uint32_t e = litlen_[low(in->bits, kLitlenBits)];
+    uint32_t e = codes_.litlen()[low(in->bits, kLitlenBits)];
     const auto use = [&](uint32_t n) {
       if (in->count < n) damaged("the stream is cut off");
       in->bits >>= n;
@@ -431,7 +187,7 @@ bool Inflater::coded(Input* in, Output* out) {
     };
     if (e & kSubtable && e & kUnusual) {
       use(kLitlenBits);
-      e = litlen_[(e >> 16) + low(in->bits, e >> 8 & 15)];
+      e = codes_.litlen()[(e >> 16) + low(in->bits, e >> 8 & 15)];
     }
     if (e & kLiteral) {
       use(e & 0xff);
@@ -446,10 +202,10 @@ bool Inflater::coded(Input* in, Output* out) {
     }
     const uint32_t length = value(e, in->bits);
     use(e & 0xff);
-    e = dist_[low(in->bits, kDistBits)];
+    e = codes_.dist()[low(in->bits, kDistBits)];
     if ((e & kUnusual) && (e & kSubtable)) {
       use(kDistBits);
-      e = dist_[(e >> 16) + low(in->bits, e >> 8 & 15)];
+      e = codes_.dist()[(e >> 16) + low(in->bits, e >> 8 & 15)];
     }
     if (e & kUnusual) damaged("an invalid distance");
     const uint32_t distance = value(e, in->bits);
@@ -463,15 +219,15 @@ bool Inflater::coded(Input* in, Output* out) {
 }
 
 // Decodes symbols while input and output have room for the longest symbol, until the block ends.
-TS_INLINE void Inflater::coded_fast_any(Input* input, Output* output) {
+TS_INLINE void Inflater::coded_fast_any(BitReader* input, Output* output) {
   const uint8_t* in = input->next;
   const uint8_t* const in_end = input->end - kFastInput;
   uint8_t* out = output->next;
   uint8_t* const out_end = output->end - kFastOutput;
   uint64_t bits = input->bits;
   uint32_t count = input->count;
-  const uint32_t* const litlen = litlen_.data();
-  const uint32_t* const dist = dist_.data();
+  const uint32_t* const litlen = codes_.litlen();
+  const uint32_t* const dist = codes_.dist();
   // Positions count from the oldest byte that a match may copy. `barrier` is the position of the
   // newest open checkpoint.
   const uint8_t* const oldest = output->begin - output->history;
@@ -579,17 +335,20 @@ TS_INLINE void Inflater::coded_fast_any(Input* input, Output* output) {
   output->next = out;
 }
 
-void Inflater::coded_fast_baseline(Input* input, Output* output) { coded_fast_any(input, output); }
+void Inflater::coded_fast_baseline(BitReader* input, Output* output) {
+  coded_fast_any(input, output);
+}
 
 #if defined(__x86_64__)
 // A shift by a variable is three instructions without BMI2, and it is on the critical path from
 // each symbol to the next.
-__attribute__((target("bmi,bmi2"))) void Inflater::coded_fast_bmi2(Input* input, Output* output) {
+__attribute__((target("bmi,bmi2"))) void Inflater::coded_fast_bmi2(BitReader* input,
+                                                                   Output* output) {
   coded_fast_any(input, output);
 }
 #endif
 
-void Inflater::coded_fast(Input* input, Output* output) {
+void Inflater::coded_fast(BitReader* input, Output* output) {
 #if defined(__x86_64__)
   if (instructions_ == Instructions::kBmi2) return coded_fast_bmi2(input, output);
 #endif

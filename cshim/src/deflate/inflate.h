@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/instructions.h"
+#include "deflate/codes.h"
 
 namespace ts::image {
 
@@ -57,18 +58,6 @@ class Inflater {
  private:
   enum class State : uint8_t { kHeader, kStored, kCoded, kDone };
 
-  // Bits that were read but not consumed, and the bytes after them.
-  struct Input {
-    const uint8_t* next;
-    const uint8_t* end;
-    uint64_t bits;
-    uint32_t count;
-    bool last;
-
-    void refill();
-    uint32_t take(uint32_t n);
-    void give_back();  // unreads the whole bytes in `bits`
-  };
   struct Output {
     uint8_t* next;
     uint8_t* begin;
@@ -80,24 +69,21 @@ class Inflater {
     size_t reach() const { return history + static_cast<size_t>(next - begin); }
   };
 
-  bool block_header(Input* in, const Output& out, uint64_t bit);
-  void dynamic_header(Input* in);
-  void fixed_header();
-  bool stored(Input* in, Output* out);
-  bool coded(Input* in, Output* out);
-  void coded_fast(Input* in, Output* out);
-  void coded_fast_any(Input* in, Output* out);
-  void coded_fast_baseline(Input* in, Output* out);
-  void coded_fast_bmi2(Input* in, Output* out);
+  bool block_header(BitReader* in, const Output& out, uint64_t bit);
+  bool stored(BitReader* in, Output* out);
+  bool coded(BitReader* in, Output* out);
+  void coded_fast(BitReader* in, Output* out);
+  void coded_fast_any(BitReader* in, Output* out);
+  void coded_fast_baseline(BitReader* in, Output* out);
+  void coded_fast_bmi2(BitReader* in, Output* out);
   void mark(uint64_t source, uint32_t length);
   void finish_checkpoints(uint64_t output, bool all);
 
   State state_ = State::kHeader;
   bool final_ = false;
-  bool fixed_ready_ = false;  // the tables hold the fixed codes
-  uint32_t skip_ = 0;         // bits of the first byte to skip
-  bool first_ = true;         // no input was read yet
-  uint64_t bits_ = 0;         // bits read but not consumed, fewer than 8
+  uint32_t skip_ = 0;  // bits of the first byte to skip
+  bool first_ = true;  // no input was read yet
+  uint64_t bits_ = 0;  // bits read but not consumed, fewer than 8
   uint32_t count_ = 0;
   uint32_t left_ = 0;      // bytes left of a stored block, or of a match
   uint32_t distance_ = 0;  // distance of that match
@@ -113,10 +99,7 @@ class Inflater {
   std::unique_ptr<Checkpoint> taken_;
   std::vector<std::unique_ptr<Checkpoint>> spare_;
 
-  // Root tables of 11 and 9 bits, followed by their second-level tables: at most 2342 and 594
-  // entries.
-  std::array<uint32_t, 2400> litlen_;
-  std::array<uint32_t, 640> dist_;
+  Codes codes_;
 };
 
 }  // namespace ts::image
