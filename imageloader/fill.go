@@ -89,17 +89,25 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 	}
 	opening := l.archiveConfig()
 	opening.Again = true
+	first := l.indexConfig()
+	first.Progress = nil // only for Open
 	source := epoch.Source{
 		Open:     func(ctx context.Context) (*archive.Archive, error) { return archive.Open(ctx, l.path, opening) },
 		Requests: opening.Requests,
 		Known:    known,
-		First:    epoch.First{Index: l.indexConfig(), Keep: l.keepIndex},
+		First:    epoch.First{Index: first, Keep: l.keepIndex},
 		Plans:    l.plansOf(known),
 	}
 	if l.o.StatsEvery > 0 {
 		defer l.report(ctx, number)()
 	}
 	return epoch.Run(ctx, source, at, config, l.env(), &consumer{to: to, known: known, run: l.runOf(at, kind, known)})
+}
+
+// plansOf returns the entry points and the searches of an index, for a consumer that decodes from
+// plans.
+func (l *Loader) plansOf(x *index.Index) epoch.Plans {
+	return epoch.Plans{Points: l.entryPoints(x), Searches: l.searches(x), MaxCopyBytes: l.o.MaxTranscodedBytes}
 }
 
 // consumer adds an Info to each batch of an epoch and passes the batch on.

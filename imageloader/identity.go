@@ -127,7 +127,7 @@ func (l *Loader) classesDigest() string {
 // separately. List and ListFormat are among them because the digest of the archive covers the
 // samples and labels of a List.
 var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex",
-	"NoEntryPoints", "MaxTranscodedBytes", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights",
+	"NoEntryPoints", "MaxTranscodedBytes", "Logger", "Progress", "StatsEvery", "Rank", "World", "Classes", "Weights",
 	"ShuffleBuffer", "ShuffleBytes", "List", "ListFormat"}
 
 // laterOptions lists fields that were added after the first version of states, with their defaults.

@@ -9,13 +9,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/box"
 	"github.com/torchstream/torchstream/imageloader/internal/devplan"
-	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
-
-// Progress is the part of an archive that has been read.
-type Progress = archive.Progress
 
 // ErrNeedsNoIndex is the error of MakeIndex and InspectIndex for a directory or a zip.
 var ErrNeedsNoIndex = errors.New("needs no index")
@@ -57,6 +53,7 @@ func (l *Loader) indexConfig() index.Config {
 		NoFile:         l.o.NoIndex,
 		Codec:          l.codec,
 		Logger:         l.o.Logger,
+		Progress:       l.o.Progress,
 	}
 }
 
@@ -114,12 +111,6 @@ func (l *Loader) openAgain(ctx context.Context) (*archive.Archive, error) {
 // keepsEntryPoints reports whether the options allow both entry points and the index that stores
 // them.
 func (l *Loader) keepsEntryPoints() bool { return !l.o.NoEntryPoints && !l.o.NoIndex }
-
-// plansOf returns the entry points and the searches of an index, for a consumer that decodes from
-// plans.
-func (l *Loader) plansOf(x *index.Index) epoch.Plans {
-	return epoch.Plans{Points: l.entryPoints(x), Searches: l.searches(x), MaxCopyBytes: l.o.MaxTranscodedBytes}
-}
 
 // entryPoints returns the entry points of an index. It returns nil if the options disable them.
 func (l *Loader) entryPoints(x *index.Index) *devplan.EntryPoints {

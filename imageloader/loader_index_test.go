@@ -196,6 +196,31 @@ func TestUnknownClassIsAnErrorByIndex(t *testing.T) {
 	}
 }
 
+// TestOpenReportsProgress: Open reports the first member of an archive without an index, and later
+// ones. With an index it reports nothing.
+func TestOpenReportsProgress(t *testing.T) {
+	file := archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(70)...))
+	path := archivetest.WriteFile(t, "a.tgz", file)
+	for _, indexed := range []bool{false, true} {
+		var calls []Progress
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), Progress: func(p Progress) {
+			calls = append(calls, p)
+		}}, nil, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case indexed && len(calls) > 0:
+			t.Errorf("with an index: got the calls %+v, want none", calls)
+		case !indexed && (len(calls) < 2 || calls[0].Members != 1 || calls[0].TotalBytes != int64(len(file))):
+			t.Errorf("got the calls %+v, want the members 1 and 65, of %d bytes", calls, len(file))
+		}
+	}
+}
+
 // TestMadeIndexSparesTheScan: after MakeIndex, Open reads almost nothing of the archive.
 func TestMadeIndexSparesTheScan(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(50)...)))

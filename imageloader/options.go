@@ -198,10 +198,16 @@ type Options struct {
 	// context that ReadRange gets.
 	OpenSource func(ctx context.Context, url string) (Source, error)
 	Logger     *slog.Logger // nil: silent
+	// Progress, if not nil, is called several times a second while Open reads an archive without an
+	// index, first at its first member. Open calls it from the caller's goroutine.
+	Progress func(Progress)
 	// StatsEvery is the interval at which a running epoch logs its Stats; 0: never. Each log line
 	// covers the time since the line before it.
 	StatsEvery time.Duration
 }
+
+// Progress is the part of an archive that has been read.
+type Progress = archive.Progress
 
 // withDefaults returns the options with their defaults, or an error that names the wrong field.
 // Saved states contain every field that changes the content of a batch: see Loader.fingerprint.

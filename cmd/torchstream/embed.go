@@ -122,7 +122,10 @@ func (o *embedOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 	}
 	options := imageloader.Options{Transform: n.transform, BadSamples: o.badSamples}
 	o.images.SetLabels(&options)
+	var read func()
+	options.Progress, read = cli.ReadingProgress(stderr)
 	loader, feed, err := o.openImages(ctx, n.device, options)
+	read()
 	if err != nil {
 		return err
 	}

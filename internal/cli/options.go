@@ -98,7 +98,7 @@ func DeviceName(d cuda.Device) (string, error) {
 
 // ReadingProgress shows the progress of reading a file, if stderr is a terminal.
 func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), done func()) {
-	draw, done := bar(stderr, "reading")
+	draw, done := bar(stderr, "reading", true)
 	if draw == nil {
 		return nil, done
 	}
@@ -108,7 +108,7 @@ func ReadingProgress(stderr io.Writer) (progress func(imageloader.Progress), don
 // DownloadProgress shows the progress of a download, if stderr is a terminal. A size of 0 means
 // that the size is unknown.
 func DownloadProgress(stderr io.Writer) (progress func(name string, have, size int64), done func()) {
-	draw, done := bar(stderr, "downloading")
+	draw, done := bar(stderr, "downloading", true)
 	return func(_ string, have, size int64) {
 		if draw != nil && size > 0 {
 			draw(have, size)
@@ -119,17 +119,18 @@ func DownloadProgress(stderr io.Writer) (progress func(name string, have, size i
 // ImageProgress shows how many images of a total are done, if stderr is a terminal. Otherwise draw
 // is nil.
 func ImageProgress(stderr io.Writer) (draw func(have, total int64), done func()) {
-	return bar(stderr, "images")
+	return bar(stderr, "images", false)
 }
 
-// bar returns a function that draws a progress bar, or nil if stderr is not a terminal.
-func bar(stderr io.Writer, what string) (draw func(have, size int64), done func()) {
+// bar returns a function that draws a progress bar with the time left, or nil if stderr is not a
+// terminal. If the numbers are bytes, it also draws the bytes per second.
+func bar(stderr io.Writer, what string, bytes bool) (draw func(have, size int64), done func()) {
 	f, ok := stderr.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return nil, func() {}
 	}
 	bar := progressbar.NewOptions64(-1, progressbar.OptionSetWriter(stderr),
-		progressbar.OptionSetDescription(what),
+		progressbar.OptionSetDescription(what), progressbar.OptionShowBytes(bytes),
 		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionClearOnFinish())
 	return func(have, size int64) {

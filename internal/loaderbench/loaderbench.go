@@ -377,7 +377,10 @@ func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 	}
 	defer m.cpuOut.Close() // endProfile closes it, unless an error occurs before
 	m.begin = time.Now()
+	var read func()
+	m.o.Progress, read = cli.ReadingProgress(stderr)
 	loader, err := imageloader.OpenContext(ctx, m.archive, m.o)
+	read()
 	if err != nil {
 		return err
 	}

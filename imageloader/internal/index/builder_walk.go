@@ -2,6 +2,7 @@ package index
 
 import (
 	"hash/crc32"
+	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
@@ -78,7 +79,12 @@ type walk struct {
 	waitingData []byte
 	samples     int          // in the groups that have ended, or in the list
 	listed      *listMatcher // nil: there is no list
+	reported    time.Time    // when Config.Progress was last called
 }
+
+// progressEvery is the maximum interval between two calls of Config.Progress, apart from the time
+// for one member.
+const progressEvery = 100 * time.Millisecond
 
 func (w *walk) run() error {
 	b, a := w.b, w.a
@@ -96,9 +102,7 @@ func (w *walk) run() error {
 		if err != nil {
 			return err
 		}
-		if b.config.Progress != nil && a.Position()%64 == 1 {
-			b.config.Progress(a.Progress())
-		}
+		w.progress()
 		number, err := w.add(&m, magic)
 		if err != nil {
 			return err
@@ -124,6 +128,17 @@ func (w *walk) run() error {
 		b.orphans = b.listed.Unlisted
 	}
 	return nil
+}
+
+// progress reports the progress of the walk, unless it has just done so.
+func (w *walk) progress() {
+	if w.b.config.Progress == nil {
+		return
+	}
+	if now := time.Now(); w.a.Position()%64 == 1 || now.Sub(w.reported) >= progressEvery {
+		w.reported = now
+		w.b.config.Progress(w.a.Progress())
+	}
 }
 
 // add adds a member to the Builder and to w.found. The number is -1 if the member can't be a
