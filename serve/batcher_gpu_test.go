@@ -78,6 +78,36 @@ func TestGPURowsAreReadAfterTheirBatch(t *testing.T) {
 	}
 }
 
+// TestGPULargeRowsAreWhole sends rows of 512 KiB, of which several goroutines write a batch to the
+// pinned memory of a worker, while the model of another one runs. The last element of each row must
+// arrive as the first one does.
+func TestGPULargeRowsAreWhole(t *testing.T) {
+	device := cudatest.RequireGPUs(t, 1)[0]
+	const columns = 1 << 17
+	b := newBatcher(t, serve.BatcherOptions{Model: always(late(t, device, time.Millisecond)), MaxBatch: 16,
+		Devices: []cuda.Device{device}, Queue: 64, Input: tensor.Spec{DType: torch.Float32, Shape: []int64{columns}}})
+	var all sync.WaitGroup
+	for g := range 48 {
+		all.Go(func() {
+			values := make([]float32, columns)
+			for i := range 8 {
+				value := float32(100*g + i)
+				values[0], values[columns-1] = value, -value
+				a, err := b.Do(t.Context(), serve.Request{Row: serve.RowOf(values)})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got := a.Outputs[0].Values
+				if computes(device) && (got[0] != 2*value || got[columns-1] != -2*value) {
+					t.Errorf("a row from %g to %g: %g and %g, want their doubles", value, -value, got[0], got[columns-1])
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
 // TestTwoGPUsServeOneQueue sends rows to two GPUs, each with its weight.
 func TestTwoGPUsServeOneQueue(t *testing.T) {
 	devices := cudatest.RequireGPUs(t, 2)

@@ -18,10 +18,17 @@ import (
 
 // TestEveryCallReturnsItsOwnRowOnce lets 64 goroutines send requests of both classes to three
 // workers, and cancels a part of them at random points. Some runs fail, some have no memory. Every
-// call must return its own row or the right error, and the counts must agree with the calls.
+// call must return its own row or the right error, and the counts must agree with the calls. A
+// batch of the large rows is written by several goroutines.
 func TestEveryCallReturnsItsOwnRowOnce(t *testing.T) {
+	t.Run("small rows", func(t *testing.T) { eachCallReturnsItsOwnRowOnce(t, 2, 60) })
+	t.Run("large rows", func(t *testing.T) { eachCallReturnsItsOwnRowOnce(t, 1<<17, 30) })
+}
+
+// eachCallReturnsItsOwnRowOnce sends rows of that many float32 numbers.
+func eachCallReturnsItsOwnRowOnce(t *testing.T, columns int64, calls int) {
 	cudatest.NoLeaks(t)
-	const goroutines, calls = 64, 60
+	const goroutines = 64
 	failure := errors.New("a failure of the model")
 	var runs atomic.Int64
 	o := rowOptions(func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
@@ -31,8 +38,10 @@ func TestEveryCallReturnsItsOwnRowOnce(t *testing.T) {
 		case n > 300 && x.Shape()[0] > 4:
 			return nil, cuda.ErrOutOfMemory
 		}
-		return []*torch.Tensor{x.MulScalar(2)}, nil
+		ends := []*torch.Tensor{x.Narrow(1, 0, 1), x.Narrow(1, columns-1, 1)}
+		return []*torch.Tensor{torch.Cat(ends, 1).MulScalar(2)}, nil
 	})
+	o.Input.Shape = []int64{columns}
 	o.MaxBatch, o.Workers, o.Queue = 8, 3, 40
 	b, err := serve.NewBatcher(o)
 	if err != nil {
@@ -45,7 +54,7 @@ func TestEveryCallReturnsItsOwnRowOnce(t *testing.T) {
 		all.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(g), 1))
 			for i := range calls {
-				err := oneCall(t.Context(), b, rng, float32(g*calls+i))
+				err := oneCall(t.Context(), b, rng, columns, float32(g*calls+i))
 				if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, serve.ErrQueueFull) &&
 					!errors.Is(err, failure) {
 					t.Error(err)
@@ -80,12 +89,13 @@ func TestEveryCallReturnsItsOwnRowOnce(t *testing.T) {
 	}
 }
 
-// oneCall sends a row, which it overwrites when Do has returned. Every second call is cancelled at
-// a random time.
-func oneCall(ctx context.Context, b *serve.Batcher, rng *rand.Rand, value float32) error {
+// oneCall sends a row with value first and -value last, which it overwrites when Do has returned.
+// Every second call is cancelled at a random time.
+func oneCall(ctx context.Context, b *serve.Batcher, rng *rand.Rand, columns int64, value float32) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	values := []float32{value, -value}
+	values := make([]float32, columns)
+	values[0], values[columns-1] = value, -value
 	if rng.IntN(2) == 0 {
 		turns := rng.IntN(40)
 		go func() {
@@ -96,7 +106,7 @@ func oneCall(ctx context.Context, b *serve.Batcher, rng *rand.Rand, value float3
 		}()
 	}
 	a, err := b.Do(ctx, serve.Request{Row: serve.RowOf(values), Priority: serve.Priority(rng.IntN(2))})
-	values[0], values[1] = -1, -1
+	values[0], values[columns-1] = -1, -1
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -295,15 +297,40 @@ func (w *worker) fill(scope *torch.Scope, part []*request, bucket int) (x *torch
 	faults = make([]error, len(part))
 	if w.decoder == nil || w.decoder.units == nil {
 		row := w.buffers.size
-		for i, r := range part {
-			r.write(w.slot.memory[i*row : (i+1)*row])
-		}
+		writeRows(w.slot.memory[:len(part)*row], part)
 		clear(w.slot.memory[len(part)*row : w.o.Buckets[bucket]*row])
 		x, err = w.slot.fill(scope, bucket)
 		return x, faults, err
 	}
 	x, err = w.decode(scope, part, bucket, faults)
 	return x, faults, err
+}
+
+const (
+	// bytesPerWriter is the least work for which another goroutine is started: about 0.1 ms.
+	bytesPerWriter = 1 << 20
+	maxWriters     = 8 // their memory's bandwidth is about a GPU's bus
+)
+
+// writeRows writes the rows of requests to memory, which has room for them alone. Several
+// goroutines write large batches, because one core copies a batch of images in about the time in
+// which a GPU computes it.
+func writeRows(memory []byte, part []*request) {
+	size := len(memory) / len(part)
+	var next atomic.Int64
+	var rows sync.WaitGroup // and not of goroutines: one that starts late has no row
+	rows.Add(len(part))
+	write := func() {
+		for i := int(next.Add(1)) - 1; i < len(part); i = int(next.Add(1)) - 1 {
+			part[i].write(memory[i*size : (i+1)*size])
+			rows.Done()
+		}
+	}
+	for range min(len(part), len(memory)/bytesPerWriter, runtime.GOMAXPROCS(0), maxWriters) - 1 {
+		go write()
+	}
+	write()
+	rows.Wait() // the device reads the memory next
 }
 
 // decode is fill for images that the device decodes.

@@ -104,6 +104,8 @@ var edges = []edge{
 		"		if err := u.arrived.Synchronize(); err != nil {\n			return nil, err\n		}\n",
 		"", "serve", "TestDeviceFaultInLastGoodImageIsAnError", 1},
 
+	{"a batch waits for the goroutines that write its rows", "serve/worker.go", "	rows.Wait() //", "	//", "serve",
+		"TestBatchWaitsForAllRows", 0},
 	{"the rows of a batch are read after their copy", "serve/worker.go",
 		"	return b.copied.Synchronize() //", "	return nil //", "serve", "TestGPURowsAreReadAfterTheirBatch", 1},
 	{"the copy of a batch's rows is recorded on its stream", "serve/worker.go",
