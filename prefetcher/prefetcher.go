@@ -276,6 +276,9 @@ func public(err error) error {
 // Device returns the device of the batches: a GPU, or cuda.CPU.
 func (p *Prefetcher) Device() cuda.Device { return p.device }
 
+// Source returns the source of the batches.
+func (p *Prefetcher) Source() Source { return p.source }
+
 // Epoch returns the batches of an epoch in order. The source gets the epoch's number and uses it
 // for shuffling. Every range over the sequence runs the epoch again.
 //

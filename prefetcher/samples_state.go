@@ -144,6 +144,18 @@ func (s *SampleSource) Restore(states ...SampleState) error {
 	return nil
 }
 
+// CheckState returns the error of Restore if the state is from a source with another number of
+// samples, other fields, another SamplesOptions.Data or other options. It changes nothing.
+func (s *SampleSource) CheckState(state SampleState) error {
+	if state.run == nil {
+		return errors.New("prefetcher: the zero SampleState is no place in an epoch")
+	}
+	if err := s.accepts(state.run); err != nil {
+		return fmt.Errorf("prefetcher: the samples can't go on from this state: %w", err)
+	}
+	return nil
+}
+
 func (s *SampleSource) setResume(start *order.Start) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,6 +18,7 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/internal/tfevents"
 	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/prefetcher"
 )
 
 const (
@@ -38,6 +39,8 @@ type position struct {
 	LR      float64 `json:"lr"`              // of the last step
 	Sums    sums    `json:"sums"`            // totals of the epoch so far, at the time of saving
 	Ranks   int     `json:"ranks,omitempty"` // number of ranks; 0 without Config.World
+	// Samples is the position in a SampleSource in an epoch. In a job, this is rank 0's.
+	Samples *prefetcher.SampleState `json:"samples,omitempty"`
 
 	meter *meter // of the current epoch; nil between epochs
 }
@@ -245,6 +248,11 @@ func (r *runner) load(ctx context.Context, path string) error {
 	} else if err := c.RestoreLoader(ctx, r.Loader); err != nil {
 		// The error says how the loader's archive or options differ from the checkpoint's.
 		return fmt.Errorf("train: %s: %w", path, err)
+	}
+	if source, ok := r.Feed.Source().(*prefetcher.SampleSource); ok && at.Samples != nil {
+		if err := source.CheckState(*at.Samples); err != nil {
+			return fmt.Errorf("train: %s: %w", path, err)
+		}
 	}
 	if !r.job.leads() {
 		at.Sums = sums{Classes: at.Sums.Classes} // the totals cover all ranks, so only rank 0 continues with them

@@ -37,7 +37,8 @@ type Config struct {
 	// Loader is Feed's source, if the source is an image loader. Run then resumes immediately with
 	// Loader.Restore, and gets the number of steps per epoch from the loader. Without Loader, a
 	// resumed run reads the batches that were already trained on and drops them, so the source must
-	// give the same batches again.
+	// give the same batches again. If a prefetcher.SampleSource was made with other options, Run
+	// returns an error that names the first.
 	Loader *imageloader.Loader
 	// Eval feeds the held-out samples. Run evaluates the model on them after every epoch, as
 	// Evaluate does, and reads epoch 0 each time. nil means no evaluation.
@@ -519,8 +520,13 @@ func (r *runner) step(batch *prefetcher.Batch) error {
 	}
 	r.at.Step++
 	r.at.Batches++
-	if info, ok := batch.Info.(imageloader.Info); ok && r.Loader != nil {
-		r.state = &info.State
+	switch info := batch.Info.(type) {
+	case imageloader.Info:
+		if r.Loader != nil {
+			r.state = &info.State
+		}
+	case prefetcher.SampleInfo:
+		r.at.Samples = &info.State
 	}
 	if err := r.progress.step(batch.N, loss); err != nil {
 		return err
