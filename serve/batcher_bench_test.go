@@ -11,6 +11,8 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/imageloader/decode"
+	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/models"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/serve"
@@ -25,6 +27,8 @@ type fullLoad struct {
 	batch, rounds int // rows of a batch, batches of a measurement
 	input         tensor.Spec
 	rows          [][]float32 // of three batches, each with memory to itself
+	images        [][]byte    // instead of rows: photographs that the GPU decodes
+	decode        serve.Options
 }
 
 // BenchmarkBatcherAtFullLoad compares a Batcher under full load with a closed loop of full batches
@@ -32,7 +36,7 @@ type fullLoad struct {
 // in both. It alternates them, and reports the median time of a batch of each, and how much longer
 // the Batcher's is: for the medians, and for the fastest measurements, which other load on the
 // machine disturbs least. On a GPU it also measures two closed loops at a time, each with a stream,
-// and the parts of a closed loop.
+// and the parts of a closed loop; and all of it for photographs that the GPU decodes.
 func BenchmarkBatcherAtFullLoad(b *testing.B) {
 	b.Run("cpu", func(b *testing.B) {
 		net := nn.NewSequential(nn.NewConv2d(3, 32, 3, nn.Conv2dOptions{Padding: 1}), nn.NewReLU(),
@@ -62,7 +66,12 @@ func BenchmarkBatcherAtFullLoad(b *testing.B) {
 		l.run = func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
 			return []*torch.Tensor{net.Forward(x.Autocast(torch.BFloat16))}, nil
 		}
-		l.measure(b)
+		b.Run("rows", l.measure)
+		for i := range l.batch {
+			l.images = append(l.images, synthetic(b, uint64(i)))
+		}
+		l.decode = serve.Options{OnDevice: true, Decode: decode.Options{Transform: transform.Eval(256, 224)}}
+		b.Run("images", l.measure)
 	})
 }
 
@@ -82,9 +91,12 @@ func newFullLoad(device cuda.Device, batch, rounds int, side int64) *fullLoad {
 // measure measures all ways in turn, and reports the medians.
 func (l *fullLoad) measure(b *testing.B) {
 	// With a delay all batches are full, as in a load that never stops.
-	batcher := newBatcher(b, serve.BatcherOptions{Model: always(l.run), Devices: []cuda.Device{l.device},
-		MaxBatch: l.batch, Buckets: []int{l.batch}, Queue: 4 * l.batch, Input: l.input, MaxDelay: time.Second})
-	loop := newClosedLoop(b, l)
+	o := serve.BatcherOptions{Model: always(l.run), Devices: []cuda.Device{l.device}, MaxBatch: l.batch,
+		Buckets: []int{l.batch}, Queue: 4 * l.batch, Images: l.decode, MaxDelay: time.Second}
+	if l.images == nil {
+		o.Input = l.input
+	}
+	batcher, loop := newBatcher(b, o), newClosedLoop(b, l)
 	ways := map[string]func() time.Duration{
 		"loop":    func() time.Duration { return loop.timed(b, l.rounds, (*closedLoop).batch) },
 		"batcher": func() time.Duration { return l.underLoad(b, batcher) },
@@ -92,10 +104,9 @@ func (l *fullLoad) measure(b *testing.B) {
 	if l.device != cuda.CPU {
 		second := newClosedLoop(b, l)
 		ways["two-loops"] = func() time.Duration { return l.twoLoops(b, loop, second) }
-		ways["fill"] = func() time.Duration { return loop.timed(b, l.rounds, (*closedLoop).fill) }
-		ways["fill-by-rows"] = func() time.Duration { return loop.timed(b, l.rounds, (*closedLoop).fillByRows) }
-		ways["upload"] = func() time.Duration { return loop.timed(b, l.rounds, (*closedLoop).uploaded) }
-		ways["run-and-read"] = func() time.Duration { return loop.timed(b, l.rounds, (*closedLoop).answer) }
+		for name, part := range l.parts() {
+			ways[name] = func() time.Duration { return loop.timed(b, l.rounds, part) }
+		}
 	}
 	took := map[string][]time.Duration{}
 	for _, way := range ways {
@@ -125,6 +136,15 @@ func (l *fullLoad) measure(b *testing.B) {
 	b.ReportMetric((after.Ran.Sum-before.Ran.Sum).Seconds()*1e3/float64(batches), "ran-ms/batch")
 }
 
+// parts returns the parts of a closed loop on a GPU.
+func (l *fullLoad) parts() map[string]func(*closedLoop) error {
+	if l.images != nil {
+		return map[string]func(*closedLoop) error{"decode": (*closedLoop).uploaded, "run-and-read": (*closedLoop).answer}
+	}
+	return map[string]func(*closedLoop) error{"fill": (*closedLoop).fill, "fill-by-rows": (*closedLoop).fillByRows,
+		"upload": (*closedLoop).uploaded, "run-and-read": (*closedLoop).answer}
+}
+
 // underLoad sends requests from three batches' clients, so that two workers of a GPU have full
 // batches, and returns the time of a batch. It measures while all clients send: when some of them
 // have left, the last requests would wait for the delay.
@@ -135,10 +155,14 @@ func (l *fullLoad) underLoad(b *testing.B, batcher *serve.Batcher) time.Duration
 	var answers atomic.Int64
 	var began, ended time.Time
 	var clients sync.WaitGroup
-	for _, row := range l.rows {
+	for i, row := range l.rows {
+		r := serve.Request{Row: serve.RowOf(row)}
+		if l.images != nil {
+			r = serve.Request{Image: l.images[i%len(l.images)]}
+		}
 		clients.Go(func() {
 			for {
-				_, err := batcher.Do(ctx, serve.Request{Row: serve.RowOf(row)})
+				_, err := batcher.Do(ctx, r)
 				if err != nil {
 					if !errors.Is(err, context.Canceled) {
 						b.Error(err)
@@ -178,7 +202,8 @@ type closedLoop struct {
 	memory  []float32   // of host
 	host, x *torch.Tensor
 	graphed *torch.Graphed
-	next    int // of l.rows
+	decoder *serve.Decoder // of l.images
+	next    int            // of l.rows
 }
 
 func newClosedLoop(b *testing.B, l *fullLoad) *closedLoop {
@@ -200,6 +225,9 @@ func newClosedLoop(b *testing.B, l *fullLoad) *closedLoop {
 			b.Fatal(err)
 		}
 		b.Cleanup(func() { c.x.Close() })
+	}
+	if l.images != nil {
+		c.decoder = newDecoder(b, l.decode)
 	}
 	c.graphed = torch.NewGraphed(func(x []*torch.Tensor) ([]*torch.Tensor, error) { return l.run(b.Context(), x[0]) },
 		torch.GraphedOptions{Device: l.device, ReplayFirst: true})
@@ -231,10 +259,12 @@ func (c *closedLoop) timed(b *testing.B, n int, step func(*closedLoop) error) ti
 }
 
 func (c *closedLoop) batch() error {
-	err := c.fill()
-	if err == nil {
-		err = c.upload()
+	if c.decoder == nil {
+		if err := c.fill(); err != nil {
+			return err
+		}
 	}
+	err := c.upload()
 	if err == nil {
 		err = c.answer()
 	}
@@ -266,8 +296,18 @@ func (c *closedLoop) copyRow(i int) {
 	copy(c.memory[i*len(row):], row)
 }
 
+// upload makes the network's input.
 func (c *closedLoop) upload() error {
-	if c.x == c.host {
+	switch {
+	case c.decoder != nil:
+		scope := torch.NewScope("images")
+		defer scope.Close()
+		x, err := c.decoder.Batch(context.Background(), scope, c.l.images...)
+		if err != nil {
+			return err
+		}
+		return c.x.CopyFrom(x, torch.CopyOptions{NonBlocking: true})
+	case c.x == c.host:
 		return nil
 	}
 	return c.x.CopyFrom(c.host, torch.CopyOptions{NonBlocking: true})
