@@ -135,12 +135,11 @@ func (o *embedOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 	if err != nil {
 		return err
 	}
-	file, err := openVectors(o.out, o.names, about, settings)
+	file, err := openVectors(o.out, o.names, classOf(loader), about, settings)
 	if err != nil {
 		return err
 	}
 	defer file.close()
-	file.classOf = classOf(loader)
 	e := &embedder{embedOptions: o, net: n, loader: loader, file: file, begin: time.Now(), stdout: stdout}
 	if !file.journal.Complete {
 		if err := e.all(ctx, feed, stderr); err != nil {

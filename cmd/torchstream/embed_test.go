@@ -419,7 +419,7 @@ func startEmbed(t *testing.T, out string) (*embedder, *prefetcher.Prefetcher) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := openVectors(o.out, o.names, about, settings)
+	file, err := openVectors(o.out, o.names, classOf(loader), about, settings)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,9 +60,11 @@ const part = ".part"
 func (f *vectorFile) journalPath() string { return f.out + part + ".json" }
 
 // openVectors opens the files at out and names. It keeps the rows of an interrupted run with the
-// same settings. about goes into the header of a .safetensors file.
-func openVectors(out, names string, about, settings map[string]string) (_ *vectorFile, err error) {
-	f := &vectorFile{out: out, names: names, journal: vectorJournal{Embed: settings}}
+// same settings. classOf returns the class of a sample, for a table of names. about goes into the
+// header of a .safetensors file.
+func openVectors(out, names string, classOf func(imageloader.Sample) string, about, settings map[string]string) (
+	_ *vectorFile, err error) {
+	f := &vectorFile{out: out, names: names, classOf: classOf, journal: vectorJournal{Embed: settings}}
 	kind := safefile.Safetensors
 	f.header = func(rows, width int64) ([]byte, error) { return safetensorsHeader(about, rows, width) }
 	switch {

@@ -14,7 +14,8 @@ import (
 // A batch with a name of two lines adds neither rows nor names to the files.
 func TestNameWithLineBreakAddsNothing(t *testing.T) {
 	folder := t.TempDir()
-	f, err := openVectors(filepath.Join(folder, "v.npy"), filepath.Join(folder, "v.txt"), nil, map[string]string{"a": "b"})
+	f, err := openVectors(filepath.Join(folder, "v.npy"), filepath.Join(folder, "v.txt"), nil, nil,
+		map[string]string{"a": "b"})
 	if err != nil {
 		t.Fatal(err)
 	}
