@@ -350,7 +350,7 @@ func (r *runner) saveLog() error {
 	var text bytes.Buffer
 	w := csv.NewWriter(&text)
 	header := []string{"epoch", "steps", "lr", "train_loss", "train_top1", "train_top5", "eval_loss",
-		"eval_top1", "eval_top5", "images_per_second", "seconds", "wait_share", "device_allocated_bytes"}
+		"eval_top1", "eval_top5", "samples_per_second", "seconds", "wait_share", "device_allocated_bytes"}
 	if r.MultiLabel {
 		header = append(header, "eval_map")
 	}
@@ -359,7 +359,7 @@ func (r *runner) saveLog() error {
 		row := []string{strconv.Itoa(e.Epoch), strconv.Itoa(e.Steps), number(e.LR)}
 		row = append(row, e.Train.columns()...)
 		row = append(row, e.Eval.columns()...)
-		row = append(row, number(e.ImagesPerSecond), number(e.Seconds), number(e.WaitShare),
+		row = append(row, number(e.SamplesPerSecond), number(e.Seconds), number(e.WaitShare),
 			strconv.FormatInt(e.AllocatedBytes, 10))
 		switch {
 		case r.MultiLabel && e.Eval != nil:
@@ -404,7 +404,7 @@ func (r *runner) event(e Epoch) error {
 		r.events = w
 	}
 	scalars := []tfevents.Scalar{{Tag: "lr", Value: e.LR},
-		{Tag: "images_per_second", Value: e.ImagesPerSecond}, {Tag: "wait_share", Value: e.WaitShare}}
+		{Tag: "samples_per_second", Value: e.SamplesPerSecond}, {Tag: "wait_share", Value: e.WaitShare}}
 	for _, of := range []struct {
 		name string
 		m    *Metrics

@@ -27,7 +27,7 @@ type progress struct {
 	begin   time.Time                // start of this process's first epoch
 	first   int                      // step count at that time
 	epochAt time.Time                // start of the current epoch, before the first batch
-	images  int                      // in the current epoch
+	samples int                      // in the current epoch
 	before  prefetcher.Stats         // at epochAt
 	drawn   time.Time
 }
@@ -48,13 +48,13 @@ func newProgress(r *runner) *progress {
 
 // start starts an epoch. now is its start time, and stats are the feed's statistics at that time.
 func (p *progress) start(now time.Time, stats prefetcher.Stats) {
-	p.epochAt, p.images, p.before = now, 0, stats
+	p.epochAt, p.samples, p.before = now, 0, stats
 }
 
-// step counts a step of n images. It writes a line every LogEvery steps, and redraws the bar a few
+// step counts a step of n samples. It writes a line every LogEvery steps, and redraws the bar a few
 // times a second.
 func (p *progress) step(n int, loss *torch.Tensor) error {
-	p.images += n
+	p.samples += n
 	if every := p.run.LogEvery; every > 0 && p.run.Progress != nil && p.run.at.Step%every == 0 {
 		if err := p.log(loss); err != nil {
 			return err
@@ -76,8 +76,8 @@ func (p *progress) log(loss *torch.Tensor) error {
 		of = fmt.Sprintf(" of %d", p.batches)
 	}
 	p.clear()
-	fmt.Fprintf(r.Progress, "epoch %d of %d  step %d%s  loss %.4f  lr %.3g  %.0f images/s\n", r.at.Epoch+1, r.Epochs,
-		r.at.Batches, of, value, r.at.LR, float64(p.images*r.job.size())/time.Since(p.epochAt).Seconds())
+	fmt.Fprintf(r.Progress, "epoch %d of %d  step %d%s  loss %.4f  lr %.3g  %.0f samples/s\n", r.at.Epoch+1, r.Epochs,
+		r.at.Batches, of, value, r.at.LR, float64(p.samples*r.job.size())/time.Since(p.epochAt).Seconds())
 	return nil
 }
 
@@ -108,8 +108,8 @@ func (p *progress) redraw() {
 func (p *progress) text(now time.Time, stats prefetcher.Stats, memory string) string {
 	r := p.run
 	seconds := now.Sub(p.epochAt).Seconds()
-	text := fmt.Sprintf("epoch %d of %d  %.0f images/s  waited %.1f %%", r.at.Epoch+1, r.Epochs,
-		float64(p.images*r.job.size())/seconds,
+	text := fmt.Sprintf("epoch %d of %d  %.0f samples/s  waited %.1f %%", r.at.Epoch+1, r.Epochs,
+		float64(p.samples*r.job.size())/seconds,
 		100*waitShare(p.before, stats, seconds))
 	if memory != "-" {
 		text += "  " + memory
@@ -164,7 +164,7 @@ func (p *progress) epoch(e Epoch) {
 		if p.run.MultiLabel {
 			measure = "test mAP"
 		}
-		printRow(w, "epoch", "lr at end", "loss", "top-1", "test loss", measure, "images/s", "waited", "memory", "best")
+		printRow(w, "epoch", "lr at end", "loss", "top-1", "test loss", measure, "samples/s", "waited", "memory", "best")
 	}
 	test, top1 := "-", "-"
 	if e.Eval != nil {
@@ -180,7 +180,7 @@ func (p *progress) epoch(e Epoch) {
 	}
 	printRow(w, fmt.Sprint(e.Epoch), fmt.Sprintf("%.3g", e.LR), fmt.Sprintf("%.4f", e.Train.Loss),
 		e.Train.share(), test, top1,
-		fmt.Sprintf("%.0f", e.ImagesPerSecond), fmt.Sprintf("%.1f %%", 100*e.WaitShare), held, best)
+		fmt.Sprintf("%.0f", e.SamplesPerSecond), fmt.Sprintf("%.1f %%", 100*e.WaitShare), held, best)
 }
 
 func printRow(w io.Writer, cells ...any) {

@@ -27,7 +27,7 @@ func TestBarText(t *testing.T) {
 		at      position
 		first   int // step at which the process began
 		batches int
-		images  int
+		samples int
 		waited  time.Duration // since the process started; 2 s of it were before the epoch
 		memory  string
 		now     time.Duration // since the process started; the epoch started at 10 s
@@ -37,18 +37,18 @@ func TestBarText(t *testing.T) {
 		// steps.
 		"in the second epoch": {position{Epoch: 1, Step: 30, Batches: 10}, 0, 20, 640, 3 * time.Second,
 			"1.25 GB", 20 * time.Second,
-			"epoch 2 of 4  64 images/s  waited 10.0 %  1.25 GB  left 33s"},
+			"epoch 2 of 4  64 samples/s  waited 10.0 %  1.25 GB  left 33s"},
 		"after a resume, whose steps before do not count": {position{Epoch: 1, Step: 30, Batches: 10}, 20,
 			20, 640, 2 * time.Second, "0.90 GB RSS", 20 * time.Second,
-			"epoch 2 of 4  64 images/s  waited 0.0 %  0.90 GB RSS  left 1m40s"},
+			"epoch 2 of 4  64 samples/s  waited 0.0 %  0.90 GB RSS  left 1m40s"},
 		"in the last epoch": {position{Epoch: 3, Step: 79, Batches: 19}, 0, 20, 100, 12 * time.Second, "-",
 			12500 * time.Millisecond,
-			"epoch 4 of 4  40 images/s  waited 100.0 %  left 0s"},
+			"epoch 4 of 4  40 samples/s  waited 100.0 %  left 0s"},
 		"of unknown length": {position{Step: 30, Batches: 30}, 0, 0, 640, 2 * time.Second, "-", 20 * time.Second,
-			"epoch 1 of 4  64 images/s  waited 0.0 %"},
+			"epoch 1 of 4  64 samples/s  waited 0.0 %"},
 	} {
 		r := &runner{Config: Config{Epochs: 4}, at: c.at}
-		p := &progress{run: r, begin: begin, first: c.first, batches: c.batches, images: c.images,
+		p := &progress{run: r, begin: begin, first: c.first, batches: c.batches, samples: c.samples,
 			epochAt: begin.Add(10 * time.Second),
 			before:  prefetcher.Stats{ConsumerWait: 2 * time.Second}}
 		if got := p.text(begin.Add(c.now), prefetcher.Stats{ConsumerWait: c.waited}, c.memory); got != c.want {
@@ -120,7 +120,7 @@ func TestBarAgreesWithTheTable(t *testing.T) {
 		t.Errorf("the bar after the first of three steps: %q, want it with %q", drawn.String(), " 33% ")
 	}
 	end := r.progress.epochAt.Add(time.Duration(math.Round(e.Seconds * 1e9)))
-	want := fmt.Sprintf("  %.0f images/s  ", e.ImagesPerSecond)
+	want := fmt.Sprintf("  %.0f samples/s  ", e.SamplesPerSecond)
 	if text := r.progress.text(end, feed.Stats(), "-"); !strings.Contains(text, want) {
 		t.Errorf("%q at the end of the epoch, and %q in the table", text, want)
 	}

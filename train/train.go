@@ -143,9 +143,9 @@ type Epoch struct {
 	Best  bool     `json:"best"`           // better than all earlier epochs
 
 	// For an interrupted epoch, these fields cover only the part after the last interruption.
-	Seconds         float64 `json:"seconds"` // training, without evaluation
-	ImagesPerSecond float64 `json:"images_per_second"`
-	WaitShare       float64 `json:"wait_share"` // of Seconds, while the device waited for a batch
+	Seconds          float64 `json:"seconds"` // training, without evaluation
+	SamplesPerSecond float64 `json:"samples_per_second"`
+	WaitShare        float64 `json:"wait_share"` // of Seconds, while the device waited for a batch
 
 	AllocatedBytes int64 `json:"device_allocated_bytes"` // 0 on the CPU
 	ReservedBytes  int64 `json:"device_reserved_bytes"`  // 0 on the CPU
@@ -435,7 +435,7 @@ func (r *runner) epoch(ctx context.Context) (e Epoch, err error) {
 		return e, err
 	}
 	e.Seconds = time.Since(begin).Seconds()
-	e.ImagesPerSecond = float64((r.at.meter.samples-first)*int64(r.job.size())) / e.Seconds
+	e.SamplesPerSecond = float64((r.at.meter.samples-first)*int64(r.job.size())) / e.Seconds
 	e.WaitShare = waitShare(before, r.Feed.Stats(), e.Seconds)
 	if r.Eval != nil {
 		if e.Eval, err = r.evaluate(ctx); err != nil {

@@ -208,7 +208,7 @@ func (j *job) bits(t *testing.T) map[string][]uint64 {
 func figures(r *train.Report) []train.Epoch {
 	epochs := append([]train.Epoch(nil), r.Epochs...)
 	for i := range epochs {
-		epochs[i].Seconds, epochs[i].ImagesPerSecond, epochs[i].WaitShare = 0, 0, 0
+		epochs[i].Seconds, epochs[i].SamplesPerSecond, epochs[i].WaitShare = 0, 0, 0
 		// a resumed run has captured a different number of graphs
 		epochs[i].AllocatedBytes, epochs[i].ReservedBytes = 0, 0
 		if e := epochs[i].Eval; e != nil {
@@ -354,7 +354,7 @@ func TestLogEveryWritesALineForTheStep(t *testing.T) {
 	for i, line := range got {
 		step := 2 * (i + 1)
 		want := fmt.Sprintf("epoch %d of 2  step %d of 5  loss %.4f  lr ", (step-1)/perE+1, (step-1)%perE+1, losses[step])
-		if !strings.HasPrefix(line, want) || !strings.HasSuffix(line, " images/s\n") {
+		if !strings.HasPrefix(line, want) || !strings.HasSuffix(line, " samples/s\n") {
 			t.Errorf("got line %q, want one that begins with %q", line, want)
 		}
 	}

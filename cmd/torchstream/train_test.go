@@ -325,7 +325,7 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	whole, out := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "out")
 	trainSmall(t, archive, whole)
 	ctx, cancel := context.WithCancel(context.Background())
-	stdout, stderr := &interrupter{text: "images/s", cancel: cancel}, &bytes.Buffer{} // in epoch 1's line
+	stdout, stderr := &interrupter{text: "samples/s", cancel: cancel}, &bytes.Buffer{} // in epoch 1's line
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device",
 		"cpu", "-o", out}
 	if status := program().Run(ctx, args, stdout, stderr); status != 130 ||
