@@ -50,7 +50,7 @@ func (l *Loader) indexConfig() index.Config {
 		MaxPixels:      l.o.MaxPixels,
 		HoldBytes:      l.o.ShuffleBytes,
 		File:           l.o.IndexFile,
-		NoFile:         l.o.NoIndex,
+		NoFile:         l.o.NoIndex || l.o.Columns.RowNames && l.format == archive.Parquet,
 		Codec:          l.codec,
 		Logger:         l.o.Logger,
 		Progress:       l.o.Progress,
@@ -98,6 +98,7 @@ func (l *Loader) archiveConfig() archive.Config {
 	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile,
 		Columns: archive.Columns{Image: l.o.Columns.Image, Labels: l.o.Columns.Labels, Lists: l.o.MultiLabel,
 			Unlabelled: l.o.List != "" || l.o.Unlabelled},
+		RowNames: l.o.Columns.RowNames,
 		Requests: &archive.Requests{Logger: l.o.Logger}}
 }
 

@@ -373,10 +373,15 @@ type Masks struct {
 //
 // A row without a label (null, or -1 of datasets) is not a sample: see Stats.Orphans. A row without
 // the bytes of an image is ignored and logged. The name of a sample is the path in the row, or else
-// the name of the file and the number of the row ("train-00000-of-00002/00000012").
+// the name of the file and the number of the row ("train-00000-of-00002/00000012"). RowNames makes
+// names unique.
 type Columns struct {
 	Image  string   // a column of bytes, or a struct with bytes; dots join the parts of a name
 	Labels []string // more than one needs MultiLabel
+	// RowNames adds the file and the row to all names, so that each name is unique:
+	// "train-00000-of-00002/00000012/cat.jpg". Rows are numbered from 0. The index is then not
+	// stored. It excludes Options.List.
+	RowNames bool
 }
 
 // checkUnlabelled returns an error for options that need labels.
@@ -675,6 +680,8 @@ func (o *Options) checkList() error {
 	case o.List == "" && !o.ListFormat.IsZero():
 		return errors.New("imageloader: Options.ListFormat needs Options.List")
 	case o.List == "":
+	case o.Columns.RowNames:
+		return errors.New("imageloader: Options.Columns.RowNames and Options.List exclude each other")
 	case o.ListFormat.Separator != "" && !o.MultiLabel:
 		return errors.New("imageloader: Options.ListFormat.Separator needs Options.MultiLabel")
 	case o.ListFormat.GroupColumn != "" && o.Part.HeldOut == 0:

@@ -418,3 +418,44 @@ func TestDamagedPagesNameTheirPlace(t *testing.T) {
 		t.Errorf("got error %v, want an ArchiveError that names the file, row group 2, row 8 and the column", err)
 	}
 }
+
+// With RowNames, each name is unique and has the file and the row, also of rows with the same path,
+// without a path, or after rows without a label.
+func TestRowNamesLeadToTheRow(t *testing.T) {
+	photo := string(archivetest.Photo(t, 1))
+	rows := []parquettest.Row{{Path: "a.jpg", Image: photo}, {Path: "a.jpg", Image: photo, Label: -1},
+		{Path: "a.jpg", Image: photo, Label: 1}, {Image: photo}}
+	data := parquettest.File(t, rows, parquettest.Layout{Classes: []string{"a", "b"}, Group: 2})
+	dir := t.TempDir()
+	for _, file := range []string{"x/train-0.parquet", "x/train-1.parquet", "y/train-0.parquet"} {
+		path := filepath.Join(dir, file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, data, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	place := strings.TrimPrefix(dir, "/")
+	for pattern, want := range map[string][]string{
+		"x/train-0.parquet": {"train-0/00000000/a.jpg", "train-0/00000002/a.jpg", "train-0/00000003"},
+		"x/train-*.parquet": {"train-0/00000000/a.jpg", "train-0/00000002/a.jpg", "train-0/00000003",
+			"train-1/00000000/a.jpg", "train-1/00000002/a.jpg", "train-1/00000003"},
+		"*/train-0.parquet": {place + "/x/train-0.parquet/00000000/a.jpg", place + "/x/train-0.parquet/00000002/a.jpg",
+			place + "/x/train-0.parquet/00000003", place + "/y/train-0.parquet/00000000/a.jpg",
+			place + "/y/train-0.parquet/00000002/a.jpg", place + "/y/train-0.parquet/00000003"},
+	} {
+		l, err := Open(filepath.Join(dir, pattern), Options{Columns: Columns{RowNames: true}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches, err := collect(t, l, 0, 1)
+		if got := names(batches); err != nil || !slices.Equal(got, want) || l.index.Load().HasFile() {
+			t.Errorf("%s: got %q, %v, index file %v, want %q and none", pattern, got, err, l.index.Load().HasFile(), want)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := Open(filepath.Join(dir, "x/train-0.parquet"), Options{List: "a.csv", Columns: Columns{RowNames: true}})
+	if err == nil || !strings.Contains(err.Error(), "RowNames and Options.List") {
+		t.Errorf("with a list: got %v, want an error with both options", err)
+	}
+}

@@ -231,7 +231,7 @@ func TestEmbedNeedsNoClasses(t *testing.T) {
 		{folder, []string{"0.jpg", "1.jpg", "2.jpg"}, []string{"", "", ""}},
 		{clitest.WriteTar(t, web), []string{"0.jpg", "1.jpg", "2.jpg"}, []string{"", "", ""}},
 		{mixed, []string{"0.jpg", "a/b/1.jpg", "a/c/2.jpg"}, []string{"", "b", "c"}},
-		{table, []string{"0.jpg", "1.jpg", "2.jpg"}, []string{"", "", ""}},
+		{table, []string{"a/00000000/0.jpg", "a/00000001/1.jpg", "a/00000002/2.jpg"}, []string{"", "", ""}},
 	} {
 		names, classes, got := embed(t, filepath.Join(t.TempDir(), "v.safetensors"), append(args, c.archive)...)
 		if !slices.Equal(names, c.names) || !slices.Equal(classes, c.classes) ||

@@ -90,6 +90,8 @@ type Config struct {
 	Ignore func(path string) bool
 	// Columns selects the columns of Parquet files.
 	Columns Columns
+	// RowNames adds the file and the row to the names of Parquet files' images.
+	RowNames bool
 }
 
 // Archive is an open archive. Like tar -i, it accepts a shard that consists of several tar

@@ -30,7 +30,8 @@ type parquetWalk struct {
 	next func() (parquet.Row, error, bool)
 	stop func()
 	row  parquet.Row
-	at   int64 // number of bytes of the current image that were read
+	at   int64  // number of bytes of the current image that were read
+	stem string // the file in names of rows
 
 	// For images in compressed pages, Member.Offset is a position in a stream. The stream consists
 	// of the decompressed pages.
@@ -68,7 +69,7 @@ func (a *Archive) startParquet() error {
 		return a.Fail(fmt.Errorf("its columns or the names of its classes differ from those of %s",
 			Shown(a.shards[0].Path)))
 	}
-	a.at.table = &parquetWalk{file: f, in: a.at.file}
+	a.at.table = &parquetWalk{file: f, in: a.at.file, stem: a.stem(a.at.index)}
 	if IsURL(shard.Path) {
 		a.at.table.in = forwardFile{a.at.file}
 	}
@@ -143,14 +144,35 @@ func (a *Archive) nextOfParquet() (m Member, found bool, err error) {
 func (a *Archive) Imageless() int { return a.imageless }
 
 // rowName returns the name of a row's image. This is the path in the row, or else the name of the
-// file and the number of the row.
+// file and the number of the row. With Config.RowNames it is all three.
 func (a *Archive) rowName(row *parquet.Row) string {
-	if name := path.Clean(row.Path); row.Path != "" && name != "." && name != "/" {
+	name := path.Clean(row.Path)
+	named := row.Path != "" && name != "." && name != "/"
+	if named && !a.config.RowNames {
 		return strings.TrimPrefix(name, "/")
 	}
-	base := Shown(a.shards[a.at.index].Path)
-	base = base[strings.LastIndexByte(base, '/')+1:]
-	return fmt.Sprintf("%s/%08d", strings.TrimSuffix(base, path.Ext(base)), row.Number)
+	place := fmt.Sprintf("%s/%08d", a.at.table.stem, row.Number)
+	if named {
+		place += "/" + strings.TrimPrefix(name, "/")
+	}
+	return place
+}
+
+// stem returns the name of a shard's file without the extension. If another shard has the same
+// name, it returns the whole path.
+func (a *Archive) stem(shard int) string {
+	of := func(shard int) string {
+		base := Shown(a.shards[shard].Path)
+		base = base[strings.LastIndexByte(base, '/')+1:]
+		return strings.TrimSuffix(base, path.Ext(base))
+	}
+	stem := of(shard)
+	for i := range a.shards {
+		if i != shard && of(i) == stem {
+			return strings.Trim(Shown(a.shards[shard].Path), "/")
+		}
+	}
+	return stem
 }
 
 // placeInStream returns the offset of a row's page in the stream of decompressed pages. When a page
