@@ -44,7 +44,8 @@ func embedCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		"Writes a vector for each image of an archive, in the archive's order: the output of a package (.pt2) of\n"+
 			"tools/export.py, or the input of the last layer of a checkpoint of torchstream train. Row i of the vectors\n"+
 			"belongs to row i of the names. Images need no class; -list, -webdataset and -label-column leave those\n"+
-			"without a label out. The name of a Parquet row is FILE/ROW/PATH, with rows from 0. The same command continues an interrupted one, and writes the same bytes.", stderr)
+			"without a label out. The name of a Parquet row is FILE/ROW/PATH, with rows from 0. The same command\n"+
+			"continues an interrupted one, and writes the same bytes.", stderr)
 	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp)
 	o.images.Register(set, cli.LabelOptions|cli.UprightOption)
 	o.network.register(set)
