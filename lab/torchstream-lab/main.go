@@ -7,6 +7,8 @@
 //	torchstream-lab operators             the cost of calling an operator, compared with C++
 //	torchstream-lab distributed           collectives and training of several processes
 //	torchstream-lab serve -images FOLDER  the latency of requests of encoded images to a batch
+//	torchstream-lab load -archive FILE    requests a second and latencies of an HTTP server
+//	torchstream-lab servers -models FOLDER -archive FILE  torchstream serve, compared with servers in Python
 //
 // Output and exit statuses are the same as torchstream's.
 package main
@@ -34,6 +36,10 @@ func program() *cli.Program {
 				About: "collectives and training of several processes", Run: benchDistributed},
 			{Name: "serve", Args: "-images FOLDER",
 				About: "the latency of requests of encoded images to a batch", Run: benchServe},
+			{Name: "load", Args: "-archive FILE",
+				About: "requests a second and latencies of an HTTP server", Run: benchLoad},
+			{Name: "servers", Args: "-models FOLDER -archive FILE",
+				About: "torchstream serve, beside servers in Python", Run: benchServers},
 		}},
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -16,8 +17,14 @@ import (
 
 const photos = "../../examples/data/photos-test.tgz"
 
-// TestMain lets this test program act as the command, for tests that need a process.
-func TestMain(m *testing.M) { os.Exit(clitest.Main(m, main)) }
+// TestMain lets this test program act as the command or as a server, for tests that need a process.
+func TestMain(m *testing.M) {
+	if os.Getenv(testServer) != "" {
+		fmt.Fprintln(os.Stderr, serveTest(os.Args[1:]))
+		os.Exit(1)
+	}
+	os.Exit(clitest.Main(m, main))
+}
 
 // command runs one command line.
 func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
@@ -34,8 +41,8 @@ func TestCommandLine(t *testing.T) {
 		status int
 		says   string // on stderr
 	}{
-		{nil, 2, "torchstream-lab: a benchmark is needed: loader, streams, train, operators, distributed " +
-			"or serve\nRun `torchstream-lab help` for what there is.\n"},
+		{nil, 2, "torchstream-lab: a benchmark is needed: loader, streams, train, operators, distributed, " +
+			"serve, load or servers\nRun `torchstream-lab help` for what there is.\n"},
 		{[]string{"trian"}, 2, `no benchmark "trian": did you mean train?`},
 		{[]string{"streams", "x"}, 2,
 			"torchstream-lab: streams takes options only, and no argument: x\nSee `torchstream-lab streams -h`.\n"},

@@ -252,6 +252,7 @@ LAYERS = {
     ],
     # The project's own benchmarks.
     "lab/internal/labcapi": ["internal/capi", "internal/imagecapi", "internal/library"],
+    "lab/internal/httpload": ["internal/system"],
     "lab/torchstream-lab": [
         "cuda",
         "distributed",
@@ -261,9 +262,11 @@ LAYERS = {
         "internal/capi",
         "internal/cli",
         "internal/collectives",
+        "internal/freeport",
         "internal/interrupt",
         "internal/loaderbench",
         "internal/printable",
+        "lab/internal/httpload",
         "lab/internal/labcapi",
         "models",
         "nn",
