@@ -42,9 +42,9 @@ OURS = {  # name: (title in the table, the archive's kind, options)
     'tgz': ('torchstream, .tgz with its index', 'tgz', ['-memory', '1']),
     'tgz-memory': ('torchstream, .tgz with its index, in memory', 'tgz', []),
     'tar': ('torchstream, .tar with its index', 'tar', []),
-    'zip': ('torchstream, .zip, stored', 'zip', ['-no-index']),
-    'zip-deflated': ('torchstream, .zip, deflated', 'zip-deflated', ['-no-index']),
-    'parquet': ('torchstream, Parquet, uncompressed', 'parquet', ['-no-index']),
+    'zip': ('torchstream, .zip, stored', 'zip', []),
+    'zip-deflated': ('torchstream, .zip, deflated', 'zip-deflated', []),
+    'parquet': ('torchstream, Parquet with its index, uncompressed', 'parquet', []),
 }
 PREPARED = {'zip': 'archive.zip', 'zip-deflated': 'deflated.zip', 'parquet': 'archive.parquet'}  # kind: file
 
@@ -205,12 +205,13 @@ def main():
             subprocess.run(['gzip', '-dc', tgz], check=True, stdout=f)
         if os.path.dirname(tgz) != cache():  # the index goes beside the archive: keep it out of the user's folder
             tgz = shutil.copy(tgz, os.path.join(scratch, 'archive.tgz'))
-        for archive in (tgz, tar):
-            subprocess.run([args.torchstream, 'index', archive], check=True, stdout=subprocess.DEVNULL)
         archives = {'tgz': tgz, 'tar': tar}
         for kind in PREPARED:
             if kind in args.ours or kind == 'parquet' and 'datasets' in args.peers:
                 archives[kind] = prepare(kind, tgz, tar, scratch, python)
+        for kind in ('tgz', 'tar', 'parquet'):  # a zip has its own directory
+            if kind in archives:
+                subprocess.run([args.torchstream, 'index', archives[kind]], check=True, stdout=subprocess.DEVNULL)
         bench = Bench(args, python, archives, scratch)
         print(f'{os.path.basename(args.archive or tgz)}, {os.path.getsize(tgz) / 1e6:.0f} MB; cores {args.cores} of {cpu()}; batches of {args.batch}; '
               f'medians of {args.rounds} rounds of {args.seconds:g} s\n')

@@ -6,12 +6,13 @@ import (
 	"time"
 )
 
-// The tests of remote files are external, because package sourcetest imports this package. These
-// names give them access to internals.
+// The tests are external, because package sourcetest imports this package. These names give them
+// access to internals.
 
 const (
 	FirstPiece  = firstPiece
 	PiecesAhead = piecesAhead
+	MinUncopied = minUncopied
 )
 
 // OpenRemote opens a Source that has not been open before.

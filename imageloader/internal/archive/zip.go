@@ -340,10 +340,8 @@ func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	if err != nil {
 		return err
 	}
-	var file io.ReaderAt = r.file
 	if e.method == zipDeflated { // FileTime counts only deflated members
 		r.timed.spent += time.Since(began)
-		file = &r.timed
 	}
 	if e.size != int64(len(p)) {
 		return ErrSourceChanged
@@ -351,13 +349,13 @@ func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	if err := e.check(); err != nil {
 		return err
 	}
-	packed, begin, err := r.readPacked(file, d, &e)
-	if err != nil {
-		return err
-	}
+	var begin int64
 	if e.method == zipStored {
-		copy(p, packed)
-	} else if err := r.unzip(&e, packed, p); err != nil {
+		err = r.readStored(d, &e, p)
+	} else {
+		begin, err = r.readDeflated(d, &e, p)
+	}
+	if err != nil {
 		return err
 	}
 	if crc32.ChecksumIEEE(p) != e.crc {
@@ -385,19 +383,11 @@ func (r *Reader) ReadStored(shard int, at, from int64, p []byte) error {
 	if e.method != zipStored || e.packed != e.size || from > e.size-int64(len(p)) {
 		return ErrSourceChanged
 	}
-	n := int(min(int64(e.lead), d.at-e.offset))
-	r.zipped = slices.Grow(r.zipped[:0], n)[:n]
-	if got, err := r.file.ReadAt(r.zipped, e.offset); got < n {
-		return err
-	}
-	head, err := readLocal(r.file, &e, r.zipped)
+	begin, err := r.contentOf(d, &e)
 	if err != nil {
 		return err
 	}
-	if got, err := r.file.ReadAt(p, e.offset+int64(head)+from); got < len(p) {
-		return err
-	}
-	return nil
+	return readFull(r.file, p, begin+from)
 }
 
 // zipEntry opens a zip, and returns its directory and the entry whose local header is at an offset.
@@ -415,29 +405,87 @@ func (r *Reader) zipEntry(shard int, at int64) (d *zipDirectory, e zipEntry, err
 	return d, e, nil
 }
 
+// minUncopied is the minimum size of a stored member that is read by two requests, the first of
+// which reads only the local header. Two requests take less time than copying such a member.
+const minUncopied = 16 << 10
+
+// readStored fills p with the content of a stored entry.
+func (r *Reader) readStored(d *zipDirectory, e *zipEntry, p []byte) error {
+	if len(p) < minUncopied || IsURL(r.a.shards[r.shard].Path) {
+		packed, _, err := r.readPacked(r.file, d, e)
+		copy(p, packed)
+		return err
+	}
+	begin, err := r.contentOf(d, e)
+	if err != nil {
+		return err
+	}
+	return readFull(r.file, p, begin)
+}
+
+// readDeflated fills p with the content of a deflated entry. begin is the offset of its compressed
+// bytes in the file.
+func (r *Reader) readDeflated(d *zipDirectory, e *zipEntry, p []byte) (begin int64, err error) {
+	packed, begin, err := r.readPacked(&r.timed, d, e)
+	if err != nil {
+		return 0, err
+	}
+	return begin, r.unzip(e, packed, p)
+}
+
+// contentOf reads the local header of an entry, and returns the offset of the entry's compressed
+// bytes in the file.
+func (r *Reader) contentOf(d *zipDirectory, e *zipEntry) (begin int64, err error) {
+	r.zipped = slices.Grow(r.zipped[:0], int(e.lead))[:min(int64(e.lead), d.at-e.offset)]
+	if err := readFull(r.file, r.zipped, e.offset); err != nil {
+		return 0, err
+	}
+	head, err := readLocal(r.file, e, r.zipped)
+	if err != nil {
+		return 0, err
+	}
+	return e.offset + int64(head), e.before(d, head)
+}
+
+// before returns an error if the compressed bytes of an entry, which follow a local header of head
+// bytes, do not end before the central directory.
+func (e *zipEntry) before(d *zipDirectory, head int) error {
+	if int64(head)+e.packed > d.at-e.offset {
+		return damagedMember("its content overlaps the zip's central directory")
+	}
+	return nil
+}
+
 // readPacked reads the compressed bytes of an entry. begin is their offset in the file. Nearly
 // always, one read gets the local header and the content. The bytes are valid until the next call.
 func (r *Reader) readPacked(file io.ReaderAt, d *zipDirectory, e *zipEntry) (packed []byte, begin int64, err error) {
 	n := int(min(int64(e.lead)+e.packed, d.at-e.offset))
 	r.zipped = slices.Grow(r.zipped[:0], n)[:n]
-	if got, err := file.ReadAt(r.zipped, e.offset); got < n {
+	if err := readFull(file, r.zipped, e.offset); err != nil {
 		return nil, 0, err
 	}
 	head, err := readLocal(file, e, r.zipped)
 	if err != nil {
 		return nil, 0, err
 	}
-	end := int64(head) + e.packed
-	if end > d.at-e.offset {
-		return nil, 0, damagedMember("its content overlaps the zip's central directory")
+	if err := e.before(d, head); err != nil {
+		return nil, 0, err
 	}
-	if have := int64(n); have < end {
-		r.zipped = slices.Grow(r.zipped, int(end-have))[:end]
-		if got, err := file.ReadAt(r.zipped[have:], e.offset+have); int64(got) < end-have {
+	if end := head + int(e.packed); n < end {
+		r.zipped = slices.Grow(r.zipped, end-n)[:end]
+		if err := readFull(file, r.zipped[n:], e.offset+int64(n)); err != nil {
 			return nil, 0, err
 		}
 	}
-	return r.zipped[head:end], e.offset + int64(head), nil
+	return r.zipped[head:][:e.packed], e.offset + int64(head), nil
+}
+
+// readFull fills p with the bytes of a file at an offset.
+func readFull(file io.ReaderAt, p []byte, at int64) error {
+	if n, err := file.ReadAt(p, at); n < len(p) {
+		return err
+	}
+	return nil
 }
 
 // unzip inflates the compressed bytes of an entry into p.

@@ -90,6 +90,88 @@ func TestReadStoredReportsItsFaults(t *testing.T) {
 	}
 }
 
+// recordedFile records the memory that each ReadAt fills.
+type recordedFile struct {
+	archive.File
+	reads *[][]byte
+}
+
+func (f recordedFile) ReadAt(p []byte, at int64) (int, error) {
+	*f.reads = append(*f.reads, p)
+	return f.File.ReadAt(p, at)
+}
+
+// A large stored member of a local file is read into the caller's memory. A small one is read
+// together with its local header.
+func TestLargeStoredMembersAreReadWithoutACopy(t *testing.T) {
+	for _, c := range []struct{ size, extra, reads int }{
+		{archive.MinUncopied - 1, 0, 1}, {archive.MinUncopied - 1, 4096, 2},
+		{archive.MinUncopied, 0, 2}, {archive.MinUncopied, 4096, 2}, {3 * archive.MinUncopied, 0, 2},
+	} {
+		content := archivetest.Image(strings.Repeat("0123456789", c.size))[:c.size]
+		file := archivetest.WriteFile(t, "a.zip", localZip(t, "a/1.png", content, c.extra))
+		var reads [][]byte
+		a, err := archive.Open(t.Context(), file, archive.Config{OpenFile: func(path string) (archive.File, error) {
+			f, err := archive.OpenFile(t.Context(), path, archive.Config{})
+			return recordedFile{f, &reads}, err
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := archive.NewReader(a)
+		p := make([]byte, c.size)
+		for range 2 { // the first call also reads the directory
+			reads = nil
+			if err := r.ReadZipped(0, 0, p); err != nil || string(p) != content {
+				t.Errorf("%d bytes, %d more in the header: got %.20q, error %v, want %.20q", c.size, c.extra, p, err, content)
+			}
+		}
+		inPlace := len(reads) > 0 && &reads[len(reads)-1][0] == &p[0]
+		if want := c.size >= archive.MinUncopied; len(reads) != c.reads || inPlace != want {
+			t.Errorf("%d bytes, %d more in the header: got %d reads, in place %t, want %d, %t", c.size, c.extra, len(reads),
+				inPlace, c.reads, want)
+		}
+		r.Close()
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Each read of a large stored member compares its bytes with the zip's checksum, and its local
+// header with the directory.
+func TestDamageOfLargeStoredMembersIsFound(t *testing.T) {
+	content := archivetest.Image(strings.Repeat("0123456789", archive.MinUncopied))
+	data := zipOf(t, []archivetest.Member{{Name: "a/1.png", Data: content}}, zip.Store)
+	file := archivetest.WriteFile(t, "a.zip", data)
+	r := archive.NewReader(open(t, file))
+	defer r.Close()
+	p := make([]byte, len(content))
+	begin := bytes.Index(data, []byte(content))
+	for _, c := range []struct {
+		at    int
+		value byte
+		want  string
+	}{
+		{0, 0, "it has no local header"},
+		{30, 'b', "has another name"},
+		{29, 0xff, "overlaps the zip's central directory"}, // the high byte of the extra fields' size
+		{begin + len(content) - 1, 0, "its bytes differ from their checksum"},
+	} {
+		if err := r.ReadZipped(0, 0, p); err != nil || string(p) != content {
+			t.Fatalf("before the damage: got %.20q, error %v, want %.20q", p, err, content)
+		}
+		damaged := bytes.Clone(data)
+		damaged[c.at] = c.value
+		archivetest.Rewrite(t, file, damaged)
+		err := r.ReadZipped(0, 0, p)
+		if archive.MemberDamage(err) == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("byte %d is %#x: got error %v, want damage with %q", c.at, c.value, err, c.want)
+		}
+		archivetest.Rewrite(t, file, data)
+	}
+}
+
 // Deflated returns where the compressed bytes of the last member are. It returns nothing for a
 // stored member, and after an error.
 func TestDeflatedBytesInflateToTheMember(t *testing.T) {
