@@ -314,7 +314,6 @@ func TestBoxOptionsAreChecked(t *testing.T) {
 		"Options.Boxes.MinSize is NaN":                func(o *Options) { o.Boxes.MinSize = math.NaN() },
 		"Options.Boxes excludes Options.WebDataset":   func(o *Options) { o.WebDataset = true },
 		"Options.Boxes excludes Options.Balanced":     func(o *Options) { o.Balanced = true },
-		"Options.Boxes excludes Options.Part":         func(o *Options) { o.Part.HeldOut = 0.5 },
 		"Options.Boxes excludes Options.List":         func(o *Options) { o.List = "a.csv" },
 		"Options.Boxes and Options.Masks exclude":     func(o *Options) { o.Masks = sceneMasks },
 		"Options.Transform: field Mix":                func(o *Options) { o.Transform.Mix = []transform.BatchOp{transform.CutMix{}} },

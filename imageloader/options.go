@@ -432,18 +432,16 @@ func (o *Options) checkFormat(path, format string) error {
 //	Seed    uint64  // another seed holds out other samples
 //
 // A hash of Seed and a sample's name decides whether it is held out, so images that are added later
-// move no others. A class of at least two samples has at least one on each side. With
-// ListFormat.GroupColumn, all samples of a group are on one side, and the held-out share of each
-// class is near HeldOut; groups that are added later may move others. Test and Seed need HeldOut.
+// move no others. Samples with masks or boxes count as one class. A class of at least two samples
+// has at least one on each side. With ListFormat.GroupColumn, all samples of a group are on one
+// side, and the held-out share of each class is near HeldOut; groups that are added later may move
+// others. Test and Seed need HeldOut.
 type Part = index.Part
 
 // checkPart returns an error for a wrong part.
 func (o *Options) checkPart() error {
 	if err := o.Part.Check(); err != nil {
 		return fmt.Errorf("imageloader: Options.Part: %w", err)
-	}
-	if o.Part != (Part{}) && o.Masks.masked() {
-		return errors.New("imageloader: Options.Part and Options.Masks exclude each other")
 	}
 	return nil
 }
@@ -653,7 +651,7 @@ func (o *Options) checkBoxes(compiled *transform.Compiled) error {
 	for _, other := range []struct {
 		option string
 		set    bool
-	}{{"List", o.List != ""}, {"Part", o.Part != Part{}}, {"Balanced", o.Balanced}, {"MultiLabel", o.MultiLabel},
+	}{{"List", o.List != ""}, {"Balanced", o.Balanced}, {"MultiLabel", o.MultiLabel},
 		{"Target", o.Target != nil}} {
 		if other.set {
 			return fmt.Errorf("imageloader: Options.Boxes excludes Options.%s", other.option)

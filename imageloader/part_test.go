@@ -5,6 +5,7 @@ package imageloader
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -156,13 +157,74 @@ func TestPartOfAFolder(t *testing.T) {
 		{Options{Part: Part{Folder: "val"}}, "no samples in " + path + ": Options.Part has none of its 6 samples"},
 		{Options{Part: Part{HeldOut: 1}}, "Options.Part: field HeldOut is 1, not from 0 to below 1"},
 		{Options{Part: Part{Seed: 1}}, "Test and Seed need HeldOut"},
-		{Options{Part: Part{Folder: "train"}, Masks: Masks{Image: "*.jpg", Mask: "*.png"}},
-			"Options.Part and Options.Masks exclude each other"},
 	} {
 		_, err := open(t.Context(), path, c.o, openFile, fakeCodec{})
 		if err == nil || !strings.Contains(err.Error(), c.says) ||
 			strings.Contains(c.says, "no samples") != errors.Is(err, ErrNoSamples) {
 			t.Errorf("%+v: got the error %v, want %q", c.o.Part, err, c.says)
+		}
+	}
+}
+
+// The parts of images with boxes or masks are disjoint and complete, with and without an index
+// file. Each sample has the boxes or the mask that it has in the whole archive. All samples are one
+// class, so that a part has about its share.
+func TestPartsOfPairs(t *testing.T) {
+	boxes, masks := boxScenes(t, 40), scenes(t, 40)
+	file := archivetest.WriteFile(t, "instances.json", []byte(cocoOf(t, boxes)))
+	for name, c := range map[string]struct {
+		members []archivetest.Member
+		o       Options
+	}{
+		"files of boxes": {boxes, Options{Boxes: sceneBoxes}},
+		"COCO":           {boxes, Options{Boxes: Boxes{File: file}}},
+		"masks":          {masks, Options{Masks: sceneMasks}},
+	} {
+		o := c.o
+		o.Transform, o.BatchSize = Eval(32, 32), 7
+		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, c.members...)))
+		partners := func(p Part) map[string]string {
+			o.Part = p
+			l, err := Open(path, o)
+			if err != nil {
+				t.Fatalf("%s, %+v: %v, want no error", name, p, err)
+			}
+			defer l.Close()
+			found := map[string]string{}
+			for b, err := range l.Epoch(t.Context(), 0) {
+				if err != nil {
+					t.Fatalf("%s, %+v: %v, want no error", name, p, err)
+				}
+				for i, s := range b.Samples {
+					if b.Boxes != nil {
+						found[s.Name] = fmt.Sprint(b.Boxes[i])
+					} else {
+						found[s.Name] = fmt.Sprint(b.Masks[len(b.Masks)/b.N*i : len(b.Masks)/b.N*(i+1)])
+					}
+				}
+			}
+			if l.Len() != len(found) {
+				t.Errorf("%s, %+v: Len is %d, and an epoch has %d samples", name, p, l.Len(), len(found))
+			}
+			return found
+		}
+		for range 2 { // the second time from the index file
+			whole, joined := partners(Part{}), map[string]string{}
+			for _, test := range []bool{false, true} {
+				part := partners(Part{HeldOut: 0.25, Test: test, Seed: 3})
+				if n := len(part); test && (n < 5 || n > 16) {
+					t.Errorf("%s: %d of %d samples are held out, want about 10", name, n, len(whole))
+				}
+				for name, partner := range part {
+					if _, twice := joined[name]; twice {
+						t.Errorf("%s is in both parts, want one", name)
+					}
+					joined[name] = partner
+				}
+			}
+			if len(whole) < 40 || !maps.Equal(joined, whole) {
+				t.Errorf("%s: the parts have %d samples, or others than the %d of the archive", name, len(joined), len(whole))
+			}
 		}
 	}
 }

@@ -34,8 +34,7 @@ type Config struct {
 	// because the list has the labels.
 	Parquet bool
 
-	// Part selects some of the samples. The index file still describes all of them. Part excludes
-	// Pairs.
+	// Part selects some of the samples. The index file still describes all of them.
 	Part Part
 
 	MaxSampleBytes int64 // larger samples are never read

@@ -488,7 +488,7 @@ func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
 	if x.listed.report, err = matcher.finish(b.config.Logger); err != nil {
 		return err
 	}
-	x.orphans, x.listed.groupNames = x.listed.report.Unlisted, list.groups
+	x.orphans, x.listed.groupNames, x.listed.numbered = x.listed.report.Unlisted, list.groups, list.numbered
 	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept does not change any more
 	x.readCost = w.cost()
 	return nil

@@ -108,11 +108,7 @@ func (b *Builder) loadPairs(x *Index, sections map[uint32]section) error {
 	}
 	unpaired := p.unpaired(b, first)
 	p.keepPaired()
-	w := workMeter{shards: x.shards, next: x.eachMark()}
-	for k := range x.samples {
-		w.sample(&x.samples[k])
-	}
-	x.readCost = w.cost()
+	x.readCost = x.costOfAll()
 	if len(x.places) == 0 {
 		x.unpaired = unpaired
 	}
@@ -254,24 +250,9 @@ func (p *pairing) keepPaired() {
 	if len(p.single) == 0 {
 		return
 	}
-	place := make([]int32, len(x.samples)) // the new number of each record
+	keep := make([]bool, len(x.samples))
 	for _, k := range x.places {
-		place[k] = 1
+		keep[k] = true
 	}
-	var kept strings.Builder
-	samples, numbers := make([]record, 0, len(x.places)), make([]int32, 0, len(x.places))
-	for k := range x.samples {
-		if place[k] == 0 {
-			continue
-		}
-		place[k] = int32(len(samples))
-		r := x.samples[k]
-		r.name = uint32(kept.Len())
-		kept.WriteString(x.recordName(k))
-		samples, numbers = append(samples, r), append(numbers, x.numbers[k])
-	}
-	for i, k := range x.places {
-		x.places[i] = place[k]
-	}
-	x.samples, x.numbers, x.names = samples, numbers, kept.String()
+	x.keepRecords(keep)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -54,9 +55,9 @@ func (p Part) in(name string) bool {
 // In returns for each sample whether it is in the part.
 func (x *Index) In(p Part) []bool {
 	held := x.heldOut(p)
-	in := make([]bool, len(x.samples))
+	in := make([]bool, x.Len())
 	for k := range in {
-		in[k] = p.in(x.recordName(k)) && (p.HeldOut == 0 || held[k] == p.Test)
+		in[k] = p.in(x.Name(k)) && (p.HeldOut == 0 || held[k] == p.Test)
 	}
 	return in
 }
@@ -74,29 +75,63 @@ func (x *Index) keepPart(p Part, archive string) error {
 		return nil
 	}
 	in := x.In(p)
-	var kept strings.Builder
-	samples, numbers := make([]record, 0, len(x.samples)), make([]int32, 0, len(x.samples))
-	w := workMeter{shards: x.shards, next: x.eachMark()}
-	for k := range x.samples {
-		if !in[k] {
+	keep, some := make([]bool, len(x.samples)), false
+	places := make([][]int32, 2) // of images, and of their partners
+	for i, inside := range in {
+		if !inside {
 			continue
 		}
-		name, r := x.recordName(k), x.samples[k]
-		w.sample(&r)
-		r.name = uint32(kept.Len())
-		kept.WriteString(name)
-		samples, numbers = append(samples, r), append(numbers, x.number(k))
+		some, keep[x.at(i)] = true, true
+		if x.Paired() {
+			keep[x.at(x.Partner(i))] = true
+			places[0], places[1] = append(places[0], x.places[i]), append(places[1], x.places[x.Partner(i)])
+		}
 	}
-	if len(samples) == 0 {
+	if !some {
 		return fmt.Errorf("%w in %s: Options.Part has none of its %s", ErrNoSamples, archive,
-			many(len(x.samples), "sample", "samples"))
+			many(len(in), "sample", "samples"))
 	}
-	x.samples, x.numbers, x.names, x.readCost = samples, numbers, kept.String(), w.cost()
+	if x.Paired() {
+		x.places = slices.Concat(places...)
+	}
+	x.keepRecords(keep)
+	x.readCost = x.costOfAll()
 	x.listed.groups = nil
 	return nil
 }
 
-// heldOut reports for each sample whether it is held out. Lists of labels do not count as classes.
+// keepRecords removes the other records. No sample may use them.
+func (x *Index) keepRecords(keep []bool) {
+	place := make([]int32, len(x.samples)) // the new number of each record
+	var kept strings.Builder
+	samples, numbers := make([]record, 0, len(x.samples)), make([]int32, 0, len(x.samples))
+	for k := range x.samples {
+		if !keep[k] {
+			continue
+		}
+		place[k] = int32(len(samples))
+		r := x.samples[k]
+		r.name = uint32(kept.Len())
+		kept.WriteString(x.recordName(k))
+		samples, numbers = append(samples, r), append(numbers, x.number(k))
+	}
+	for i, k := range x.places {
+		x.places[i] = place[k]
+	}
+	x.samples, x.numbers, x.names = samples, numbers, kept.String()
+}
+
+// costOfAll returns the cost of reading all records in any order.
+func (x *Index) costOfAll() readCost {
+	w := workMeter{shards: x.shards, next: x.eachMark()}
+	for k := range x.samples {
+		w.sample(&x.samples[k])
+	}
+	return w.cost()
+}
+
+// heldOut reports for each sample whether it is held out. Lists of labels, and numbers of images in
+// a file of boxes, do not count as classes.
 func (x *Index) heldOut(p Part) []bool {
 	if p.HeldOut == 0 {
 		return nil
@@ -104,16 +139,16 @@ func (x *Index) heldOut(p Part) []bool {
 	if x.listed.groups != nil {
 		return x.heldOutGroups(p)
 	}
-	held := make([]bool, len(x.samples))
-	classes := map[int32]*extremes{}
-	for k := range x.samples {
-		name := x.recordName(k)
+	held := make([]bool, x.Len())
+	classes := map[int]*extremes{}
+	for k := range held {
+		name := x.Name(k)
 		if !p.in(name) {
 			continue
 		}
-		label := int32(0)
-		if x.lists == nil {
-			label = x.samples[k].label
+		label := 0
+		if !x.listed.numbered {
+			label = x.Label(k)
 		}
 		h := p.hash(name)
 		held[k] = h < p.HeldOut

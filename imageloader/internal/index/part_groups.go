@@ -11,6 +11,7 @@ type fromList struct {
 	report     *ListReport // nil: there is no list
 	groups     []int32     // group of each record; nil: there are no groups, or no part needs them
 	groupNames []string
+	numbered   bool // the labels are numbers of images in a file of boxes
 }
 
 // groupSplit decides which groups of samples are held out. It keeps the held-out share of each
