@@ -38,10 +38,10 @@ func TestPartsOfAnArchive(t *testing.T) {
 
 // planParts tests the plans of an archive of photographs.
 func planParts(t *testing.T, path string, photos int) {
-	var read atomic.Int64 // bytes read from the archive
+	var read, reads atomic.Int64 // bytes read from the archive, and calls of ReadAt
 	counting := func(path string) (archive.File, error) {
 		f, err := os.Open(path)
-		return countingFile{f, &read}, err
+		return countingFile{f, &read, &reads}, err
 	}
 	l, err := open(t.Context(), path, Options{BatchSize: 4, Shuffle: true, Workers: 2, Transform: Train(32),
 		BadSamples: Skip}, counting, sample.Library{})
@@ -81,12 +81,16 @@ func planParts(t *testing.T, path string, photos int) {
 	}
 	c.rows, c.plansOnly = 0, true
 	read.Store(0)
+	reads.Store(0)
 	if _, err := c.epoch(t, l, epochs); err != nil {
 		t.Fatal(err)
 	}
 	if c.rows != photos || read.Load() >= files*9/10 {
 		t.Errorf("%d rows have plans, want %d; planning reads %d bytes of files of %d", c.rows, photos,
 			read.Load(), files)
+	}
+	if got := reads.Load(); got > int64(photos*3/2) { // opening the archive takes a few
+		t.Errorf("planning reads %d times, want one read for each of %d parts", got, photos)
 	}
 	c.plansOnly = false
 	// The file is overwritten in place, because the loader has it open. Size and time stay the
@@ -130,14 +134,15 @@ func planParts(t *testing.T, path string, photos int) {
 	}
 }
 
-// countingFile counts the bytes that are read at any offset.
+// countingFile counts the bytes that are read at any offset, and the reads.
 type countingFile struct {
 	*os.File
-	bytes *atomic.Int64
+	bytes, reads *atomic.Int64
 }
 
 func (f countingFile) ReadAt(p []byte, at int64) (int, error) {
 	n, err := f.File.ReadAt(p, at)
 	f.bytes.Add(int64(n))
+	f.reads.Add(1)
 	return n, err
 }

@@ -538,7 +538,7 @@ func TestOpenReadsTheDirectoryOfAZipOnce(t *testing.T) {
 	l, err := open(t.Context(), path, Options{BatchSize: 8, Transform: Eval(4, 4), Shuffle: true, BadSamples: Skip},
 		func(path string) (archive.File, error) {
 			f, err := os.Open(path)
-			return countingFile{f, &read}, err
+			return countingFile{f, &read, new(atomic.Int64)}, err
 		}, fakeCodec{})
 	if err != nil {
 		t.Fatal(err)

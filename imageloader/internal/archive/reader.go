@@ -16,10 +16,8 @@ type Reader struct {
 	timed   timedFile
 	shard   int // -1: none
 	inflate *rangeInflater
-	zipped  []byte // the compressed member that was read last, with its header
-	// deflated is the range, in the file, of the compressed bytes that ReadZipped has inflated
-	// last.
-	deflated struct{ begin, end int64 }
+	zipped  []byte                     // the compressed member that was read last, with its header
+	packed  struct{ begin, end int64 } // see Packed
 	// page is the last decompressed page of a Parquet file. It is at pageFrom of shard pageOf.
 	page     []byte
 	pageOf   int

@@ -334,7 +334,7 @@ func (z *zipDirectories) known(shard int) *zipDirectory {
 // ReadZipped fills p with the content of a member of a zip. at is the member's Offset, and the
 // length of p must be its size. If the member is damaged, the error is a [MemberError].
 func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
-	r.deflated.begin, r.deflated.end = 0, 0
+	r.packed.begin, r.packed.end = 0, 0
 	began := time.Now()
 	d, e, err := r.zipEntry(shard, at)
 	if err != nil {
@@ -351,7 +351,7 @@ func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	}
 	var begin int64
 	if e.method == zipStored {
-		err = r.readStored(d, &e, p)
+		begin, err = r.readStored(d, &e, p)
 	} else {
 		begin, err = r.readDeflated(d, &e, p)
 	}
@@ -361,34 +361,13 @@ func (r *Reader) ReadZipped(shard int, at int64, p []byte) error {
 	if crc32.ChecksumIEEE(p) != e.crc {
 		return errMemberSum
 	}
-	if e.method == zipDeflated {
-		r.deflated.begin, r.deflated.end = begin, begin+e.packed
-	}
+	r.packed.begin, r.packed.end = begin, begin+e.packed
 	return nil
 }
 
-// Deflated returns the range of the compressed bytes, in the file, of the member that ReadZipped
-// has read last. The range is empty if the last call of ReadZipped failed, or if the member is
-// stored.
-func (r *Reader) Deflated() (begin, end int64) { return r.deflated.begin, r.deflated.end }
-
-// ReadStored fills p with a part of the content of a stored member of a zip. at is the member's
-// Offset, and from is the offset of the part in the content. The whole part must be within the
-// content. The caller verifies the bytes, because a part has no checksum.
-func (r *Reader) ReadStored(shard int, at, from int64, p []byte) error {
-	d, e, err := r.zipEntry(shard, at)
-	if err != nil {
-		return err
-	}
-	if e.method != zipStored || e.packed != e.size || from > e.size-int64(len(p)) {
-		return ErrSourceChanged
-	}
-	begin, err := r.contentOf(d, &e)
-	if err != nil {
-		return err
-	}
-	return readFull(r.file, p, begin+from)
-}
+// Packed returns the range of the bytes, in the file, of the member that ReadZipped has read last,
+// compressed or stored. The range is empty if the last call of ReadZipped failed.
+func (r *Reader) Packed() (begin, end int64) { return r.packed.begin, r.packed.end }
 
 // zipEntry opens a zip, and returns its directory and the entry whose local header is at an offset.
 func (r *Reader) zipEntry(shard int, at int64) (d *zipDirectory, e zipEntry, err error) {
@@ -409,18 +388,18 @@ func (r *Reader) zipEntry(shard int, at int64) (d *zipDirectory, e zipEntry, err
 // which reads only the local header. Two requests take less time than copying such a member.
 const minUncopied = 16 << 10
 
-// readStored fills p with the content of a stored entry.
-func (r *Reader) readStored(d *zipDirectory, e *zipEntry, p []byte) error {
+// readStored fills p with the content of a stored entry. begin is the content's offset in the file.
+func (r *Reader) readStored(d *zipDirectory, e *zipEntry, p []byte) (begin int64, err error) {
 	if len(p) < minUncopied || IsURL(r.a.shards[r.shard].Path) {
-		packed, _, err := r.readPacked(r.file, d, e)
+		packed, begin, err := r.readPacked(r.file, d, e)
 		copy(p, packed)
-		return err
+		return begin, err
 	}
-	begin, err := r.contentOf(d, e)
+	begin, err = r.contentOf(d, e)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return readFull(r.file, p, begin)
+	return begin, readFull(r.file, p, begin)
 }
 
 // readDeflated fills p with the content of a deflated entry. begin is the offset of its compressed

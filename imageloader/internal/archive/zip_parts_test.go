@@ -15,81 +15,6 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// The local header of a stored member determines where its parts are read. A member that is
-// deflated now, or that has become shorter, is reported as changed.
-func TestPartsOfStoredMembersAreRead(t *testing.T) {
-	content := archivetest.Image(strings.Repeat("0123456789", 500))
-	for _, extra := range []int{0, 4096} {
-		file := archivetest.WriteFile(t, "a.zip", localZip(t, "a/1.png", content, extra))
-		_, found, err := walk(t.Context(), file, archive.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := archive.NewReader(open(t, file))
-		defer r.Close()
-		at := found.list[0].Offset
-		for _, part := range [][2]int{{0, 1}, {0, len(content)}, {100, 1000}, {len(content) - 1, 1}, {len(content), 0}} {
-			p := make([]byte, part[1])
-			if err := r.ReadStored(0, at, int64(part[0]), p); err != nil || string(p) != content[part[0]:][:part[1]] {
-				t.Errorf("%d bytes from %d: got %.20q, error %v, want %.20q", part[1], part[0], p, err,
-					content[part[0]:][:part[1]])
-			}
-		}
-		for name, c := range map[string]struct{ at, from int64 }{"a part over the end": {at, int64(len(content))},
-			"another member": {at + 1, 0}} {
-			if err := r.ReadStored(0, c.at, c.from, make([]byte, 1)); !errors.Is(err, archive.ErrSourceChanged) {
-				t.Errorf("%s: got error %v, want archive.ErrSourceChanged", name, err)
-			}
-		}
-	}
-	deflated := archivetest.WriteFile(t, "a.zip", zipOf(t, []archivetest.Member{{Name: "a/1.png", Data: content}}, zip.Deflate))
-	r := archive.NewReader(open(t, deflated))
-	defer r.Close()
-	if err := r.ReadStored(0, 0, 0, make([]byte, 1)); !errors.Is(err, archive.ErrSourceChanged) {
-		t.Errorf("a deflated member: got error %v, want archive.ErrSourceChanged", err)
-	}
-}
-
-// ReadStored returns the error of a read that fails. A local header with the name of another member
-// is damage.
-func TestReadStoredReportsItsFaults(t *testing.T) {
-	errDisk := errors.New("the disk has failed")
-	content := archivetest.Image("content")
-	data := zipOf(t, []archivetest.Member{{Name: "a/1.png", Data: content}}, zip.Store)
-	file := archivetest.WriteFile(t, "a.zip", data)
-	read := func(c archive.Config) error {
-		a, err := archive.Open(t.Context(), file, c)
-		if err != nil {
-			return err
-		}
-		defer a.Close()
-		r := archive.NewReader(a)
-		defer r.Close()
-		return r.ReadStored(0, 0, 2, make([]byte, 4))
-	}
-	for reads := 0; ; reads++ {
-		left := reads
-		err := read(archive.Config{OpenFile: func(path string) (archive.File, error) {
-			f, err := archive.OpenFile(t.Context(), path, archive.Config{})
-			return brokenFile{f, 64, &left, errDisk}, err
-		}})
-		if left >= 0 {
-			if err != nil {
-				t.Errorf("got error %v, want none", err)
-			}
-			break
-		}
-		if !errors.Is(err, errDisk) {
-			t.Errorf("after %d reads: got error %v, want %v", reads, err, errDisk)
-		}
-	}
-	data[30]++ // the name in the local header
-	archivetest.Rewrite(t, file, data)
-	if err := read(archive.Config{}); archive.MemberDamage(err) == nil {
-		t.Errorf("a local header of another name: got error %v, want damage", err)
-	}
-}
-
 // recordedFile records the memory that each ReadAt fills.
 type recordedFile struct {
 	archive.File
@@ -172,15 +97,25 @@ func TestDamageOfLargeStoredMembersIsFound(t *testing.T) {
 	}
 }
 
-// Deflated returns where the compressed bytes of the last member are. It returns nothing for a
-// stored member, and after an error.
-func TestDeflatedBytesInflateToTheMember(t *testing.T) {
-	members, files := smallArchives(t)
-	for format, deflated := range map[string]bool{"stored zip": false, "deflated zip": true} {
-		file := archivetest.WriteFile(t, "a.zip", files[format])
+// Packed returns where the bytes of the last member are. It returns nothing after an error.
+func TestPackedBytesHaveTheMember(t *testing.T) {
+	long := archivetest.Image(strings.Repeat("0123456789", archive.MinUncopied))
+	members := []archivetest.Member{{Name: "a/1.png", Data: archivetest.Image("short")}, {Name: "a/2.png", Data: long}}
+	deflated, stored := zipOf(t, members, zip.Deflate), zipOf(t, members, zip.Store)
+	shifted := localZip(t, "a/1.png", long, 4096)
+	for name, c := range map[string]struct {
+		data     []byte
+		contents []string
+		deflated bool
+	}{
+		"deflated":             {deflated, []string{members[0].Data, long}, true},
+		"stored":               {stored, []string{members[0].Data, long}, false},
+		"with a longer header": {shifted, []string{long}, false},
+	} {
+		file := archivetest.WriteFile(t, "a.zip", c.data)
 		_, found, err := walk(t.Context(), file, archive.Config{})
-		if err != nil {
-			t.Fatal(err)
+		if err != nil || len(found.list) != len(c.contents) {
+			t.Fatalf("%s: got %d members, error %v, want %d", name, len(found.list), err, len(c.contents))
 		}
 		r := archive.NewReader(open(t, file))
 		defer r.Close()
@@ -188,22 +123,52 @@ func TestDeflatedBytesInflateToTheMember(t *testing.T) {
 			if err := r.ReadZipped(0, m.Offset, make([]byte, m.Size)); err != nil {
 				t.Fatal(err)
 			}
-			begin, end := r.Deflated()
-			if !deflated {
-				if begin != end {
-					t.Errorf("%s: got the bytes %d to %d of a stored member, want none", format, begin, end)
+			begin, end := r.Packed()
+			got := c.data[begin:end]
+			if c.deflated {
+				if got, err = io.ReadAll(flate.NewReader(bytes.NewReader(got))); err != nil {
+					t.Errorf("%s, member %d: got error %v, want none", name, i, err)
 				}
-				continue
 			}
-			got, err := io.ReadAll(flate.NewReader(bytes.NewReader(files[format][begin:end])))
-			if err != nil || string(got) != members[i].Data {
-				t.Errorf("%s: bytes %d to %d inflate to %q, error %v, want %q", format, begin, end, got, err, members[i].Data)
+			if string(got) != c.contents[i] {
+				t.Errorf("%s, member %d: got bytes %d to %d with %.20q, want %.20q", name, i, begin, end, got, c.contents[i])
 			}
-			if err := r.ReadZipped(0, m.Offset, make([]byte, m.Size+1)); err == nil {
-				t.Errorf("%s: got no error for another size, want one", format)
+			if err := r.ReadZipped(0, m.Offset, make([]byte, m.Size+1)); !errors.Is(err, archive.ErrSourceChanged) {
+				t.Errorf("%s, member %d: got error %v for another size, want archive.ErrSourceChanged", name, i, err)
 			}
-			if begin, end := r.Deflated(); begin != end {
-				t.Errorf("%s: got the bytes %d to %d after an error, want none", format, begin, end)
+			if begin, end := r.Packed(); begin != 0 || end != 0 {
+				t.Errorf("%s, member %d: got bytes %d to %d after an error, want none", name, i, begin, end)
+			}
+		}
+	}
+}
+
+// ReadZipped returns the error of a read that fails.
+func TestReadZippedReportsItsFaults(t *testing.T) {
+	errDisk := errors.New("the disk has failed")
+	for _, size := range []int{100, archive.MinUncopied} {
+		content := archivetest.Image(strings.Repeat("x", size))[:size]
+		file := archivetest.WriteFile(t, "a.zip", localZip(t, "a/1.png", content, 4096))
+		for reads := 0; ; reads++ {
+			left := reads
+			a, err := archive.Open(t.Context(), file, archive.Config{OpenFile: func(path string) (archive.File, error) {
+				f, err := archive.OpenFile(t.Context(), path, archive.Config{})
+				return brokenFile{f, 64, &left, errDisk}, err
+			}})
+			if err == nil {
+				r := archive.NewReader(a)
+				err = r.ReadZipped(0, 0, make([]byte, size))
+				r.Close()
+				_ = a.Close() // only read
+			}
+			if left >= 0 {
+				if err != nil {
+					t.Errorf("%d bytes: got error %v, want none", size, err)
+				}
+				break
+			}
+			if !errors.Is(err, errDisk) {
+				t.Errorf("%d bytes, after %d reads: got error %v, want %v", size, reads, err, errDisk)
 			}
 		}
 	}

@@ -17,7 +17,7 @@ type Head struct {
 	tables   string         // segments that several images may share
 	frame    string         // segments of the frame and the scan
 	scan     int            // offset of the scan's data in the file
-	from     index.Inflated // its End is 0 if the host inflates the image
+	from     index.Inflated // its End is 0 if the consumer does not inflate the image
 	checksum uint32         // CRC-32 of the tar's headers and the file
 	pieces   []uint64       // digests of the file's pieces, if parts of it are read: see PlanPart
 	entries  uint64         // hash of the blob of entry points that was compared with the file

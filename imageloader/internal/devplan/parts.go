@@ -24,7 +24,7 @@ const maxPieces = 32 << 20
 
 // PartReader reads a part of a sample. [index.Reader] documents the method.
 type PartReader interface {
-	ReadPart(i int, p []byte, from int) error
+	ReadPart(i int, p []byte, from int, whole index.Inflated) error
 }
 
 // partHeads returns the heads if a part of sample i's file may be read alone. It returns nil if the
@@ -47,7 +47,7 @@ func (p *Planner) KeepPartHead(m *Image, to *Staging) {
 	if before != nil && before.pieces != nil {
 		return
 	}
-	head := h.make(m.Data, m.Info, index.Inflated{})
+	head := h.make(m.Data, m.Info, m.Inflated)
 	n := (len(m.Data) + pieceBytes - 1) / pieceBytes
 	if head == nil || !h.reserve(n) {
 		return
@@ -89,7 +89,7 @@ func (p *Planner) PlanPart(head *Head, m *Image, r PartReader, to *Staging) (Pla
 	memory := to.plans.Memory[part.Begin:part.End:part.End]
 	// After an error a worker reads the sample again. The second read reports the error with its
 	// description.
-	if r.ReadPart(m.Index, memory, part.From) != nil {
+	if r.ReadPart(m.Index, memory, part.From, head.from) != nil {
 		return Placed{}, false
 	}
 	first, n := part.From/pieceBytes, (len(memory)+pieceBytes-1)/pieceBytes

@@ -50,9 +50,9 @@ func (r *timedReader) ReadPacked(p *index.Packed, window, input []byte) error {
 }
 
 // ReadPart is a method of devplan.PartReader.
-func (r *timedReader) ReadPart(i int, p []byte, from int) error {
+func (r *timedReader) ReadPart(i int, p []byte, from int, whole index.Inflated) error {
 	defer r.time()()
-	return r.Reader.ReadPart(i, p, from)
+	return r.Reader.ReadPart(i, p, from, whole)
 }
 
 // fetchPlans reports whether fetch plans images. It does not if workers write the samples' targets,

@@ -105,8 +105,11 @@ func (r *Reader) read(i int, p, room []byte) error {
 		r.inflated.Lead, r.inflated.Begin = crc32.ChecksumIEEE(r.segment[int64(len(r.segment))-lead:]), 0
 		r.inflatedOf = i
 	case archive.Zip:
-		r.inflated, r.inflatedOf = Inflated{}, i
-		r.inflated.Begin, r.inflated.End = r.archive.Deflated()
+		begin, end := r.archive.Packed()
+		if m.flags&recordStored != 0 {
+			end = 0
+		}
+		r.inflated, r.inflatedOf = Inflated{Begin: begin, End: end}, i
 	}
 	return nil
 }
@@ -124,25 +127,26 @@ func (x *Index) Parts(i int) bool {
 }
 
 // ReadPart fills p with the bytes of sample i's content that start at offset from. All of them must
-// be within the content, and Parts must have returned true. The caller verifies the bytes.
-func (r *Reader) ReadPart(i int, p []byte, from int) error {
+// be within the content, and Parts must have returned true. whole is the sample's Inflated, from a
+// Reader of this Index that has read the whole sample. The caller verifies the bytes.
+func (r *Reader) ReadPart(i int, p []byte, from int, whole Inflated) error {
 	defer runtime.KeepAlive(r.x)
 	m := &r.x.samples[r.x.at(i)]
+	begin := m.offset
 	if r.x.shards[m.shard].format == archive.Zip {
-		return r.archive.ReadStored(int(m.shard), m.offset, int64(from), p)
+		begin = whole.Begin
 	}
-	if n, err := r.archive.ReadAt(int(m.shard), p, m.offset+int64(from)); n < len(p) {
+	if n, err := r.archive.ReadAt(int(m.shard), p, begin+int64(from)); n < len(p) {
 		return err
 	}
 	return nil
 }
 
-// Inflated describes the compressed bytes of a sample in a gzip shard or a zip, as Read has found
-// them.
+// Inflated describes the bytes of a sample in a gzip shard or a zip, as Read has found them.
 type Inflated struct {
 	Lead uint32 // CRC-32 of the Packed.Lead bytes before the content
-	// Begin is the offset in a zip of the content's compressed bytes. It is 0 in a gzip shard,
-	// whose marks say where inflating starts.
+	// Begin is the offset in a zip of the content's bytes, compressed or stored. It is 0 in a gzip
+	// shard, whose marks say where inflating starts.
 	Begin int64
 	// End is the offset in the shard right after the content's compressed bytes. It is 0 if the
 	// sample spans several gzip members, or is stored in a zip. Packed can't be used for such a
