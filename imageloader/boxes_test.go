@@ -740,3 +740,74 @@ func TestOneFileOfBoxesIsChecked(t *testing.T) {
 		t.Error("a state of other boxes is accepted, want an error")
 	}
 }
+
+// The boxes in columns of Parquet files are those that datasets reads, with the classes that the
+// file names, in its order, or with given classes. Rows share a path or have none.
+func TestBoxesOfParquetColumns(t *testing.T) {
+	text, err := os.ReadFile("testdata/parquet/boxes.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files map[string][][][5]any
+	if err := json.Unmarshal(text, &files); err != nil || len(files) != 2 {
+		t.Fatalf("got %d files, %v, want 2", len(files), err)
+	}
+	for file, rows := range files {
+		data, err := os.ReadFile("testdata/parquet/" + file + ".parquet")
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := archivetest.WriteFile(t, file+".parquet", data)
+		for _, classes := range [][]string{nil, {"cat", "café", "owl"}, nil} { // the last one reads the index file
+			o := Options{BatchSize: 4, Transform: Eval(30, 30), Boxes: Boxes{File: "objects"}, Classes: classes}
+			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if classes == nil {
+				classes = []string{"owl", "cat", "café"}
+			}
+			if got := l.Classes(); !slices.Equal(got, classes) || l.Len() != len(rows) {
+				t.Errorf("%s: %d samples, classes %q, want %d and %q", file, l.Len(), got, len(rows), classes)
+			}
+			for b, err := range l.Epoch(t.Context(), 0) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, s := range b.Samples {
+					if place := fmt.Sprintf("%s/%08d", file, s.Index); !strings.HasPrefix(s.Name, place) {
+						t.Errorf("sample %d has the name %q, want %q and its path", s.Index, s.Name, place)
+					}
+					var want []Box
+					for _, v := range rows[s.Index] {
+						x, y, w, h := v[0].(float64)-5, v[1].(float64), v[2].(float64), v[3].(float64) // the crop of 40 x 30
+						left := max(0, x)
+						if x+w-left >= 1 {
+							want = append(want, Box{float32(left), float32(y), float32(x + w), float32(y + h),
+								slices.Index(classes, v[4].(string))})
+						}
+					}
+					if !slices.Equal(b.Boxes[i], want) {
+						t.Errorf("%s: got the boxes %v, want %v", s.Name, b.Boxes[i], want)
+					}
+				}
+			}
+			if !l.index.Load().HasFile() {
+				t.Errorf("%s: got no index file, want one", file)
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for says, o := range map[string]Options{
+			"no column \"bbox2\" with lists of boxes":         {Boxes: Boxes{File: "bbox2"}},
+			"give Options.Boxes.File the column":              {Boxes: Boxes{Image: "*.png", File: "*.txt"}},
+			"the label \"owl\" is not one of Options.Classes": {Boxes: Boxes{File: "objects"}, Classes: []string{"cat", "café"}},
+			"Options.Boxes and Options.Masks exclude each":    {Boxes: Boxes{File: "objects"}, Masks: sceneMasks},
+		} {
+			if _, err := open(t.Context(), path, o, openFile, fakeCodec{}); err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: got %v, want an error with %q", file, err, says)
+			}
+		}
+	}
+}

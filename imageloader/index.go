@@ -84,7 +84,7 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	if f := a.Format(); f == archive.Tree || f == archive.Zip {
 		return nil, fmt.Errorf("imageloader: %s is a %s, which %w", a.Path(), f, ErrNeedsNoIndex)
 	}
-	if err := l.readList(ctx); err != nil {
+	if err := l.readList(ctx, a); err != nil {
 		return nil, archive.StopCause(ctx, err)
 	}
 	c := l.indexConfig()
@@ -97,8 +97,8 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 func (l *Loader) archiveConfig() archive.Config {
 	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile,
 		Columns: archive.Columns{Image: l.o.Columns.Image, Labels: l.o.Columns.Labels, Lists: l.o.MultiLabel,
-			Unlabelled: l.o.List != "" || l.o.Unlabelled},
-		RowNames: l.o.Columns.RowNames,
+			Unlabelled: l.o.List != "" || l.o.Unlabelled || l.o.Boxes.used(), Boxes: l.o.Boxes.column()},
+		RowNames: l.o.Columns.RowNames || l.o.Boxes.oneFile(), // lists need unique names
 		Requests: &archive.Requests{Logger: l.o.Logger}}
 }
 
@@ -166,8 +166,11 @@ func (l *Loader) ListReport() *ListReport {
 }
 
 // readList reads the list of the options, if there is one, or makes a list of every image.
-func (l *Loader) readList(ctx context.Context) (err error) {
-	if l.o.Boxes.oneFile() {
+func (l *Loader) readList(ctx context.Context, a *archive.Archive) (err error) {
+	switch {
+	case l.o.Boxes.oneFile() && a.Format() == archive.Parquet:
+		return l.readBoxColumn(a)
+	case l.o.Boxes.oneFile():
 		return l.readBoxSet(ctx)
 	}
 	if l.o.Unlabelled {
@@ -182,6 +185,28 @@ func (l *Loader) readList(ctx context.Context) (err error) {
 	if err != nil && !index.IsWrongList(err) {
 		return fmt.Errorf("imageloader: Options.List: %w", err)
 	}
+	return err
+}
+
+// readBoxColumn reads the boxes of all images from a column of Parquet files. If Options.Classes is
+// empty, the classes are those that the files name.
+func (l *Loader) readBoxColumn(a *archive.Archive) error {
+	r := archive.NewReader(a)
+	defer r.Close()
+	classes := l.o.Classes
+	if len(classes) == 0 {
+		var err error
+		if classes, err = r.BoxClasses(); err != nil {
+			return fmt.Errorf("imageloader: Options.Boxes.File: %w", err)
+		}
+	}
+	b := box.NewSetBuilder(classes)
+	if err := r.Boxes(b.Add); err != nil {
+		return fmt.Errorf("imageloader: Options.Boxes.File: %w", err)
+	}
+	l.o.Classes, l.boxes = classes, &b.Set
+	var err error
+	l.list, err = index.NumberedList(a.Path(), b.Set.Names)
 	return err
 }
 

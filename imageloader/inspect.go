@@ -116,7 +116,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 		return nil, archive.StopCause(ctx, err)
 	}
 	defer func() { _ = a.Close() }() // nothing was written
-	if err := l.readList(ctx); err != nil {
+	if err := l.readList(ctx, a); err != nil {
 		return nil, archive.StopCause(ctx, err)
 	}
 	if err := l.o.checkFormat(a.Path(), a.Format()); err != nil {
@@ -372,7 +372,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 		return nil, err
 	}
 	defer func() { _ = a.Close() }() // nothing was written
-	if err := l.readList(ctx); err != nil {
+	if err := l.readList(ctx, a); err != nil {
 		return nil, err
 	}
 	config := l.indexConfig()

@@ -158,7 +158,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	if err := o.checkFormat(a.Path(), a.Format()); err != nil {
 		return nil, err
 	}
-	if err := l.readList(ctx); err != nil {
+	if err := l.readList(ctx, a); err != nil {
 		return nil, archive.StopCause(ctx, err)
 	}
 	x, err := index.Load(a, l.indexConfig())

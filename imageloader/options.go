@@ -416,9 +416,9 @@ func (o *Options) checkFormat(path, format string) error {
 			path)
 	case parquet && o.Masks.masked():
 		return fmt.Errorf("imageloader: %s is a Parquet file: Options.Masks needs a mask as a member of the archive", path)
-	case parquet && o.Boxes.used():
-		return fmt.Errorf("imageloader: %s is a Parquet file: Options.Boxes needs a member with the boxes of each image",
-			path)
+	case parquet && o.Boxes.used() && !o.Boxes.oneFile():
+		return fmt.Errorf("imageloader: %s is a Parquet file: give Options.Boxes.File the column with the boxes, such as "+
+			"objects, and no Options.Boxes.Image", path)
 	}
 	return nil
 }
@@ -553,6 +553,11 @@ type Boxes struct {
 	// and Image is empty. It is a path, a URL, or the name of a member of the archive. Its images
 	// are the samples: see Options.List for the rules of names. Classes selects labels by the names
 	// of categories. Without Classes, labels are the ids of categories.
+	//
+	// For Parquet files, File is the column of boxes ("objects"): a struct of lists, or a list of
+	// structs, with the fields bbox and category, as Hugging Face's datasets writes them. The names
+	// of categories in the file are the Classes, unless Classes is given. Names of samples have the
+	// file and the row, as with Columns.RowNames.
 	Image, File string
 	// Format is the meaning of a box's four numbers. Normalized means that they are fractions of
 	// the image's width and height instead of pixels. A Format other than DefaultBoxFormat applies
@@ -587,7 +592,15 @@ const (
 // maxBoxes is the maximum of Boxes.Max.
 const maxBoxes = 1 << 16
 
-// oneFile reports whether one file has the boxes of all images.
+// column returns the column of Parquet files with the boxes.
+func (b *Boxes) column() string {
+	if !b.oneFile() {
+		return ""
+	}
+	return b.File
+}
+
+// oneFile reports whether one file, or a column of Parquet files, has the boxes of all images.
 func (b *Boxes) oneFile() bool { return b.File != "" && !strings.Contains(b.File, "*") }
 
 // used reports whether there are boxes.

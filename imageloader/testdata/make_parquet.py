@@ -1,4 +1,5 @@
 """Writes testdata/parquet: one set of rows by several writers, and expected.json: what Hugging Face's datasets reads.
+boxes.json has the boxes that it reads, each with four numbers and the class.
 
     pip install datasets==5.2.0 pyarrow==26.0.1 pandas==3.1.1 polars==2.1.0 duckdb==2.0.1
 
@@ -98,3 +99,25 @@ write("lz4", PLAIN, compression="lz4")
 with open(os.path.join(OUT, "expected.json"), "w") as f:
     json.dump(expected, f, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     f.write("\n")
+
+# Boxes as in cppe-5: a struct of lists, or a list of structs.
+ITEMS = [[([4 * k + 0.5, 2 * k, 10.25, 8 + i], (i + k) % 3) for k in range(i % 4)] for i in range(14)]
+LABEL, NUMBERS = datasets.ClassLabel(names=CLASSES), datasets.List(datasets.Value("float32"), length=4)
+structs = [{**s, "path": "image.png" if i % 3 else None} for i, s in enumerate(structs)]
+boxed = {}
+for name, objects, of in (
+    ("boxes-lists", {"id": datasets.List(datasets.Value("int64")), "bbox": datasets.List(NUMBERS), "category": datasets.List(LABEL)},
+     lambda row: {"id": list(range(len(row))), "bbox": [b for b, _ in row], "category": [c for _, c in row]}),
+    ("boxes-structs", datasets.List({"id": datasets.Value("int64"), "category": LABEL, "bbox": NUMBERS}),
+     lambda row: [{"id": k, "bbox": b, "category": c} for k, (b, c) in enumerate(row)])):
+    kinds = datasets.Features({"image_id": datasets.Value("int64"), "image": datasets.Image(decode=False), "objects": objects})
+    datasets.Dataset.from_dict({"image_id": range(14), "image": structs, "objects": [of(row) for row in ITEMS]},
+                               features=kinds).to_parquet(os.path.join(OUT, name + ".parquet"), batch_size=5)
+    boxed[name] = []
+    for row in datasets.load_dataset("parquet", data_files=os.path.join(OUT, name + ".parquet"), split="train"):
+        o = row["objects"]
+        if isinstance(o, list):
+            o = {key: [item[key] for item in o] for key in ("bbox", "category")}
+        boxed[name].append([[*b, CLASSES[c]] for b, c in zip(o["bbox"], o["category"])])
+with open(os.path.join(OUT, "boxes.json"), "w") as f:
+    json.dump(boxed, f, ensure_ascii=False, separators=(",", ":"))

@@ -86,7 +86,7 @@ LAYERS = {
     "imageloader/internal/audit": ["internal/imagecapi"],
     "imageloader/internal/sample": ["imageloader/internal/archive", "imageloader/internal/codec", "internal/assembly", "internal/imagecapi"],
     "imageloader/internal/count": ["imageloader/internal/archive", "imageloader/internal/sample"],
-    "imageloader/internal/box": ["imageloader/transform", "internal/imagecapi"],
+    "imageloader/internal/box": ["imageloader/internal/parquet", "imageloader/transform", "internal/imagecapi"],
     "imageloader/internal/mask": ["imageloader/internal/codec", "imageloader/transform", "internal/imagecapi", "tensor"],
     "imageloader/internal/devplan": [
         "imageloader/internal/arena",

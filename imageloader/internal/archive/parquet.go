@@ -83,10 +83,64 @@ func (a *Archive) InParquet() bool { return a.at.format == Parquet }
 // Table returns the names of the classes in the order of their labels, and the names of the
 // columns, for an archive of Parquet files. If the files do not name their classes, classes is nil.
 func (a *Archive) Table() (classes, columns []string) {
-	if f := a.parquets.known(0); f != nil {
-		return f.Classes(), f.Columns()
+	f := a.parquets.known(0)
+	if f == nil {
+		return nil, nil
 	}
-	return nil, nil
+	if a.config.RowNames {
+		return f.Classes(), append(f.Columns(), "file and row in names")
+	}
+	return f.Classes(), f.Columns()
+}
+
+// Boxes calls add with the name and the boxes of each row of the Parquet files, in order.
+func (r *Reader) Boxes(add func(name string, boxes []parquet.Box) error) error {
+	classes, err := r.BoxClasses()
+	if err != nil {
+		return err
+	}
+	for shard := range r.a.shards {
+		f, err := r.parquet(shard)
+		if err != nil {
+			return err
+		}
+		fail := func(err error) error { return fmt.Errorf("%s: %w", Shown(r.a.shards[shard].Path), err) }
+		if !slices.Equal(classes, f.BoxClasses()) {
+			return fail(fmt.Errorf("the names of its classes differ from those of %s", Shown(r.a.shards[0].Path)))
+		}
+		stem := r.a.stem(shard)
+		for row, err := range f.Boxes() {
+			if err == nil {
+				err = add(r.a.rowName(stem, row.Path, row.Number), row.Boxes)
+			}
+			if err != nil {
+				return fail(err)
+			}
+		}
+	}
+	return nil
+}
+
+// BoxClasses returns the names of the boxes' classes in Parquet files, or nil if the files do not
+// have them.
+func (r *Reader) BoxClasses() ([]string, error) {
+	f, err := r.parquet(0)
+	if err != nil {
+		return nil, err
+	}
+	return f.BoxClasses(), nil
+}
+
+// parquet returns the Parquet file of a shard, which it enters.
+func (r *Reader) parquet(shard int) (*parquet.File, error) {
+	if err := r.enter(shard); err != nil {
+		return nil, err
+	}
+	f, err := r.a.parquets.open(shard, &r.timed, r.a.shards[shard].Info.Size(), r.a.config.Columns)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", Shown(r.a.shards[shard].Path), err)
+	}
+	return f, nil
 }
 
 // close ends the walk.
@@ -113,7 +167,7 @@ func (a *Archive) nextOfParquet() (m Member, found bool, err error) {
 	}
 	w.row, w.at = row, 0
 	a.member.position++
-	name := a.rowName(&row)
+	name := a.rowName(w.stem, row.Path, row.Number)
 	a.member.name = name
 	if len(name) > MaxNameBytes {
 		a.member.name = name[:MaxNameBytes]
@@ -145,13 +199,13 @@ func (a *Archive) Imageless() int { return a.imageless }
 
 // rowName returns the name of a row's image. This is the path in the row, or else the name of the
 // file and the number of the row. With Config.RowNames it is all three.
-func (a *Archive) rowName(row *parquet.Row) string {
-	name := path.Clean(row.Path)
-	named := row.Path != "" && name != "." && name != "/"
+func (a *Archive) rowName(stem, image string, row int64) string {
+	name := path.Clean(image)
+	named := image != "" && name != "." && name != "/"
 	if named && !a.config.RowNames {
 		return strings.TrimPrefix(name, "/")
 	}
-	place := fmt.Sprintf("%s/%08d", a.at.table.stem, row.Number)
+	place := fmt.Sprintf("%s/%08d", stem, row)
 	if named {
 		place += "/" + strings.TrimPrefix(name, "/")
 	}

@@ -10,11 +10,13 @@ import (
 	"math"
 	"slices"
 
+	"github.com/torchstream/torchstream/imageloader/internal/parquet"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Set has the boxes of all images of a data set, from one file in COCO's format. It is immutable.
+// Set has the boxes of all images of a data set, from one file in COCO's format, or from a column
+// of Parquet files. It is immutable.
 type Set struct {
 	Names []string     // names of the images, as the file has them
 	sizes []size       // of the images
@@ -211,6 +213,40 @@ func (r *setReader) resolve(a *annotation) (err error) {
 		return err
 	}
 	r.set.boxes[image] = append(r.set.boxes[image], Labelled{a.box, label})
+	return nil
+}
+
+// SetBuilder makes a Set of the rows of Parquet files.
+type SetBuilder struct {
+	Set    Set
+	labels *Decoder // for its method label
+}
+
+// NewSetBuilder returns a builder of an empty set. classes are the names of labels.
+func NewSetBuilder(classes []string) *SetBuilder {
+	return &SetBuilder{labels: NewDecoder(Config{Classes: classes})}
+}
+
+// Add adds an image.
+func (b *SetBuilder) Add(name string, boxes []parquet.Box) error {
+	s := &b.Set
+	if len(s.Names) == maxImages {
+		return fmt.Errorf("more than %d images", maxImages)
+	}
+	var list []Labelled
+	for i := range boxes {
+		label, err := b.labels.label(boxes[i].Label, boxes[i].Named)
+		if err == nil && slices.ContainsFunc(boxes[i].Numbers[:], func(v float64) bool {
+			return math.IsNaN(v) || math.IsInf(v, 0)
+		}) {
+			err = errNumbers
+		}
+		if err != nil {
+			return fmt.Errorf("box %d of %q: %w", i+1, name, err)
+		}
+		list = append(list, Labelled{boxes[i].Numbers, label})
+	}
+	s.Names, s.sizes, s.boxes = append(s.Names, name), append(s.sizes, size{}), append(s.boxes, list)
 	return nil
 }
 

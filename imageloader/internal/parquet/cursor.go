@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/bits"
 	"strconv"
 )
@@ -399,7 +400,7 @@ func (c *cursor) texts(encoding int32, start int) (func() (string, error), error
 
 // plainTexts returns values in the encoding PLAIN as texts.
 func (c *cursor) plainTexts(b *body, at int) (func() (string, error), error) {
-	size := map[int32]int{typeInt32: 4, typeInt64: 8}[c.leaf.physical]
+	size := map[int32]int{typeInt32: 4, typeInt64: 8, typeFloat: 4, typeDouble: 8}[c.leaf.physical]
 	switch c.leaf.physical {
 	case typeByteArray:
 		return spanTexts(b, plainSpans(b, at)), nil
@@ -413,21 +414,30 @@ func (c *cursor) plainTexts(b *body, at int) (func() (string, error), error) {
 			bit++
 			return strconv.Itoa(int(v)), nil
 		}, nil
-	case typeInt32, typeInt64:
+	case typeInt32, typeInt64, typeFloat, typeDouble:
 		return func() (string, error) {
 			p, err := b.bytes(at, size)
 			if err != nil {
 				return "", err
 			}
 			at += size
-			v := int64(bitsAt(p, 0, uint(8*size)))
-			if size == 4 {
-				v = int64(int32(v))
-			}
-			return strconv.FormatInt(v, 10), nil
+			return numberText(c.leaf.physical, bitsAt(p, 0, uint(8*size))), nil
 		}, nil
 	}
 	return nil, errValues
+}
+
+// numberText returns a number as text.
+func numberText(physical int32, v uint64) string {
+	switch physical {
+	case typeFloat:
+		return strconv.FormatFloat(float64(math.Float32frombits(uint32(v))), 'g', -1, 64)
+	case typeDouble:
+		return strconv.FormatFloat(math.Float64frombits(v), 'g', -1, 64)
+	case typeInt32:
+		return strconv.FormatInt(int64(int32(v)), 10)
+	}
+	return strconv.FormatInt(int64(v), 10)
 }
 
 // spanTexts returns the byte arrays at the positions that next returns, as texts.

@@ -25,6 +25,8 @@ const (
 	typeBoolean   = 0
 	typeInt32     = 1
 	typeInt64     = 2
+	typeFloat     = 4
+	typeDouble    = 5
 	typeByteArray = 6
 )
 

@@ -143,15 +143,7 @@ type groupWalk struct {
 
 	image  *cursor
 	path   *cursor // nil: there are no names
-	labels []*cursor
-	// pending has, for each column of labels, the definition level of the first item of the next
-	// row, if it has been read.
-	pending []pendingLevel
-}
-
-type pendingLevel struct {
-	known bool
-	def   int32
+	labels []*listCursor
 }
 
 // fail returns the error for a row of the group and a column.
@@ -184,10 +176,8 @@ func (w *groupWalk) open(images io.ReaderAt) (err error) {
 	if w.image, err = newCursor(images, &s.image, &g.chunks[s.image.column], g.rows, true); err != nil {
 		return w.fail(0, &s.image, err)
 	}
-	if s.path != nil {
-		if w.path, err = newCursor(w.f.file, s.path, &g.chunks[s.path.column], g.rows, false); err != nil {
-			return w.fail(0, s.path, err)
-		}
+	if err := w.openPath(); err != nil {
+		return err
 	}
 	for i := range s.labels {
 		l := &s.labels[i]
@@ -195,9 +185,20 @@ func (w *groupWalk) open(images io.ReaderAt) (err error) {
 		if err != nil {
 			return w.fail(0, l, err)
 		}
-		w.labels = append(w.labels, c)
+		w.labels = append(w.labels, &listCursor{cursor: c})
 	}
-	w.pending = make([]pendingLevel, len(w.labels))
+	return nil
+}
+
+// openPath creates the cursor of the column of paths, if there is one.
+func (w *groupWalk) openPath() (err error) {
+	s, g := &w.f.columns, &w.f.footer.groups[w.group]
+	if s.path == nil {
+		return nil
+	}
+	if w.path, err = newCursor(w.f.file, s.path, &g.chunks[s.path.column], g.rows, false); err != nil {
+		return w.fail(0, s.path, err)
+	}
 	return nil
 }
 
@@ -206,19 +207,28 @@ func (w *groupWalk) read(i int64, r *Row) error {
 	if err := w.image.place(r); err != nil {
 		return w.fail(i, w.image.leaf, err)
 	}
-	if w.path != nil {
-		_, def, err := w.path.level()
-		if err == nil && def == w.path.leaf.maxDef {
-			r.Path, err = w.path.nextText()
-		}
-		if err != nil {
-			return w.fail(i, w.path.leaf, err)
-		}
+	if err := w.readPath(i, r); err != nil {
+		return err
 	}
-	for k, c := range w.labels {
-		if err := w.readLabels(k, r); err != nil {
+	for _, c := range w.labels {
+		if err := w.readLabels(c, r); err != nil {
 			return w.fail(i, c.leaf, err)
 		}
+	}
+	return nil
+}
+
+// readPath reads the path of row i, if there is a column of paths.
+func (w *groupWalk) readPath(i int64, r *Row) error {
+	if w.path == nil {
+		return nil
+	}
+	_, def, err := w.path.level()
+	if err == nil && def == w.path.leaf.maxDef {
+		r.Path, err = w.path.nextText()
+	}
+	if err != nil {
+		return w.fail(i, w.path.leaf, err)
 	}
 	return nil
 }
@@ -247,30 +257,42 @@ func (c *cursor) place(r *Row) error {
 	return err
 }
 
-// readLabels reads the labels of a row in column k.
-func (w *groupWalk) readLabels(k int, r *Row) error {
-	c := w.labels[k]
+// readLabels reads the labels of a row in a column.
+func (w *groupWalk) readLabels(c *listCursor, r *Row) error {
 	if c.leaf.maxRep == 0 {
 		_, def, err := c.level()
 		if err != nil || def < c.leaf.maxDef {
 			return err
 		}
-		return w.addLabel(c, r)
+		return w.addLabel(c.cursor, r)
 	}
-	def := w.pending[k].def
-	if !w.pending[k].known {
+	return c.each(func() error { return w.addLabel(c.cursor, r) })
+}
+
+// listCursor reads a column of lists.
+type listCursor struct {
+	*cursor
+	// known means that def is the definition level of the first item of the next row.
+	known bool
+	def   int32
+}
+
+// each calls read for each item of the next row's lists. read reads the item.
+func (c *listCursor) each(read func() error) error {
+	def := c.def
+	if !c.known {
 		var err error
 		if _, def, err = c.level(); err != nil {
 			return err
 		}
 	}
-	w.pending[k].known = false
+	c.known = false
 	for items := 0; ; items++ {
 		if items == maxLabels {
 			return errManyLabels
 		}
 		if def == c.leaf.maxDef {
-			if err := w.addLabel(c, r); err != nil {
+			if err := read(); err != nil {
 				return err
 			}
 		}
@@ -282,7 +304,7 @@ func (w *groupWalk) readLabels(k int, r *Row) error {
 			return err
 		}
 		if rep == 0 {
-			w.pending[k] = pendingLevel{true, next}
+			c.known, c.def = true, next
 			return nil
 		}
 		def = next

@@ -29,7 +29,9 @@ func fixture(t testing.TB, name string) []byte {
 
 // columnsOf has the selected columns of the fixtures that need a selection.
 var columnsOf = map[string]Columns{"datasets-lists": {Lists: true}, "datasets-two": {Lists: true,
-	Labels: []string{"fine_label", "coarse_label"}}, "flags": flags, "flags-2": flags}
+	Labels: []string{"fine_label", "coarse_label"}}, "flags": flags, "flags-2": flags, "boxes-lists": boxed, "boxes-structs": boxed}
+
+var boxed = Columns{Unlabelled: true, Boxes: "objects"}
 
 var flags = Columns{Lists: true, Labels: []string{"bird", "round"}}
 
@@ -236,6 +238,22 @@ func readFrom(file io.ReaderAt, size int64, c Columns) (rows int, err error) {
 		}
 		rows++
 	}
+	if c.Boxes == "" {
+		return rows, nil
+	}
+	boxed := 0
+	for r, err := range f.Boxes() {
+		if err != nil {
+			return boxed, err
+		}
+		if r.Number != int64(boxed) {
+			return boxed, fmt.Errorf("%w: row %d has the number %d", errImpossible, boxed, r.Number)
+		}
+		boxed++
+	}
+	if boxed != rows {
+		return boxed, fmt.Errorf("%w: %d rows of boxes, and %d of images", errImpossible, boxed, rows)
+	}
 	return rows, nil
 }
 
@@ -305,9 +323,10 @@ func FuzzFile(f *testing.F) {
 		f.Add(data, true)
 	}
 	f.Fuzz(func(t *testing.T, data []byte, lists bool) {
-		_, err := readAll(data, Columns{Lists: lists})
-		if errors.Is(err, errImpossible) {
-			t.Error(err)
+		for _, c := range []Columns{{Lists: lists}, {Unlabelled: true, Boxes: "objects"}} {
+			if _, err := readAll(data, c); errors.Is(err, errImpossible) {
+				t.Error(err)
+			}
 		}
 	})
 }

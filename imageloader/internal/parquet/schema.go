@@ -16,6 +16,8 @@ type Columns struct {
 	Lists bool
 	// Unlabelled means that no column of labels is read.
 	Unlabelled bool
+	// Boxes is the column of bounding boxes: see [File.Boxes]. "" means that there is none.
+	Boxes string
 }
 
 // leaf is a leaf of the schema: a column with values.
@@ -97,6 +99,7 @@ type selection struct {
 	image  leaf
 	path   *leaf // column of the images' names; nil: none
 	labels []leaf
+	boxes  boxColumns
 	// flags means that each column of labels has the values 0 and 1. The labels of a row are then
 	// the names of the columns with a 1.
 	flags bool
@@ -109,9 +112,9 @@ type feature struct {
 	Feature *feature `json:"feature"`
 }
 
-// features returns the descriptions of the columns, by column name. It returns nil if the file has
-// no readable description.
-func (f *footer) features() map[string]feature {
+// described returns the JSON of the descriptions of the columns, by column name. It returns nil if
+// the file has no readable description.
+func (f *footer) described() map[string]json.RawMessage {
 	var meta struct {
 		Info struct {
 			Features map[string]json.RawMessage `json:"features"`
@@ -120,8 +123,13 @@ func (f *footer) features() map[string]feature {
 	if json.Unmarshal([]byte(f.keys["huggingface"]), &meta) != nil {
 		return nil
 	}
+	return meta.Info.Features
+}
+
+// features returns the descriptions of the columns, by column name.
+func (f *footer) features() map[string]feature {
 	found := map[string]feature{}
-	for name, text := range meta.Info.Features {
+	for name, text := range f.described() {
 		var one feature
 		if json.Unmarshal(text, &one) == nil { // the description of a struct has another form
 			found[name] = one
@@ -154,6 +162,9 @@ func (f *footer) choose(c Columns) (s selection, err error) {
 	}
 	if err := s.chooseImage(leaves, features, c.Image); err != nil {
 		return s, err
+	}
+	if c.Boxes != "" {
+		s.boxes, err = f.chooseBoxes(leaves, c.Boxes)
 	}
 	if !c.Unlabelled {
 		err = s.chooseLabels(leaves, c)
