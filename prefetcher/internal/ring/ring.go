@@ -444,13 +444,13 @@ func (r *Ring[S, E]) copy(ep *epoch) {
 	default:
 		slot.waits = slot.waits[:0]
 		r.hosts[b.host].pending = true
+		if r.cfg.Checked {
+			ep.copied = append(ep.copied, b) // check frees the host slot
+			break
+		}
+		ep.ready = append(ep.ready, b)
 		if !r.cfg.Direct {
 			r.freeHosts = append(r.freeHosts, b.host)
-		}
-		if r.cfg.Checked {
-			ep.copied = append(ep.copied, b)
-		} else {
-			ep.ready = append(ep.ready, b)
 		}
 	}
 	r.sched.Wake()
@@ -481,9 +481,13 @@ func (r *Ring[S, E]) check(ep *epoch) {
 		ep.err = bad
 		for _, b := range ep.copied {
 			r.freeSlots = append(r.freeSlots, b.slot)
+			r.freeHosts = append(r.freeHosts, b.host)
 		}
 		ep.copied = nil
 	case checked != Unchecked:
+		// Check has waited for the device, so lend finds that the host slot is copied, and does not
+		// have to poll.
+		r.freeHosts = append(r.freeHosts, b.host)
 		ep.ready = append(ep.ready, popFront(&ep.copied))
 	}
 	r.sched.Wake()
@@ -747,11 +751,13 @@ func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
 	r.sched.Wait(func() bool { return ep.ended && !r.driver.moving })
 	for _, b := range append(ep.ready, ep.copied...) {
 		r.freeSlots = append(r.freeSlots, b.slot)
-		if r.cfg.Direct {
+	}
+	if r.cfg.Direct {
+		for _, b := range ep.ready {
 			r.freeHosts = append(r.freeHosts, b.host)
 		}
 	}
-	for _, b := range ep.filled {
+	for _, b := range append(ep.filled, ep.copied...) {
 		r.freeHosts = append(r.freeHosts, b.host)
 	}
 	for _, l := range ep.lent {

@@ -402,3 +402,65 @@ func TestReleaseDuringCloseHasNoRace(t *testing.T) {
 		dev.workers.Wait()
 	}
 }
+
+// checkingDevice calls checking in each Check.
+type checkingDevice struct {
+	*freeDevice
+	checking func()
+}
+
+func (d *checkingDevice) Check(context.Context, int, int, any, func() bool) (Checked, error, error) {
+	d.checking()
+	return Good, nil, nil
+}
+
+// A source that waits for the host slot of a batch gets it when the batch has passed its check, and
+// not before.
+func TestHostSlotIsFreeAfterTheCheck(t *testing.T) {
+	const batches = 3
+	lends := make(chan struct{}, batches)
+	cfg := Config{Slots: 2, Hosts: 1, Batch: 1, Checked: true, Range: func(name string) func() {
+		if name == lendWait {
+			lends <- struct{}{}
+		}
+		return func() {}
+	}}
+	dev := &checkingDevice{freeDevice: newFreeDevice(cfg)}
+	r, err := New(Device[int, *freeEvent](dev), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checks, early := 0, 0
+	dev.checking = func() {
+		if checks++; checks == batches {
+			return // the source has ended
+		}
+		<-lends // the lock was held, so lend waits for the slot or has taken it
+		r.sched.Lock()
+		early += len(r.epoch.lent) + len(r.epoch.filled)
+		r.sched.Unlock()
+	}
+	seen := 0
+	err = r.Run(t.Context(), func(ctx context.Context, lend Lend, deliver Deliver) error {
+		for i := range batches {
+			if _, err := lend(ctx); err != nil {
+				return err
+			}
+			if i == 0 {
+				<-lends
+			}
+			if err := deliver(1, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func(*Lease[int, *freeEvent]) bool { seen++; return true })
+	if err != nil || seen != batches || checks != batches || early != 0 {
+		t.Errorf("got %v, %d batches, %d checks, %d slots lent before their batch's check, want no error, %d, %d, 0",
+			err, seen, checks, early, batches, batches)
+	}
+	if err := r.Close(); err != nil {
+		t.Errorf("Close: got %v, want no error", err)
+	}
+	dev.workers.Wait()
+}
