@@ -11,7 +11,6 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/decodeplan"
-	"github.com/torchstream/torchstream/internal/system"
 	"github.com/torchstream/torchstream/prefetcher/internal/ring"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -39,6 +38,7 @@ type gpuDecoding struct {
 	staging [][]byte      // by host slot: pinned memory for the plans, including the head
 	arrived []*cuda.Event // by device slot: its images are decoded and their flags are on the host
 	mended  imageUpload   // for the images that the host decodes again
+	poll    poller        // of check
 }
 
 // imageUpload copies one image at a time from pinned memory to the device.
@@ -276,7 +276,8 @@ func (g *gpuDecoding) copyRest(d *gpuDevice, slot, n int, dst, src []*torch.Tens
 func (g *gpuDecoding) check(ctx context.Context, d *gpuDevice, slot int, info any,
 	busy func() bool) (ring.Checked, error, error) {
 	const shortest, longest = 10 * time.Microsecond, 50 * time.Microsecond
-	for pause := shortest; len(g.slots[slot].rows) > 0; pause = min(2*pause, longest) {
+	defer g.poll.forget()
+	for pause, began := shortest, time.Now(); len(g.slots[slot].rows) > 0; pause = min(2*pause, longest) {
 		done, err := g.arrived[slot].Query()
 		if err != nil {
 			return ring.Unchecked, nil, err
@@ -287,7 +288,7 @@ func (g *gpuDecoding) check(ctx context.Context, d *gpuDevice, slot int, info an
 		if busy() {
 			return ring.Unchecked, nil, nil
 		}
-		system.Sleep(pause)
+		g.poll.pause(pause, time.Since(began))
 	}
 	mended, bad, err := g.mend(ctx, slot, info, g.mended.pixels, func(row int) error {
 		if err := g.mended.copy(d.p); err != nil {

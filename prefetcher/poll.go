@@ -1,0 +1,43 @@
+package prefetcher
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/torchstream/torchstream/internal/system"
+)
+
+const (
+	maxLate  = 200 * time.Microsecond // a poller whose sleeps are later than this spins
+	maxSpin  = 2 * time.Millisecond   // in one wait
+	spinEach = 3 * time.Microsecond   // between two queries
+	minCPUs  = 4                      // with fewer CPUs a spinning thread would delay the source
+)
+
+// poller pauses between two queries of an event. It sleeps if sleeps end in time. Where they do
+// not, as in some virtual machines and sandboxes, it spins at the start of each wait, because a
+// decoder may have no work until the wait ends. The zero value is ready for use by one goroutine.
+type poller struct {
+	late  time.Duration       // mean time by which recent sleeps were late
+	sleep func(time.Duration) // nil: system.Sleep
+}
+
+// pause pauses for about d. waited is the time since the start of the wait.
+func (p *poller) pause(d, waited time.Duration) {
+	began := time.Now()
+	if p.late > maxLate && waited < maxSpin && runtime.GOMAXPROCS(0) >= minCPUs {
+		for time.Since(began) < spinEach {
+		}
+		return
+	}
+	if p.sleep != nil {
+		p.sleep(d)
+	} else {
+		system.Sleep(d)
+	}
+	p.late += (time.Since(began) - d - p.late) / 8
+}
+
+// forget is called after each wait. It makes the poller sleep again some hundred waits after a late
+// sleep, to find out whether sleeps are still late.
+func (p *poller) forget() { p.late -= p.late / 512 }
