@@ -6,6 +6,7 @@
     /tmp/photos/bin/python make_photos.py make /tmp/photos/pictures      # write both archives beside this script, with the same bytes
     /tmp/photos/bin/python make_photos.py check /tmp/photos/pictures     # make them in memory and compare
     python3 make_photos.py big photos-train.tgz OUT.tgz 8000   # a benchmark archive with samples as large as ImageNet's
+    python3 make_photos.py big /tmp/photos/pictures OUT.tar 8000 --like imagenet   # the same with ImageNet's mixture of sizes and samplings
 
 A class is a picture. Its training samples are random crops from one part of the picture and its test samples are random crops from
 another. The parts lie at least GAP pixels apart, so no pixel of a test sample is in a training sample. PROVENANCE.md names the
@@ -200,13 +201,54 @@ def big_sources(source):
     return [(cls, image, [(0, 0, *image.size)]) for cls, image in members]
 
 
+# Samplings of ImageNet's training set, in thousandths; None is grey.
+SAMPLINGS = [('4:4:4', 760), ('4:2:0', 200), ('4:2:2', 20), (None, 20)]
+
+
+def imagenet_size(rng):
+    """Return a size like those of ImageNet's training set: half are 500 pixels long, a twentieth has a short side of 512 or more.
+
+    1,000 photographs of ImageNet have 0.202 megapixels and 468 x 401 pixels in the mean. These have 0.21 and 466 x 396.
+    """
+    kind = rng.random()
+    if kind < .5:
+        u = rng.random()
+        size = 500, 375 if u < .55 else 333 if u < .8 else pick(rng, 281, 500)
+        return size if rng.random() < .78 else size[::-1]
+    if kind < .95:
+        area, ratio = 120_000 * 2 ** (2 * (rng.random() - .5)), 1.16 * 2 ** (rng.random() - .5)
+        return int((area * ratio) ** .5), int((area / ratio) ** .5)
+    short = int(512 * 2 ** (1.5 * rng.random()))
+    size = int(short * (1.2 + .3 * rng.random())), short
+    return size if rng.random() < .75 else size[::-1]
+
+
+def imagenet_sample(rng, image, boxes, sampling):
+    """Return a JPEG like those of ImageNet's training set: sizes, samplings, bytes a pixel. Noise and quality differ from one to another."""
+    size = imagenet_size(rng)
+    sample = image.crop(crop_box(rng, boxes, image.size, 500, 950)).resize(size, Image.Resampling.BICUBIC)
+    sample = Image.blend(sample, Image.effect_noise(size, 100).convert('RGB'), .06 + .2 * rng.random())
+    quality = pick(rng, 91, 97)
+    if sampling == 'all':
+        at = rng.random() * 1000
+        for sampling, share in SAMPLINGS:
+            if at < share:
+                break
+            at -= share
+    if sampling is None:
+        return encode(sample.convert('L'), 'JPEG', quality=quality)
+    return encode(sample, 'JPEG', quality=quality, subsampling=sampling)
+
+
 def big_sample(task):
     """Return one sample of a benchmark archive: like ImageNet's training set in size and format, 4:4:4 or 4:2:0, with sensor noise."""
-    source, index = task
+    source, index, like, sampling = task
     if source not in BIG:
         BIG[source] = big_sources(source)
     cls, image, boxes = BIG[source][index % len(BIG[source])]
     rng = random.Random(f'big/{cls}/{index}')
+    if like == 'imagenet':
+        return f'train/{cls}/{index:06d}.jpg', imagenet_sample(rng, image, boxes, sampling)
     box = crop_box(rng, boxes, image.size, 500, 950)
     area, ratio = 175_000 * 2 ** (1.3 * (rng.random() - .5)), 1.16 * 2 ** (rng.random() - .5)
     size = (int((area * ratio) ** .5), int((area / ratio) ** .5))
@@ -220,11 +262,11 @@ def big_sample(task):
 BIG = {}  # sources read by this process
 
 
-def big(source, path, count):
+def big(source, path, count, like, sampling):
     total = 0
     zipped = {'compresslevel': 1} if path.endswith('gz') else {}
     with tarfile.open(path, 'w:gz' if zipped else 'w', format=tarfile.USTAR_FORMAT, **zipped) as tar, concurrent.futures.ProcessPoolExecutor() as pool:
-        for name, data in pool.map(big_sample, ((source, i) for i in range(count)), chunksize=64):
+        for name, data in pool.map(big_sample, ((source, i, like, sampling) for i in range(count)), chunksize=8):
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(data), 0o644
             tar.addfile(info, io.BytesIO(data))
@@ -242,11 +284,15 @@ def main():
         if command == 'big':
             sub.add_argument('out')
             sub.add_argument('count', type=int)
+            sub.add_argument('--like', choices=('plain', 'imagenet'), default='plain',
+                             help="imagenet: ImageNet's mixture of sizes and samplings")
+            sub.add_argument('--sampling', choices=('all', '4:4:4', '4:2:2', '4:2:0'), default='all',
+                             help='with --like imagenet: one sampling instead of the mixture')
     args = parser.parse_args()
     if args.command == 'fetch':
         return fetch(args.pictures)
     if args.command == 'big':
-        return big(args.pictures, args.out, args.count)
+        return big(args.pictures, args.out, args.count, args.like, args.sampling)
     for split, ((tar, tgz), count) in archives(args.pictures).items():
         path = os.path.join(here, f'photos-{split}.tgz')
         if args.command == 'make':
