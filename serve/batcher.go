@@ -84,7 +84,8 @@ type BatcherOptions struct {
 	// because requests wait while all workers are busy.
 	MaxDelay time.Duration
 	// Queue is the maximum number of requests that wait: for their decoding, and for a worker.
-	// Further calls of Do return ErrQueueFull at once. 0 means 4 times MaxBatch for each worker.
+	// Further calls of Do return ErrQueueFull at once. 0 means 4 times MaxBatch for each worker,
+	// and at least 64.
 	Queue int
 
 	// Logger receives a batcher's sizes (Debug), failed batches, smaller buckets and the reason why
@@ -249,7 +250,7 @@ func (o *BatcherOptions) setDefaults() error {
 		return err
 	}
 	if o.Queue == 0 {
-		o.Queue = 4 * o.MaxBatch * max(workers, 1)
+		o.Queue = max(64, 4*o.MaxBatch*workers)
 	}
 	if o.Workers < 0 || o.Queue < 0 || o.MaxDelay < 0 {
 		return fmt.Errorf("BatcherOptions.Workers is %d, Queue %d and MaxDelay %v: they must not be negative", o.Workers,

@@ -292,6 +292,36 @@ func TestFullQueueRefusesAtOnce(t *testing.T) {
 	})
 }
 
+// A model with a fixed batch of one, as package aoti may have it, has a queue for many clients.
+func TestDefaultQueueOfSmallBatchesHas64Places(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		model := newHeld()
+		o := rowOptions(model.run)
+		o.MaxBatch = 1
+		b := newBatcher(t, o)
+		model.hold()
+		calls := []<-chan result{do(t.Context(), b, row(0))}
+		<-model.runs
+		for i := range 64 {
+			calls = append(calls, do(t.Context(), b, row(float32(i))))
+		}
+		synctest.Wait()
+		if _, err := b.Do(t.Context(), row(65)); !errors.Is(err, serve.ErrQueueFull) {
+			t.Errorf("Do with 64 waiting requests: %v, want ErrQueueFull", err)
+		}
+		model.next <- nil
+		for range 64 {
+			<-model.runs
+			model.next <- nil
+		}
+		for i, call := range calls {
+			if got := <-call; got.err != nil {
+				t.Errorf("request %d: %v, want an answer", i, got.err)
+			}
+		}
+	})
+}
+
 // TestCancelledRowLeavesOtherRows cancels a request while its batch runs.
 func TestCancelledRowLeavesOtherRows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

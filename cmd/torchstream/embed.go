@@ -110,7 +110,7 @@ func (o *embedOptions) checkOptions(set *flag.FlagSet) error {
 
 // run computes all vectors.
 func (o *embedOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stderr io.Writer) (err error) {
-	if err := cli.SetThreads(*o.threads); err != nil {
+	if err := cmp.Or(cli.SpinBriefly(), cli.SetThreads(*o.threads)); err != nil {
 		return err
 	}
 	n, err := o.network.open()

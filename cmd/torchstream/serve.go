@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -97,7 +98,7 @@ func (o *serveOptions) check() error {
 
 // run serves until ctx ends.
 func (o *serveOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stderr io.Writer) (err error) {
-	if err := cli.SetThreads(o.threads); err != nil {
+	if err := cmp.Or(cli.SpinBriefly(), cli.SetThreads(o.threads)); err != nil {
 		return err
 	}
 	listener, err := net.Listen("tcp", o.address) // before the model, so that a port in use fails early

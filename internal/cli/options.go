@@ -164,4 +164,17 @@ func SetThreads(n int) error {
 	return torch.SetNumThreads(n)
 }
 
+// SpinBriefly lets LibTorch's threads (GNU OpenMP) sleep after a wait of about 20 microseconds. A
+// command calls it before LibTorch is loaded, if it decodes images while a network runs on the CPU.
+// By default the threads of an operator spin for milliseconds, and take the cores from the decoders
+// and from the operator's last thread. The environment variables for this take precedence.
+func SpinBriefly() error {
+	if os.Getenv("OMP_WAIT_POLICY") != "" || os.Getenv(spinCount) != "" {
+		return nil
+	}
+	return os.Setenv(spinCount, "1000")
+}
+
+const spinCount = "GOMP_SPINCOUNT"
+
 const maxThreads = 1 << 16 // limit of torch.SetNumThreads

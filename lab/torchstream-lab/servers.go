@@ -70,7 +70,7 @@ type fullFigures struct {
 	ClientCPU float64 `json:"client_cpu_ms"` // of this process
 }
 
-// boundFigures describe the largest rate whose 99th percentile is within the bound; zero if none is.
+// boundFigures describe the largest rate whose 99th percentile is within the bound, or are zero.
 type boundFigures struct {
 	Rate float64 `json:"requests_per_second"`
 	P50  float64 `json:"p50_ms"`
