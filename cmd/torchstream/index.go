@@ -37,7 +37,7 @@ const masksHelp = "the archive has images and masks, whose names match `IMAGE,MA
 
 // boxesHelp is the help text of a flag.
 const boxesHelp = "the archive has images and files of bounding boxes, whose names match `IMAGE,FILE`, for example " +
-	"'images/*.jpg,labels/*.txt',\nor one COCO file has the boxes: the index is for loaders with Options.Boxes"
+	"'images/*.jpg,labels/*.txt',\nor one COCO file has the boxes, or a column of Parquet files, such as objects"
 
 // cutPatterns splits the value of a flag into two name patterns, for images and for their partner
 // files.
@@ -52,6 +52,15 @@ func cutPatterns(flag, value, example string, image, partner *string) error {
 	return nil
 }
 
+// setBoxes applies -boxes.
+func setBoxes(o *imageloader.Options, boxes string) error {
+	if !strings.ContainsAny(boxes, ",*") { // a file or a column for all images
+		o.Boxes.File = boxes
+		return nil
+	}
+	return cutPatterns("boxes", boxes, "images/*.jpg,labels/*.txt", &o.Boxes.Image, &o.Boxes.File)
+}
+
 // index writes an archive's sidecar index.
 func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream index FILE", "Reads an archive of images through and writes its index "+
@@ -64,7 +73,7 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var labels cli.Images
 	labels.Register(set, cli.LabelOptions|cli.MultiLabelOptions)
 	masks := set.String("masks", "", masksHelp)
-	boxes := set.String("boxes", "", boxesHelp)
+	boxes := set.String("boxes", "", boxesHelp+": the index is for\nloaders with Options.Boxes")
 	if err := cli.Parse(set, args, 1); err != nil {
 		return err
 	}
@@ -73,11 +82,8 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	o := imageloader.Options{IndexFile: *out}
 	labels.SetLabels(&o)
-	if !strings.ContainsAny(*boxes, ",*") { // one file for all images
-		o.Boxes.File, *boxes = *boxes, ""
-	}
 	if err := cmp.Or(cutPatterns("masks", *masks, "images/*.jpg,masks/*.png", &o.Masks.Image, &o.Masks.Mask),
-		cutPatterns("boxes", *boxes, "images/*.jpg,labels/*.txt", &o.Boxes.Image, &o.Boxes.File)); err != nil {
+		setBoxes(&o, *boxes)); err != nil {
 		return err
 	}
 	progress, done := cli.ReadingProgress(stderr)

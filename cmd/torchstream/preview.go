@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"image"
@@ -11,8 +12,10 @@ import (
 	"image/draw"
 	"image/png"
 	"io"
+	"math"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 
 	"golang.org/x/image/font"
@@ -30,6 +33,7 @@ const (
 	sheetGap     = 6  // around a picture
 	sheetLine    = 15 // height of a line of text; below each picture are two lines
 	sheetHeading = 24 // above a batch
+	boxLine      = 2  // width of the edges of a bounding box
 	maxSheet     = 1 << 26
 )
 
@@ -42,7 +46,8 @@ var (
 // preview draws the batches that a training loop would get.
 func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := cli.Flags("torchstream preview -archive FILE", "Draws a contact sheet: batches of an archive "+
-		"as a training loop gets them (before normalisation), with class, label and member under each picture.\n"+
+		"as a training loop gets them (before normalisation), with class, label and member under each picture,\n"+
+		"or with bounding boxes.\n"+
 		"Look at it before you train: wrong labels, crops that miss their object, and unshuffled "+
 		"archives show at once.", stderr)
 	archive := set.String("archive", "", cli.ArchiveHelp)
@@ -54,6 +59,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	kind := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
 	var images cli.Images
 	images.Register(set, cli.LabelOptions|cli.MultiLabelOptions|cli.UprightOption|cli.AugmentOptions|cli.SplitOptions)
+	boxes := set.String("boxes", "", boxesHelp)
 	epoch := set.Int("epoch", 1, "which epoch, from 1, as train counts: each has its own order, crops and flips")
 	seed := set.Uint64("seed", 1, "of the order, crops and flips")
 	if err := cli.Parse(set, args, 0); err != nil {
@@ -64,7 +70,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	o := imageloader.Options{BatchSize: *batch, Seed: *seed, Shuffle: true, BadSamples: imageloader.Skip, Transform: transform}
-	if err := images.Check(); err != nil {
+	if err := cmp.Or(images.Check(), setBoxes(&o, *boxes)); err != nil {
 		return err
 	}
 	switch {
@@ -84,8 +90,10 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	as := trainOptions{archive: *archive, feeding: feeding{images: images}}
-	if err := as.findFolders(ctx, stdout, stderr); err != nil {
-		return err
+	if *boxes == "" {
+		if err := as.findFolders(ctx, stdout, stderr); err != nil {
+			return err
+		}
 	}
 	if err := as.images.Set(&o); err != nil {
 		return err
@@ -103,10 +111,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		}
 		sheet.heading(drawn, fmt.Sprintf("%s   epoch %d, batch %d of %s",
 			path.Base(printable.Archive(*archive)), *epoch, drawn+1, *kind))
-		for i := range b.N {
-			sheet.picture(drawn, i, b.Images[i*3**size**size:],
-				labelText(b, i, classes), path.Base(b.Samples[i].Name))
-		}
+		sheet.pictures(drawn, b, classes)
 		shown += b.N
 		if drawn++; drawn == *batches {
 			break
@@ -116,14 +121,16 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	printList(stdout, *archive, loader.ListReport())
-	bad := ""
+	says := fmt.Sprintf("%s: %s in %s", *out, printable.Counted(shown, "sample", "samples"),
+		printable.Counted(drawn, "batch", "batches"))
+	if len(classes) > 0 || *boxes == "" {
+		says += ", " + printable.Counted(len(classes), "class", "classes") + " in all"
+	}
 	if n := loader.Stats().Bad; n > 0 {
-		bad = fmt.Sprintf("; %s left out (torchstream inspect names what is bad)",
+		says += fmt.Sprintf("; %s left out (torchstream inspect names what is bad)",
 			printable.Counted(n, "bad sample was", "bad samples were"))
 	}
-	_, err = fmt.Fprintf(stdout, "%s: %s in %s, %s in all%s\n", *out,
-		printable.Counted(shown, "sample", "samples"), printable.Counted(drawn, "batch", "batches"),
-		printable.Counted(len(classes), "class", "classes"), bad)
+	_, err = fmt.Fprintln(stdout, says)
 	return err
 }
 
@@ -139,8 +146,11 @@ func previewTransform(kind string, size int) (imageloader.Transform, error) {
 }
 
 // labelText returns the label of sample i of a batch: its class, or the classes and their shares if
-// images are mixed or have several labels.
+// images are mixed or have several labels. For bounding boxes, it is their number.
 func labelText(b *imageloader.Batch, i int, classes []string) string {
+	if b.Boxes != nil {
+		return printable.Counted(len(b.Boxes[i]), "box", "boxes")
+	}
 	if b.Soft == nil {
 		return fmt.Sprintf("%d %s", b.Labels[i], classes[b.Labels[i]])
 	}
@@ -187,10 +197,49 @@ func (s *sheet) heading(batch int, text string) {
 	s.text(sheetGap, batch*s.band+sheetHeading-8, s.canvas.Bounds().Dx()-2*sheetGap, sheetInk, text)
 }
 
+// pictures draws the pictures of a batch.
+func (s *sheet) pictures(batch int, b *imageloader.Batch, classes []string) {
+	for i := range b.N {
+		s.picture(batch, i, b.Images[i*3*s.size*s.size:], labelText(b, i, classes), path.Base(b.Samples[i].Name))
+		if b.Boxes != nil {
+			s.boxes(batch, i, b.Boxes[i], classes)
+		}
+	}
+}
+
+// place returns the upper left corner of the i-th picture of a batch.
+func (s *sheet) place(batch, i int) (x, y int) {
+	return sheetGap + i%s.columns*(s.size+sheetGap),
+		batch*s.band + sheetHeading + i/s.columns*(s.size+2*sheetLine+sheetGap)
+}
+
+// boxes draws bounding boxes on the i-th picture of a batch, with their classes. Each label has one
+// of seven colours.
+func (s *sheet) boxes(batch, i int, boxes []imageloader.Box, classes []string) {
+	x, y := s.place(batch, i)
+	picture := s.canvas.SubImage(image.Rect(x, y, x+s.size, y+s.size)).(*image.RGBA)
+	for _, b := range boxes {
+		ink := color.RGBA{A: 255} // a bright colour: each bit of n is one of red, green and blue
+		n := b.Label%7 + 1
+		ink.R, ink.G, ink.B = uint8(255*(n>>2&1)), uint8(255*(n>>1&1)), uint8(255*(n&1))
+		r := image.Rect(x+int(b.Left), y+int(b.Top), x+int(math.Ceil(float64(b.Right))), y+int(math.Ceil(float64(b.Bottom))))
+		for _, side := range []image.Rectangle{
+			{r.Min, image.Pt(r.Max.X, r.Min.Y+boxLine)}, {image.Pt(r.Min.X, r.Max.Y-boxLine), r.Max},
+			{r.Min, image.Pt(r.Min.X+boxLine, r.Max.Y)}, {image.Pt(r.Max.X-boxLine, r.Min.Y), r.Max}} {
+			draw.Draw(picture, side.Intersect(r), image.NewUniform(ink), image.Point{}, draw.Src)
+		}
+		name := strconv.Itoa(b.Label)
+		if b.Label < len(classes) {
+			name = classes[b.Label]
+		}
+		label := &sheet{canvas: picture}
+		label.text(r.Min.X+boxLine+1, min(r.Min.Y+sheetLine-2, y+s.size-3), s.size, ink, name)
+	}
+}
+
 // picture draws the i-th picture of a batch from rows of RGB.
 func (s *sheet) picture(batch, i int, pixels []byte, title, name string) {
-	x := sheetGap + i%s.columns*(s.size+sheetGap)
-	y := batch*s.band + sheetHeading + i/s.columns*(s.size+2*sheetLine+sheetGap)
+	x, y := s.place(batch, i)
 	for row := range s.size {
 		to := s.canvas.Pix[s.canvas.PixOffset(x, y+row):]
 		from := pixels[3*row*s.size:]

@@ -143,3 +143,71 @@ func TestPreviewDrawsWhatTrainTrains(t *testing.T) {
 		t.Errorf("got %q, want %q", got, "2 hen")
 	}
 }
+
+// -boxes draws the edges of each box in the colour of its label, inside of the picture.
+func TestPreviewDrawsBoxes(t *testing.T) {
+	var black bytes.Buffer
+	if err := png.Encode(&black, image.NewGray(image.Rect(0, 0, 64, 64))); err != nil {
+		t.Fatal(err)
+	}
+	archive := clitest.WriteTar(t, map[string]string{"i/1.png": black.String(), "i/2.png": black.String(),
+		"l/1.txt": "0 0.5 0.5 0.5 0.25\n3 0.9375 0.9375 0.125 0.125\n", "l/2.txt": ""})
+	out := filepath.Join(t.TempDir(), "sheet.png")
+	status, stdout, stderr := command(t, "preview", "-archive", archive, "-boxes", "i/*.png,l/*.txt", "-o", out,
+		"-transform", "eval", "-size", "64", "-columns", "2", "-val", "0")
+	if status != 0 || !strings.HasSuffix(stdout, ": 2 samples in 1 batch\n") {
+		t.Fatalf("status %d, %s%s, want 0 and 2 samples in 1 batch", status, stdout, stderr)
+	}
+	f, err := os.Open(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	sheet, err := png.Decode(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blue, red, none := color.RGBA{0, 0, 255, 255}, color.RGBA{255, 0, 0, 255}, color.RGBA{0, 0, 0, 255}
+	counts := map[int]int{} // pictures by their number of coloured pixels
+	for column := range 2 {
+		at := func(x, y int) color.Color {
+			return color.RGBAModel.Convert(sheet.At(sheetGap+column*(64+sheetGap)+x, sheetHeading+y))
+		}
+		coloured := 0
+		for y := range 64 {
+			for x := range 64 {
+				if at(x, y) != none {
+					coloured++
+				}
+			}
+		}
+		if counts[coloured]++; coloured == 0 {
+			continue
+		}
+		// The image is resized to 73 pixels, and cropped from pixel 4 on: the box is from (14.25,
+		// 23.375) to (50.75, 41.625).
+		const left, top, right, bottom = 14, 23, 50, 41
+		for _, p := range []image.Point{{left, top}, {right, top}, {left, bottom}, {right, bottom}, {left + 1, bottom - 5}} {
+			if got := at(p.X, p.Y); got != blue {
+				t.Errorf("%v on the first box is %v, want %v", p, got, blue)
+			}
+		}
+		for _, p := range []image.Point{{left - 1, top}, {right + 1, bottom}, {right - 4, bottom - 4}} {
+			if got := at(p.X, p.Y); got != none {
+				t.Errorf("%v is %v, want no box there", p, got)
+			}
+		}
+		if got := at(63, 61); got != red {
+			t.Errorf("the edge of the second box is %v, want %v", got, red)
+		}
+	}
+	if len(counts) != 2 || counts[0] != 1 {
+		t.Errorf("got pictures with %v coloured pixels, want one without", counts)
+	}
+	for says, boxes := range map[string]string{"with a comma": "i/*.png", "no image has a file of boxes by -boxes": "i/*,n/*"} {
+		if status, _, stderr := command(t, "preview", "-archive", archive, "-o", out, "-boxes", boxes); status == 0 ||
+			!strings.Contains(stderr, says) {
+			t.Errorf("-boxes %s: got status %d, %s, want an error with %q", boxes, status, stderr, says)
+		}
+	}
+}

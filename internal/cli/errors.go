@@ -79,6 +79,8 @@ func flagOf(option string) string {
 		"Balanced":                       "-balanced",
 		"BatchSize":                      "-batch",
 		"Boxes":                          "-boxes",
+		"Boxes.File":                     "-boxes",
+		"Boxes.Image":                    "-boxes",
 		"Columns":                        "-image-column or -label-column",
 		"Columns.Image":                  "-image-column",
 		"Columns.Labels":                 "-label-column",
