@@ -9,6 +9,7 @@
 //	torchstream-lab serve -images FOLDER  the latency of requests of encoded images to a batch
 //	torchstream-lab load -archive FILE    requests a second and latencies of an HTTP server
 //	torchstream-lab servers -models FOLDER -archive FILE  torchstream serve, compared with servers in Python
+//	torchstream-lab soak -models FOLDER -archive FILE     torchstream serve, loaded for minutes with good and bad clients
 //
 // Output and exit statuses are the same as torchstream's.
 package main
@@ -39,7 +40,9 @@ func program() *cli.Program {
 			{Name: "load", Args: "-archive FILE",
 				About: "requests a second and latencies of an HTTP server", Run: benchLoad},
 			{Name: "servers", Args: "-models FOLDER -archive FILE",
-				About: "torchstream serve, beside servers in Python", Run: benchServers},
+				About: "torchstream serve and servers in Python", Run: benchServers},
+			{Name: "soak", Args: "-models FOLDER -archive FILE",
+				About: "torchstream serve, loaded for minutes", Run: benchSoak},
 		}},
 	}
 }

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+func soakCommand(t *testing.T, options string) []string {
+	t.Helper()
+	return []string{"soak", "-models", t.TempDir(), "-package", "none", "-archive", photos, "-images", "3", "-torchstream",
+		testProgram(t), "-serve-options", options, "-clients", "2", "-minutes", "0.025", "-every", "50ms", "-json"}
+}
+
+func TestSoakOfAServerWithoutGrowth(t *testing.T) {
+	status, stdout, stderr := command(t, soakCommand(t, "")...)
+	var r soakReport
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
+		t.Fatalf("got status %d, %v, %s%s, want 0", status, err, stdout, stderr)
+	}
+	if c := r.Counts; c.Answered < 10 || c.Bad < 10 || c.Wrong+c.BadLost > 0 || len(r.Samples) < 8 || len(r.Problems) > 0 {
+		t.Errorf("got %+v and %d samples, %q, want answers, refused uploads and no problem", c, len(r.Samples), r.Problems)
+	}
+}
+
+func TestSoakFindsGrowingDescriptors(t *testing.T) {
+	status, stdout, stderr := command(t, soakCommand(t, "-leak")...)
+	if status != 1 || !strings.Contains(stderr, "descriptors: ") {
+		t.Errorf("got status %d, %s%s, want 1 and the descriptors' growth", status, stdout, stderr)
+	}
+}
+
+func TestGrowthComparesQuarters(t *testing.T) {
+	flat := func() []soakSample {
+		samples := make([]soakSample, 40)
+		for i := range samples {
+			samples[i] = soakSample{MemoryMB: 500, Threads: 20, Descriptors: 30 + i%5}
+		}
+		return samples
+	}
+	for name, c := range map[string]struct {
+		change func(i int, s *soakSample)
+		want   string // in the only problem; "" for none
+	}{
+		"flat":              {func(int, *soakSample) {}, ""},
+		"growth at first":   {func(i int, s *soakSample) { s.MemoryMB = 500 - max(0, float64(10-i)*40) }, ""},
+		"one peak":          {func(i int, s *soakSample) { s.Descriptors += max(0, 100*(i-38)) }, ""},
+		"memory grows":      {func(i int, s *soakSample) { s.MemoryMB += float64(i) }, "memory: 515.0 MB"},
+		"threads grow":      {func(i int, s *soakSample) { s.Threads += i / 5 }, "threads: 23.0"},
+		"descriptors grow":  {func(i int, s *soakSample) { s.Descriptors += i }, "descriptors: 47.0"},
+		"too few to decide": {nil, "only 3 readings"},
+	} {
+		samples := flat()
+		if c.change == nil {
+			samples = samples[:3]
+		}
+		for i := range samples {
+			if c.change != nil {
+				c.change(i, &samples[i])
+			}
+		}
+		got := strings.Join(growth(samples), "; ")
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
