@@ -339,9 +339,9 @@ func shell(folder, command string) error {
 }
 
 // script runs each test with its edge and without it. A test that fails with the edge, passes
-// without it or does not exist is an error. Each mutant has its
-// own copy of the library, so several run at a time. They test the order of work in one process, so
-// other processes on the GPU do not matter.
+// without it or does not exist is an error. Each mutant has its own copy of the library, so several
+// run at a time. They test the order of work in one process, so other processes on the GPU do not
+// matter.
 const script = `#!/usr/bin/env bash
 # run.sh BUNDLE [GPUS] runs every mutant that needs at most GPUS GPUs (default 1) with the tests of
 # an unpacked gpu-bundle, under the LD_LIBRARY_PATH that the bundle's run.sh prints.
@@ -351,6 +351,7 @@ set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 bundle=$(cd "$1" && pwd) gpus=${2:-1} chosen=0 good=0 bad=0 jobs=${JOBS:-4}
 verdicts=$(mktemp)
+unset TORCHSTREAM_LIBRARY # a program would load that library, not the mutant's
 
 # run FOLDER LIBRARIES PROGRAM OPTIONS...: runs a test in the folder, and sets said and rc.
 run() {

@@ -430,8 +430,13 @@ TEST(GraphGpu, AUseRecordedBesideACaptureCounts) {
   test::Tensor x = zeros();
   test::Tensor used = zeros();
   const uintptr_t data = address(used);
-  // Loading a kernel waits for the device, so the gate would open by itself.
+  // A first capture loads kernels of its own. Loading a kernel waits for the device, so the gate
+  // would open by itself.
   ASSERT_OK(add_one(x));
+  {
+    Capture first;
+    EXPECT_OK(add_one(x));
+  }
   ASSERT_OK(ts_allocator_empty_cache());  // so that no memory is freed while the gate is closed
   const ts_stream stream = test::free_stream();
   test::Gate gate(stream);
