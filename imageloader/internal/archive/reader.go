@@ -16,8 +16,12 @@ type Reader struct {
 	timed   timedFile
 	shard   int // -1: none
 	inflate *rangeInflater
-	zipped  []byte                     // the compressed member that was read last, with its header
-	packed  struct{ begin, end int64 } // see Packed
+	zipped  []byte // the compressed member that was read last, with its header
+	// packed is the result of Packed.
+	packed struct{ begin, end int64 }
+	// extra is the size of the extra fields in the last local header of a zip, less the size of the
+	// fields in the central directory.
+	extra int64
 	// page is the last decompressed page of a Parquet file. It is at pageFrom of shard pageOf.
 	page     []byte
 	pageOf   int

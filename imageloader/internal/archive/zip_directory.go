@@ -37,6 +37,7 @@ const (
 	zipDeflated     = 8
 	zipBufferBytes  = 256 << 10 // more than an entry can have
 	zipNamesBytes   = 8 << 10
+	zipSpareBytes   = 32
 	// maxDeflateRatio is the largest ratio of deflate: 258 bytes from two bits.
 	maxDeflateRatio = 1032
 )
@@ -52,8 +53,9 @@ type zipEntry struct {
 	packed, size int64 // bytes of the content, compressed and inflated
 	crc          uint32
 	nameSum      uint32 // nameSum of the name's bytes, which the local header repeats
-	// lead estimates the number of bytes from the start of the local header to the content. Only
-	// the local header has the exact number.
+	// lead estimates the number of bytes from the start of the local header to the content, with
+	// zipSpareBytes for extra fields that only the local header has. Only the local header has the
+	// exact number.
 	lead   uint32
 	method uint16
 }
@@ -309,7 +311,7 @@ func (z *zipHeaders) entry() (h zipHeader, fixed, rest []byte, err error) {
 	h.zipEntry = zipEntry{
 		offset: int64(le.Uint32(b[42:])), packed: int64(le.Uint32(b[20:])), size: int64(le.Uint32(b[24:])),
 		crc: le.Uint32(b[16:]), method: le.Uint16(b[10:]), nameSum: nameSum(rest[:nameBytes]),
-		lead: uint32(zipLocalBytes + nameBytes + extraBytes + 32),
+		lead: uint32(zipLocalBytes + nameBytes + extraBytes + zipSpareBytes),
 	}
 	if !h.widen(rest[nameBytes : nameBytes+extraBytes]) {
 		return h, nil, nil, fmt.Errorf("%w: entry %d has wrong sizes or a wrong offset", errZipEntry, z.read)

@@ -284,7 +284,10 @@ func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error
 		// a copy costs less than a second request
 		r.segment = slices.Grow(r.segment[:0], int(lead)+len(p))[:int(lead)+len(p)]
 		segment = r.segment
-	default:
+	default: // content first, because its pages nearly always have the headers too, and a disk reads once
+		if n, err := r.archive.ReadAt(shard, p, m.offset); n < len(p) {
+			return err
+		}
 		r.segment = slices.Grow(r.segment[:0], int(lead))[:lead]
 		segment = r.segment
 	}
@@ -295,9 +298,8 @@ func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error
 	if m.flags&recordBlock != 0 && crc32.ChecksumIEEE(heads[len(heads)-archive.BlockBytes:]) != m.crc {
 		return ErrStale
 	}
-	n := len(segment) - int(lead)
 	if room == nil {
-		copy(p, segment[lead:])
+		copy(p, segment[lead:]) // nothing if p is full already
 	}
 	headed := archive.Heads(heads, name, m.size)
 	for _, lead := range []int64{archive.HeaderBytes, maxLead} { // a long name is in an earlier header
@@ -312,12 +314,6 @@ func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error
 	}
 	if !headed {
 		return ErrStale
-	}
-	if n == len(p) {
-		return nil
-	}
-	if n, err := r.archive.ReadAt(shard, p, m.offset); n < len(p) {
-		return err
 	}
 	return nil
 }

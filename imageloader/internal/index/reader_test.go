@@ -207,6 +207,43 @@ func readerOf(t *testing.T, path string) (*Index, *Reader) {
 	return x, r
 }
 
+// offsetsFile records the offsets that ReadAt reads.
+type offsetsFile struct {
+	archive.File
+	offsets *[]int64
+}
+
+func (f offsetsFile) ReadAt(p []byte, at int64) (int, error) {
+	*f.offsets = append(*f.offsets, at)
+	return f.File.ReadAt(p, at)
+}
+
+// TestTarContentIsReadBeforeItsHeader: the page of a header nearly always also has content, so a
+// disk reads once for both.
+func TestTarContentIsReadBeforeItsHeader(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Photos(3)...))
+	x, _ := readerOf(t, path)
+	var offsets []int64
+	a, err := archive.Open(t.Context(), path, archive.Config{OpenFile: func(path string) (archive.File, error) {
+		f, err := archive.OpenFile(t.Context(), path, archive.Config{})
+		return offsetsFile{f, &offsets}, err
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	r := NewReader(x, a)
+	defer r.Close()
+	for i := range x.samples {
+		m := &x.samples[i]
+		offsets = nil
+		err := r.Read(i, make([]byte, m.size))
+		if want := []int64{m.offset, m.offset - archive.BlockBytes}; err != nil || !slices.Equal(offsets, want) {
+			t.Errorf("%s: read at %v, error %v, want reads at %v", x.Name(i), offsets, err, want)
+		}
+	}
+}
+
 // TestPackedSaysWhereASampleIs: the headers before each sample are the archive's, and its
 // compressed bytes start at its checkpoint.
 func TestPackedSaysWhereASampleIs(t *testing.T) {
