@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -436,73 +435,6 @@ func TestLibraryWithItsOwnCXXLibraryIsRefused(t *testing.T) {
 	if err := checkLibrary("testdata/expected.json"); !errors.Is(err, ErrFormat) {
 		t.Errorf("a file that is no library: got the error %v, want ErrFormat", err)
 	}
-}
-
-// Most damaged packages are refused. The others are still readable, for example because the damage
-// is between members. No code of a package runs, and no unpacked file is left.
-func TestDamagedPackages(t *testing.T) {
-	good, err := os.ReadFile(tiny)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("TMPDIR", t.TempDir())
-	path := filepath.Join(t.TempDir(), "damaged.pt2")
-	const seed = 36
-	r := rand.New(rand.NewPCG(seed, seed))
-	const cases = 1000
-	directory := bytes.Index(good, []byte("PK\x01\x02"))
-	refused := 0
-	for i := range cases {
-		bad := slices.Clone(good)
-		switch i % 4 {
-		case 0:
-			bad = bad[:r.IntN(len(bad))]
-		case 1: // the central directory
-			bad[directory+r.IntN(len(bad)-directory)] = byte(r.Uint32())
-		case 2:
-			bad[r.IntN(len(bad))] ^= 1 << r.IntN(8)
-		case 3: // a size or an offset
-			at := directory + r.IntN(len(bad)-directory-8)
-			for j := range 1 + r.IntN(8) {
-				bad[at+j] = 0xff
-			}
-		}
-		if err := os.WriteFile(path, bad, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if unpackable(t, path) != nil {
-			refused++
-		}
-	}
-	if refused < cases/2 {
-		t.Errorf("%d of %d damaged packages were refused, want at least half", refused, cases)
-	}
-	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*")); len(left) > 0 {
-		t.Errorf("%d folders are left, want none", len(left))
-	}
-}
-
-// unpackable does everything that Load does before Load runs the package's code.
-func unpackable(t *testing.T, path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	models, err := readArchive(f)
-	if err != nil {
-		return err
-	}
-	for _, m := range models {
-		files, err := unpack(m)
-		if err != nil {
-			return err
-		}
-		if err := files.remove(); err != nil {
-			t.Error(err)
-		}
-	}
-	return nil
 }
 
 func FuzzStructure(f *testing.F) {

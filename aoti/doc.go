@@ -19,13 +19,21 @@
 //
 // # Instances
 //
-// A model has [Options.Instances] instances, each with a copy of the weights. Run borrows an
-// instance while it enqueues its work. So at most that many goroutines enqueue at the same time,
-// and others wait in Run. A run on a GPU returns as soon as its work is enqueued. Runs on different
-// streams overlap on the GPU even with one instance.
+// A model has [Options.Instances] instances, which share the weights. Run borrows an instance while
+// it enqueues its work. So at most that many goroutines enqueue at the same time, and others wait
+// in Run. A run on a GPU returns as soon as its work is enqueued. Runs on different streams overlap
+// on the GPU even with one instance.
+//
+// # Weights
+//
+// [Model.SwapWeights] and [Model.LoadWeights] replace the weights while other goroutines run the
+// model. The package must be exported with tools/export.py --replaceable. Otherwise PyTorch writes
+// small weights into the code, and with the option "freezing" values that it has computed from
+// several weights.
 //
 // # Graphs
 //
 // A torch.Graphed may capture Run. The Graphed calls its function once before the capture, which
-// also loads the kernels. The graph keeps the instance that the captured run has used.
+// also loads the kernels. The graph keeps the instance that the captured run has used, and its
+// weights. After a swap of the weights it captures again.
 package aoti

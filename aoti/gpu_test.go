@@ -64,9 +64,18 @@ func TestGPUGraphOfARunReplays(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			bytes := int64(0)
+			for _, w := range e.model.Weights() {
+				bytes += (w.Bytes() + 63) / 64 * 64
+			}
 			if err := e.model.Close(); err != nil { // the graph must keep the weights
 				t.Fatal(err)
 			}
+			filled, err := torch.Zeros(e.model.Device(), torch.Uint8, max(1, bytes)) // new memory of this size
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer filled.Close()
 			outputs, err := graphed.Call(size.inputs...)
 			if err != nil {
 				t.Fatal(err)

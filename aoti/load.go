@@ -83,13 +83,16 @@ func load(path string, o Options) (_ *Model, err error) {
 		return nil, errors.Join(err, files.remove())
 	}
 	m := &Model{Description: chosen.Description, made: origin.New("aoti.Model"), device: device, files: files,
-		closed: make(chan struct{})}
+		closed: make(chan struct{}), swapping: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
 		}
 	}()
-	return m, m.open(library, max(1, o.Instances))
+	if err := m.open(library, max(1, o.Instances)); err != nil {
+		return nil, err
+	}
+	return m, m.readWeights(chosen.states)
 }
 
 // checkHash compares the file's SHA-256 with want, unless want is "".
@@ -195,8 +198,14 @@ func checkLibrary(path string) error {
 // open makes the instances.
 func (m *Model) open(library string, instances int) error {
 	m.idle = make(chan *capi.Model, instances)
-	for range instances {
-		c, err := capi.OpenModel(library, m.files.path, int32(m.device))
+	for i := range instances {
+		var c *capi.Model
+		var err error
+		if i == 0 {
+			c, err = capi.OpenModel(library, m.files.path, int32(m.device))
+		} else {
+			c, err = capi.AddModelInstance(m.instances[0])
+		}
 		if err != nil {
 			return openError(err)
 		}

@@ -23,6 +23,8 @@ type Model struct {
 
 	instances []*capi.Model
 	idle      chan *capi.Model // the instances that no run is using
+	weights   weights
+	swapping  chan struct{} // has an element during SwapWeights, and after Close
 	closed    chan struct{}
 
 	closing sync.Mutex // held by Close; guards ended
@@ -152,10 +154,10 @@ func (v Value) check(x *torch.Tensor, device cuda.Device) error {
 	return nil
 }
 
-// Close waits for runs that are being enqueued, and for the device's work, and frees the model. On
-// a goroutine that is capturing a graph, Close returns an error and changes nothing. Later runs
-// return ErrClosed. A graph that has captured a run may be replayed after Close. Close may be
-// called again, and from any goroutine.
+// Close waits for runs that are being enqueued, for SwapWeights and for the device's work, and
+// frees the model. On a goroutine that is capturing a graph, Close returns an error and changes
+// nothing. Later runs return ErrClosed. A graph that has captured a run may be replayed after
+// Close. Close may be called again, and from any goroutine.
 func (m *Model) Close() error {
 	m.closing.Lock()
 	defer m.closing.Unlock()
@@ -167,6 +169,7 @@ func (m *Model) Close() error {
 	}
 	m.ended = true
 	close(m.closed)
+	m.swapping <- struct{}{}
 	for range m.instances {
 		<-m.idle
 	}

@@ -112,7 +112,8 @@ const (
 type member struct {
 	Description
 	files   []*zip.File
-	library string // the base name of the shared library
+	library string  // the base name of the shared library
+	states  []state // nil without a description
 }
 
 func malformed(format string, args ...any) error {
@@ -250,6 +251,14 @@ type described struct {
 	Torch   string           `json:"torch"`
 	Inputs  []describedValue `json:"inputs"`
 	Outputs []describedValue `json:"outputs"`
+	Weights []state          `json:"weights"`
+}
+
+// state is an entry of the exported module's state_dict.
+type state struct {
+	Name string `json:"name"`
+	Tied string `json:"tied"` // the first name of the same tensor; "" if this is the only one
+	Used bool   `json:"used"` // the exported program uses it
 }
 
 // The memory formats of a Value.
@@ -284,7 +293,7 @@ func (m *member) fromMetadata() error {
 	if err := json.Unmarshal([]byte(text), &d); err != nil {
 		return malformed("metadata %q: %v", descriptionKey, err)
 	}
-	m.LibTorch = d.Torch
+	m.LibTorch, m.states = d.Torch, d.Weights
 	var err error
 	if m.Inputs, err = values(d.Inputs); err == nil {
 		m.Outputs, err = values(d.Outputs)

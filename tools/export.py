@@ -47,8 +47,20 @@ def memory_format(value):
     return None
 
 
+def weights(program):
+    """The state_dict: each name, whether the program uses it, and the first name of the same tensor if there are several."""
+    signature, first, found = program.graph_signature, {}, []
+    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    used = {targets[node.name] for node in program.graph.nodes if node.name in targets and node.users}
+    for name, value in program.state_dict.items():
+        key = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride()) if value.numel() else name
+        root = first.setdefault(key, name)
+        found.append({"name": name, "used": name in used, **({"tied": root} if root != name else {})})
+    return found
+
+
 def describe(program, spare):
-    """The JSON that package aoti reads: names, dtypes, ranges and memory formats of the inputs and outputs."""
+    """The JSON that package aoti reads: names, dtypes, ranges and memory formats of the inputs and outputs, and the weights."""
     values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     constraints = program.range_constraints
 
@@ -69,8 +81,13 @@ def describe(program, spare):
             "torch": torch.__version__.split("+")[0],
             "inputs": [one(name, values[name]) for name in signature.user_inputs],
             "outputs": [one(name or "output", values[value]) for name, value in zip(names, outputs)],
+            "weights": weights(program),
         }
     )
+
+
+# Keeps all weights apart from the compiled code. Inductor otherwise writes small tensors into the code.
+REPLACEABLE = {"freezing": False, "always_keep_tensor_constants": True}
 
 
 def export(module, arguments, keywords=None, *, path, dynamic_shapes=None, config=None, metadata=None, spare=0):
@@ -81,6 +98,8 @@ def export(module, arguments, keywords=None, *, path, dynamic_shapes=None, confi
 
     The largest sizes that the package describes are smaller by spare than those of dynamic_shapes. Inductor compares
     sizes with thresholds: an example of the threshold's size, which is also the largest, would become the only size.
+
+    A program can replace the weights of the package if config has the settings of REPLACEABLE.
     """
     module = module.eval()
     with torch.no_grad():
@@ -227,6 +246,7 @@ def main():
                    help="cuda or cpu (default: cuda if PyTorch has a GPU, otherwise cpu; here %(default)s)")
     p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     p.add_argument("--no-measure", action="store_true", help="on a CPU: do not compile in two ways to keep the faster")
+    p.add_argument("--replaceable", action="store_true", help="a program can replace the weights (Model.SwapWeights)")
     p.add_argument("--channels-last", action="store_true", help="the images are in this memory format")
     a = p.parse_args()
 
@@ -248,9 +268,10 @@ def main():
         if most and most != least:
             spare = 1
             dynamic = ({0: torch.export.Dim("batch", min=int(least), max=int(most) + spare)},)
-    write = export_fastest if a.device == "cpu" and not a.no_measure else export
+    write = export_fastest if a.device == "cpu" and not (a.no_measure or a.replaceable) else export
     os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"  # as in package aoti: a wrong size is an error
-    write(module, arguments, path=a.path, dynamic_shapes=dynamic, metadata=metadata, spare=spare)
+    write(module, arguments, path=a.path, dynamic_shapes=dynamic, metadata=metadata, spare=spare,
+          config=REPLACEABLE if a.replaceable else None)
     try:
         if images_only:
             check(a.path, module, *arguments, sorted({int(least), int(most or least)}))

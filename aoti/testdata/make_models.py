@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(here, "../../tools"))
-from export import export  # noqa: E402
+from export import REPLACEABLE, export  # noqa: E402
 
 
 class Example(NamedTuple):
@@ -45,6 +45,7 @@ class Example(NamedTuple):
     dynamic_shapes: dict
     dtype: torch.dtype = torch.bfloat16  # on a GPU
     channels_last: bool = False
+    replaceable: bool = False
 
 
 def of_images(net, side, channels_last):
@@ -151,7 +152,26 @@ def preprocess(small):
     return Example(Preprocess(), lambda s: ((torch.randint(0, 256, s, dtype=torch.uint8),), {}), sizes, shapes, torch.float32)
 
 
-MODELS = {f.__name__: f for f in (resnet50, vit_b_16, convnext_tiny, bert, pair, preprocess)}
+class Scaled(nn.Module):
+    """Two layers and a factor: other weights can multiply the outputs by a number."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, width), nn.Linear(width, 32)
+        self.register_buffer("scale", torch.rand(32) + 0.5)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x))) * self.scale
+
+
+def scaled(small):
+    """Its weights can be replaced."""
+    shapes = ({0: Dim("batch", min=1, max=64)},)
+    net = Scaled(64 if small else 2048)
+    return Example(net, lambda n: ((torch.randn(n, 64),), {}), [64, 3, 1], shapes, torch.float32, replaceable=True)
+
+
+MODELS = {f.__name__: f for f in (resnet50, vit_b_16, convnext_tiny, bert, pair, preprocess, scaled)}
 
 
 def make(name, small, device):
@@ -202,7 +222,8 @@ def write(name, a):
     e = make(name, a.small, a.device)
     sizes = e.sizes[:1] if a.fixed else e.sizes
     args, keywords = e.inputs(sizes[0])
-    export(e.net, args, keywords, path=path, dynamic_shapes=None if a.fixed else e.dynamic_shapes)
+    export(e.net, args, keywords, path=path, dynamic_shapes=None if a.fixed else e.dynamic_shapes,
+           config=REPLACEABLE if e.replaceable else None)
     took, tensors = time.time() - start, {}
     package = torch._inductor.aoti_load_package(path, run_single_threaded=True)
     _, input_names, output_names = described(package)

@@ -21,15 +21,16 @@ from torchvision.transforms import v2
 
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(here, "../../tools"))
-from export import export  # noqa: E402
+from export import REPLACEABLE, export  # noqa: E402
 
 
 class Tiny(nn.Module):
-    """Two inputs, one a keyword; a dictionary of two outputs; small parameters and a buffer."""
+    """Two inputs, one a keyword; a dictionary of two outputs; small parameters, tied and unused ones, and a buffer."""
 
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.same, self.unused = self.second, nn.Linear(2, 2)
         self.register_buffer("scale", torch.tensor([0.5, 1.0, 2.0]))
 
     def forward(self, x, *, mask):
@@ -86,10 +87,10 @@ def forget_paths(path):
     shutil.move(path + ".new", path)
 
 
-def fill(module):
-    """Give each element a value that depends on its place alone."""
+def fill(module, shift=0):
+    """Give each element a value that depends on its place and the shift alone."""
     for i, value in enumerate(module.state_dict().values()):
-        value.copy_(torch.sin(torch.arange(value.numel(), dtype=torch.float32) + i).reshape(value.shape))
+        value.copy_(torch.sin(torch.arange(value.numel(), dtype=torch.float32) + i + shift).reshape(value.shape))
 
 
 def main():
@@ -103,7 +104,11 @@ def main():
     # 256-bit vectors, so that the package runs on every CPU of this decade.
     torch._inductor.config.cpp.simdlen = 256
     export(net, (x,), {"mask": mask}, path=os.path.join(here, "tiny.pt2"),
-           dynamic_shapes={"x": {0: batch}, "mask": {0: batch}})
+           dynamic_shapes={"x": {0: batch}, "mask": {0: batch}}, config=REPLACEABLE)
+    fill(net, 100)
+    with torch.no_grad():
+        swapped = net(x, mask=mask)
+    out.update({"swapped_" + k: v for k, v in swapped.items()})
     json.dump({k: v.flatten().tolist() for k, v in out.items()}, sys.stdout)
     write_images()
     for name in ("tiny.pt2", "images.pt2"):

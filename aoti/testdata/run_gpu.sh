@@ -5,7 +5,7 @@
 #
 # OUT=DIR        folder for the packages and the log (default ./aoti-models)
 # PYTHON=PROGRAM a Python with torch, torchvision, safetensors and transformers (default python3)
-# JOBS=N         models at a time (default 6, all of them)
+# JOBS=N         models at a time (default 7, all of them)
 # BENCH=REGEXP   benchmarks to run (default none)
 #
 # LD_LIBRARY_PATH must have the folder of libtorchstream.so, unless it is where the program finds it.
@@ -13,7 +13,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 (($# > 0)) || { sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2 && exit 2; }
 program=$(realpath "$1") && shift
-out=${OUT:-$PWD/aoti-models} python=${PYTHON:-python3} jobs=${JOBS:-6}
+out=${OUT:-$PWD/aoti-models} python=${PYTHON:-python3} jobs=${JOBS:-7}
 mkdir -p "$out/cxx"
 out=$(cd "$out" && pwd)
 
@@ -47,7 +47,7 @@ SECONDS=0
 echo "compiled in $SECONDS seconds" | tee -a "$out/log.txt"
 export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$path TORCHSTREAM_AOTI_PACKAGES=$out/packages
 cd "$here/.."
-"$program" -test.v -test.run '^Test(GPU)?Models?(EqualPyTorch|OnStreams)|^TestGPUGraphOfARunReplays' -test.bench "${BENCH:-^\$}" \
+"$program" -test.v -test.run '^Test(GPU)?Models?(EqualPyTorch|OnStreams)|^TestGPUGraph|^TestGPUWeights|^TestSanitizer' -test.bench "${BENCH:-^\$}" \
   -test.timeout 200s 2>&1 | tee -a "$out/log.txt" || status=1
 echo "$SECONDS seconds" | tee -a "$out/log.txt"
 exit $status

@@ -373,15 +373,31 @@ func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) 
 type Model struct {
 }
 
-const RunModel = "torchstream::run_model"
+const (
+	RunModel   = "torchstream::run_model"
+	ReadWeight = "torchstream::read_weight"
+)
 
 func OpenModel(library, kernels string, device int32) (_ *Model, err error) { err = Check(); return }
+
+func AddModelInstance(m *Model) (_ *Model, err error) { err = Check(); return }
 
 func FreeModel(m *Model) {}
 
 func ModelAddress(m *Model) (_ int64) { return }
 
 func ModelStructure(m *Model) (_, _ string, err error) { err = Check(); return }
+
+type ModelWeight struct {
+	Name  string
+	DType int32
+	Shape []int64
+	Fixed bool
+}
+
+func ModelWeights(m *Model) (_ []ModelWeight, err error) { err = Check(); return }
+
+func SetModelWeights(m *Model, places []int64, values []*Tensor) error { return Check() }
 
 type Notifier struct {
 }

@@ -121,8 +121,11 @@ static ts_error* absent_ts_memory_pool_get_bytes(const ts_memory_pool* pool, siz
 static ts_error* absent_ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* stats) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_model_open(const char* library, const char* kernels, int32_t device, ts_model** model) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_model_add_instance(const ts_model* model, ts_model** instance) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_model_free(ts_model* model) {}
 static ts_error* absent_ts_model_get_structure(const ts_model* model, const char** arguments, const char** results) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_model_get_weight(const ts_model* model, int64_t place, ts_model_weight* weight) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_model_set_weights(ts_model* model, const int64_t* places, ts_tensor* const* values, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_notifier_new(ts_notifier** notifier) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_notifier_free(ts_notifier* notifier) {}
 static int32_t absent_ts_notifier_fd(const ts_notifier* notifier) { return 0; }
@@ -350,8 +353,11 @@ static struct {
   ts_error* (*ts_allocator_get_pools)(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count);
   ts_error* (*ts_memory_pool_get_stats)(const ts_memory_pool* pool, ts_pool_stats* stats);
   ts_error* (*ts_model_open)(const char* library, const char* kernels, int32_t device, ts_model** model);
+  ts_error* (*ts_model_add_instance)(const ts_model* model, ts_model** instance);
   void (*ts_model_free)(ts_model* model);
   ts_error* (*ts_model_get_structure)(const ts_model* model, const char** arguments, const char** results);
+  ts_error* (*ts_model_get_weight)(const ts_model* model, int64_t place, ts_model_weight* weight);
+  ts_error* (*ts_model_set_weights)(ts_model* model, const int64_t* places, ts_tensor* const* values, int64_t count);
   ts_error* (*ts_notifier_new)(ts_notifier** notifier);
   void (*ts_notifier_free)(ts_notifier* notifier);
   int32_t (*ts_notifier_fd)(const ts_notifier* notifier);
@@ -578,8 +584,11 @@ static struct {
   absent_ts_allocator_get_pools,
   absent_ts_memory_pool_get_stats,
   absent_ts_model_open,
+  absent_ts_model_add_instance,
   absent_ts_model_free,
   absent_ts_model_get_structure,
+  absent_ts_model_get_weight,
+  absent_ts_model_set_weights,
   absent_ts_notifier_new,
   absent_ts_notifier_free,
   absent_ts_notifier_fd,
@@ -808,8 +817,11 @@ static const char* const names[] = {
   "ts_allocator_get_pools",
   "ts_memory_pool_get_stats",
   "ts_model_open",
+  "ts_model_add_instance",
   "ts_model_free",
   "ts_model_get_structure",
+  "ts_model_get_weight",
+  "ts_model_set_weights",
   "ts_notifier_new",
   "ts_notifier_free",
   "ts_notifier_fd",
@@ -1037,8 +1049,11 @@ ts_error* ts_memory_pool_get_bytes(const ts_memory_pool* pool, size_t* reserved,
 ts_error* ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count) { return table.ts_allocator_get_pools(device, pools, capacity, count); }
 ts_error* ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* stats) { return table.ts_memory_pool_get_stats(pool, stats); }
 ts_error* ts_model_open(const char* library, const char* kernels, int32_t device, ts_model** model) { return table.ts_model_open(library, kernels, device, model); }
+ts_error* ts_model_add_instance(const ts_model* model, ts_model** instance) { return table.ts_model_add_instance(model, instance); }
 void ts_model_free(ts_model* model) { table.ts_model_free(model); }
 ts_error* ts_model_get_structure(const ts_model* model, const char** arguments, const char** results) { return table.ts_model_get_structure(model, arguments, results); }
+ts_error* ts_model_get_weight(const ts_model* model, int64_t place, ts_model_weight* weight) { return table.ts_model_get_weight(model, place, weight); }
+ts_error* ts_model_set_weights(ts_model* model, const int64_t* places, ts_tensor* const* values, int64_t count) { return table.ts_model_set_weights(model, places, values, count); }
 ts_error* ts_notifier_new(ts_notifier** notifier) { return table.ts_notifier_new(notifier); }
 void ts_notifier_free(ts_notifier* notifier) { table.ts_notifier_free(notifier); }
 int32_t ts_notifier_fd(const ts_notifier* notifier) { return table.ts_notifier_fd(notifier); }

@@ -124,6 +124,18 @@ var edges = []edge{
 		"		c.giveUp(ErrClosed)\n		<-c.finished\n", "		c.giveUp(ErrClosed)\n", "serve",
 		"TestCloseGivesUpWhenItsContextEnds", 0},
 
+	{"a swap changes the weights of every instance before it returns", "cshim/src/torch/model.cc",
+		"    for (const auto& instance : ts::instances_of(model->weights())) instance->refresh();\n",
+		"    ts::instances_of(model->weights()).front()->refresh();\n", "aoti", "TestEveryRunHasOneSetOfWeights", 0},
+	{"a swap waits for the copies of the weights", "cshim/src/torch/model_weights.cc",
+		"    stream.synchronize();\n", "", "aoti", "TestSanitizerOfWeights", 1},
+	{"replaced weights are kept until the runs that read them are done", "cshim/src/torch/model_weights.cc",
+		"  record_use(storage_of(memory_), stream);\n", "", "aoti", "TestGPUWeightsOfQueuedRunsStay", 1},
+	{"a graph of replaced weights is stale", "cshim/src/torch/model_weights.cc",
+		"    stale_in_capture(retired_, stream);\n", "", "aoti", "TestGPUGraphOfReplacedWeightsIsStale", 1},
+	{"a graph keeps its weights", "cshim/src/torch/model_weights.cc", "    hold_in_capture(memory_, stream);\n", "",
+		"aoti", "TestGPUGraphOfARunReplays", 1},
+
 	// ---- streams and events
 	{"WithStream makes the stream current", "cshim/src/cuda/stream.cc",
 		"    c10::cuda::setCurrentCUDAStream(inner);\n", "", "cuda", "TestEveryGoroutineKeepsItsStream", 1},

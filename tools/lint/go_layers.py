@@ -152,7 +152,7 @@ LAYERS = {
     "nn": ["checkpoint", "cuda", "torch"],
     "optim": ["checkpoint", "cuda", "nn", "torch"],
     "models": ["checkpoint", "cuda", "imageloader/transform", "nn", "torch"],
-    "aoti": ["cuda", "internal/capi", "internal/origin", "internal/safefile", "torch"],
+    "aoti": ["cuda", "internal/capi", "internal/origin", "internal/safefile", "nn", "torch"],
     # Processes that train together.
     "distributed/internal/control": [],
     "distributed": ["checkpoint", "cuda", "distributed/internal/control", "internal/capi", "nn", "optim", "tensor", "torch"],

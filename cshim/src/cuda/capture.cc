@@ -255,6 +255,13 @@ void event_in_capture(const std::shared_ptr<ts_event>& event, CUDAStream stream)
   });
 }
 
+void stale_in_capture(std::shared_ptr<const std::atomic<bool>> retired, CUDAStream stream) {
+  with_capture(stream, [&](CaptureRecord& capture, CUDAStream) {
+    auto& all = capture.retired;
+    if (std::find(all.begin(), all.end(), retired) == all.end()) all.push_back(std::move(retired));
+  });
+}
+
 void gradients_in_capture() {
   with_capture(std::nullopt, [](CaptureRecord& capture, CUDAStream) { capture.gradients = true; });
 }

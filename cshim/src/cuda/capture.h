@@ -71,6 +71,7 @@ struct CaptureRecord {
   std::set<void*> streams;
   std::vector<std::shared_ptr<Randomness>> generators;  // generators that the graph draws from
   std::vector<std::shared_ptr<ts_event>> events;  // events that its replays record or wait for
+  std::vector<std::shared_ptr<const std::atomic<bool>>> retired;  // see stale_in_capture
   bool gradients = false;
   bool made_elsewhere = false;      // memory was made on another GPU
   const char* broken_by = nullptr;  // the first call that invalidated the capture
@@ -139,6 +140,10 @@ void generator_in_capture(const std::shared_ptr<Randomness>& generator, c10::Dev
                           const std::function<void(unsigned long long)>& begin);
 // Tells the capture that its replays use the event.
 void event_in_capture(const std::shared_ptr<ts_event>& event, c10::cuda::CUDAStream stream);
+// Tells the capture that its graph must not be replayed once the flag is set: the weights of a
+// model that it uses have been replaced.
+void stale_in_capture(std::shared_ptr<const std::atomic<bool>> retired,
+                      c10::cuda::CUDAStream stream);
 // Tells the capture that it uses gradients.
 void gradients_in_capture();
 

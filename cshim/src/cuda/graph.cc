@@ -325,6 +325,13 @@ void ts_graph::require_thread() const {
 }
 
 void ts_graph::check_held() const {
+  for (const auto& retired : record.retired) {
+    if (retired->load(std::memory_order_acquire)) {
+      throw ts::Failure(TS_ERROR_STALE,
+                        "the weights of a compiled model were replaced since the capture, and the "
+                        "graph has the old ones: capture again");
+    }
+  }
   for (size_t i = 0; i < record.held.size(); ++i) {
     const ts::Held& each = record.held[i];
     const c10::TensorImpl* impl = each.tensor.unsafeGetTensorImpl();

@@ -21,6 +21,13 @@ TEST(Model, OpenRefusesWhatIsNoModel) {
 TEST(Model, NoModelIsRefused) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "model is NULL",
                ts_model_get_structure(nullptr, nullptr, nullptr));
+  ts_model* model = nullptr;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "model is NULL", ts_model_add_instance(nullptr, &model));
+  ts_model_weight weight = {};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "model is NULL",
+               ts_model_get_weight(nullptr, 0, &weight));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "model is NULL",
+               ts_model_set_weights(nullptr, nullptr, nullptr, 0));
   ts_model_free(nullptr);
 }
 
