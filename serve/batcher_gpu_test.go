@@ -315,6 +315,23 @@ func limitMemory(t *testing.T, device cuda.Device, bytes int64) {
 	})
 }
 
+// inOwnProcess reports whether this is a process for the test alone. Otherwise it runs such a
+// process, in which the test must pass.
+func inOwnProcess(t *testing.T) bool {
+	t.Helper()
+	const variable = "TORCHSTREAM_TEST_LOSES_GPU"
+	if os.Getenv(variable) != "" {
+		return true
+	}
+	only := "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$"
+	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run", only, "-test.v", "-test.timeout", "90s")
+	child.Env = append(os.Environ(), variable+"=1")
+	if text, err := child.CombinedOutput(); err != nil || !strings.Contains(string(text), "--- PASS: "+t.Name()+" ") {
+		t.Errorf("the process that loses its GPU ended with %v, want a passed test:\n%s", err, text)
+	}
+	return false
+}
+
 // TestGPUFailureLosesTheDevice makes the GPU fail for good, in a process for this test alone. The
 // batcher's other device, the CPU, must continue, and Close must return.
 func TestGPUFailureLosesTheDevice(t *testing.T) {
@@ -322,14 +339,7 @@ func TestGPUFailureLosesTheDevice(t *testing.T) {
 	if !computes(device) {
 		t.Skip("no kernel fails on a device that computes nothing")
 	}
-	const variable = "TORCHSTREAM_TEST_LOSES_GPU"
-	if os.Getenv(variable) == "" {
-		child := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestGPUFailureLosesTheDevice$", "-test.v",
-			"-test.timeout", "90s")
-		child.Env = append(os.Environ(), variable+"=1")
-		if text, err := child.CombinedOutput(); err != nil || !strings.Contains(string(text), "--- PASS") {
-			t.Errorf("the process that loses its GPU ended with %v, want a passed test:\n%s", err, text)
-		}
+	if !inOwnProcess(t) {
 		return
 	}
 	b, err := serve.NewBatcher(serve.BatcherOptions{Devices: []cuda.Device{device, cuda.CPU}, Workers: 2, MaxBatch: 4,
@@ -363,5 +373,33 @@ func TestGPUFailureLosesTheDevice(t *testing.T) {
 	}
 	if err := b.Close(t.Context()); err != nil {
 		t.Errorf("Close: %v, want no error", err)
+	}
+}
+
+// TestGPUFailureOfTheFirstBatchIsAnError makes the GPU fail for good while a batcher warms up, each
+// time in a process for this alone. NewBatcher must return the error.
+func TestGPUFailureOfTheFirstBatchIsAnError(t *testing.T) {
+	device := cudatest.RequireGPUs(t, 1)[0]
+	if !computes(device) {
+		t.Skip("no kernel fails on a device that computes nothing")
+	}
+	for name, noGraphs := range map[string]bool{"graphs": false, "operators": true} {
+		t.Run(name, func(t *testing.T) {
+			if !inOwnProcess(t) {
+				return
+			}
+			b, err := serve.NewBatcher(serve.BatcherOptions{Devices: []cuda.Device{device}, MaxBatch: 4, NoGraphs: noGraphs,
+				Input: tensor.Spec{DType: torch.Float32, Shape: []int64{2}},
+				Model: func(d cuda.Device) (serve.Run, error) {
+					table, err := torch.Full(d, torch.Float32, 7, 16)
+					return func(_ context.Context, x *torch.Tensor) ([]*torch.Tensor, error) {
+						index := x.Narrow(1, 0, 1).Reshape(-1).AddScalar(1e6).ToDType(torch.Int64)
+						return []*torch.Tensor{table.NoGrad().IndexSelect(0, index)}, nil
+					}, err
+				}})
+			if b != nil || !errors.Is(err, cuda.ErrCUDA) || !strings.Contains(err.Error(), "the first batch of 4") {
+				t.Errorf("%v, %v, want no batcher, cuda.ErrCUDA of the first batch of 4", b, err)
+			}
+		})
 	}
 }

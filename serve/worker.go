@@ -50,7 +50,7 @@ func (w *worker) main(started chan<- error, left func()) {
 			w.serve(batch)
 		}
 	}
-	if w.stream != nil && w.queue.isLost(w.device) {
+	if w.stream != nil && (w.queue.isLost(w.device) || err != nil && w.synchronize() != nil) {
 		w.keep(left)
 	}
 	if err := w.close(); err != nil {
