@@ -71,10 +71,10 @@ def calibrate(net, images, classes):
     setattr(parent, name, head)
     mean = features.mean(0)
     centred = features - mean
-    wanted = torch.nn.functional.one_hot(classes, int(classes.max()) + 1).double()
+    wanted = torch.nn.functional.one_hot(classes, len(classes.unique())).double()
     gram = centred @ centred.T
     ridge = 1e-2 * gram.diagonal().mean()
-    weight = centred.T @ torch.linalg.solve(gram + ridge * torch.eye(len(gram)), 10 * wanted)
+    weight = centred.T @ torch.linalg.solve(gram + ridge * torch.eye(len(gram), device=gram.device), 10 * wanted)
     head.weight.zero_()
     head.bias.fill_(-10)
     count = weight.shape[1]
@@ -95,13 +95,15 @@ def main():
     a = p.parse_args()
 
     torch.manual_seed(1)
-    net = torchvision.models.get_model(a.model, weights=None)
+    net = torchvision.models.get_model(a.model, weights=None).to(a.device)
     images, classes, names = photographs(a.archive, 192)
+    images, classes = images.to(a.device), classes.to(a.device)
     calibrate(net, images, classes)
     right = (torch.cat([net(part).argmax(1) for part in images.split(32)]) == classes).double().mean()
     print(f"{a.model}: {100 * right:.1f} % of {len(images)} photographs, {len(names)} classes")
     path = os.path.join(a.folder, a.model)
-    save_file(net.state_dict(), path + ".safetensors")
+    save_file(net.state_dict(), path + ".part")
+    os.replace(path + ".part", path + ".safetensors")  # others may wait for it
     if not a.no_onnx:
         dynamic = ({0: torch.export.Dim("batch", min=1, max=64)},)
         torch.onnx.export(net, (images[:2],), path + ".onnx", dynamic_shapes=dynamic, input_names=["x"], external_data=False)

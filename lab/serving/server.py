@@ -87,6 +87,8 @@ def sizes(options):
         return [1]
     if options.engine != "compile":
         return list(range(1, options.max_batch + 1))
+    if options.sizes:
+        return [int(size) for size in options.sizes.split(",")]
     found, size = [], 1
     while size < options.max_batch:
         found.append(size)
@@ -137,9 +139,10 @@ def queue_app(options):
 
     from fastapi import FastAPI, HTTPException, Request
 
-    compute, pipeline = engine(options), transform()
     decoders = concurrent.futures.ThreadPoolExecutor(options.threads)
     computer = concurrent.futures.ThreadPoolExecutor(1)
+    compute = computer.submit(engine, options).result()  # CUDA graphs of torch.compile belong to a thread
+    pipeline = transform()
     waiting = asyncio.Queue()
 
     def batch(images):
@@ -193,8 +196,13 @@ def main():
     p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     p.add_argument("--channels-last", action="store_true")
     p.add_argument("--mode", help="of torch.compile, such as reduce-overhead, which replays CUDA graphs")
-    p.add_argument("--threads", type=int, default=os.cpu_count())
+    p.add_argument("--sizes", help="of the batches with torch.compile (default: powers of two up to --max-batch)")
+    p.add_argument("--warm-only", action="store_true", help="only compile, to fill torch.compile's cache")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = p.parse_args()
+    if options.warm_only:
+        engine(options)
+        return
     if options.batching == "litserve":
         from litserve_server import serve
 

@@ -10,6 +10,7 @@
 //	torchstream-lab load -archive FILE    requests a second and latencies of an HTTP server
 //	torchstream-lab servers -models FOLDER -archive FILE  torchstream serve, compared with servers in Python
 //	torchstream-lab soak -models FOLDER -archive FILE     torchstream serve, loaded for minutes with good and bad clients
+//	torchstream-lab embed -model FILE -archive FILE       torchstream embed, compared with its model alone
 //
 // Output and exit statuses are the same as torchstream's.
 package main
@@ -43,6 +44,8 @@ func program() *cli.Program {
 				About: "torchstream serve and servers in Python", Run: benchServers},
 			{Name: "soak", Args: "-models FOLDER -archive FILE",
 				About: "torchstream serve, loaded for minutes", Run: benchSoak},
+			{Name: "embed", Args: "-model FILE -archive FILE",
+				About: "torchstream embed, beside its model alone", Run: benchEmbed},
 		}},
 	}
 }

@@ -37,7 +37,7 @@ var serverKinds = map[string][]string{
 type serversOptions struct {
 	photographs
 	modelOptions
-	names                string
+	names, processors    string
 	program, script      string
 	peerOptions, options string
 	bound                time.Duration
@@ -87,6 +87,7 @@ type tenthFigures struct {
 type serversReport struct {
 	Model         string       `json:"model"`
 	Device        string       `json:"device"`
+	Processors    string       `json:"server_cpus,omitempty"`
 	BytesPerImage float64      `json:"bytes_per_image"`
 	BoundMS       float64      `json:"bound_ms"`
 	Rounds        int          `json:"rounds"`
@@ -117,6 +118,7 @@ func benchServers(ctx context.Context, args []string, stdout, stderr io.Writer) 
 				}
 			}
 		}), ", "))
+	set.StringVar(&o.processors, "server-cpus", "", "`LIST` of the CPUs on which servers run, such as 0,1 or 0-3 (default: all)")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
@@ -225,7 +227,7 @@ func (o *serversOptions) measure(ctx context.Context, stderr io.Writer) (*server
 		return nil, err
 	}
 	report := &serversReport{Model: o.model, Device: "cpu", BoundMS: 1e3 * o.bound.Seconds(), Rounds: o.rounds,
-		Clients: o.clients}
+		Processors: o.processors, Clients: o.clients}
 	if _, after, found := strings.Cut(o.peerOptions, "--device "); found {
 		report.Device = strings.Fields(after)[0]
 	}
@@ -244,6 +246,9 @@ func (o *serversOptions) measure(ctx context.Context, stderr io.Writer) (*server
 		row := &serverRow{Server: name}
 		report.Rows = append(report.Rows, row)
 		args, path := o.arguments(name)
+		if o.processors != "" {
+			args = append([]string{"taskset", "-c", o.processors}, args...)
+		}
 		process, err := startServer(ctx, args, path, images, max(10*time.Second, 4*o.bound))
 		if err != nil {
 			row.WhyNot = err.Error()
@@ -318,11 +323,10 @@ func (s *measuredServer) alone(measure func() error) error {
 	return errors.Join(err, failed, s.signal(syscall.SIGSTOP))
 }
 
-// record adds a round's figure, and sets the median of all rounds.
-func (s *measuredServer) record(name string, value float64, median *float64) {
+// record adds a round's figure, and sets to to the median of all rounds.
+func (s *measuredServer) record(name string, value float64, to *float64) {
 	s.rounds[name] = append(s.rounds[name], value)
-	sorted := slices.Sorted(slices.Values(s.rounds[name]))
-	*median = (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
+	*to = median(slices.Clone(s.rounds[name]))
 }
 
 // warmUp is the maximum length of the closed loop before a measurement.
@@ -413,8 +417,12 @@ func (r *serversReport) problem() error {
 }
 
 func (r *serversReport) table(w io.Writer) error {
-	fmt.Fprintf(w, "%s on %s, photographs of %.0f bytes, %d clients, %d cores, %s\n", r.Model, r.Device, r.BytesPerImage, r.Clients,
-		runtime.NumCPU(), printable.Counted(r.Rounds, "round", "rounds"))
+	where := printable.Counted(runtime.NumCPU(), "core", "cores")
+	if r.Processors != "" {
+		where = "servers on the CPUs " + r.Processors
+	}
+	fmt.Fprintf(w, "%s on %s, photographs of %.0f bytes, %d clients, %s, %s\n", r.Model, r.Device, r.BytesPerImage, r.Clients,
+		where, printable.Counted(r.Rounds, "round", "rounds"))
 	t := printable.NewTable(w, 0)
 	fmt.Fprintf(t, "server\tanswers/s\tserver CPU ms\tclient CPU ms\trequests/s, p99 < %.0f ms\tp50 ms\t"+
 		"p50, p99 ms at\trequests/s\tMB\tfailed\n", r.BoundMS)

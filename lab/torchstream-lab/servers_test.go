@@ -82,7 +82,8 @@ func serversCommand(t *testing.T, more ...string) []string {
 }
 
 func TestServersAreCompared(t *testing.T) {
-	status, stdout, stderr := command(t, serversCommand(t, "-servers", "torchstream,eager,litserve-onnx", "-rounds", "2")...)
+	status, stdout, stderr := command(t, serversCommand(t, "-servers", "torchstream,eager,litserve-onnx", "-rounds", "2",
+		"-server-cpus", "0")...)
 	var report serversReport
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil || status != 0 || len(report.Rows) != 3 {
 		t.Fatalf("got status %d, %v, %s%s, want 0 and three rows", status, err, stdout, stderr)

@@ -254,6 +254,7 @@ LAYERS = {
     "lab/internal/labcapi": ["internal/capi", "internal/imagecapi", "internal/library"],
     "lab/internal/httpload": ["internal/system"],
     "lab/torchstream-lab": [
+        "aoti",
         "cuda",
         "distributed",
         "imageloader",

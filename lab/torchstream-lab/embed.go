@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/torchstream/torchstream/aoti"
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/cli"
+	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// embedReport is the output of embed: rates are images a second, medians of the rounds.
+type embedReport struct {
+	Device   string  `json:"device"`
+	Batch    int     `json:"batch"`
+	Rounds   int     `json:"rounds"`
+	Images   int64   `json:"images"` // of the archive
+	Resident float64 `json:"resident_images_per_second"`
+	Embed    float64 `json:"embed_images_per_second"`
+	Share    float64 `json:"share"` // median of the rounds' shares
+}
+
+// embedBench runs the measurements of embed.
+type embedBench struct {
+	program, model, archive string
+	options                 []string // of torchstream embed
+	batch, rounds           int
+	length                  time.Duration
+	report                  embedReport
+}
+
+// benchEmbed compares torchstream embed with the rate of its model on a batch that stays on the
+// device.
+func benchEmbed(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var b embedBench
+	set := cli.Flags("torchstream-lab embed -model FILE -archive FILE",
+		"Compares the rate of torchstream embed with that of its model alone on a batch that stays on the device, in turn.",
+		stderr)
+	set.StringVar(&b.model, "model", "", "`FILE`, a package (.pt2) of one input [N 3 H W]")
+	set.StringVar(&b.archive, "archive", "", "`FILE` of images, of which torchstream embed computes vectors")
+	set.StringVar(&b.program, "torchstream", "bin/torchstream", "`PROGRAM` torchstream")
+	set.IntVar(&b.batch, "batch", 32, "images of a batch")
+	set.IntVar(&b.rounds, "rounds", 3, "rounds of both in turn")
+	set.DurationVar(&b.length, "time", 2*time.Second, "how long the model runs alone")
+	options := set.String("embed-options", "", "`OPTIONS` of torchstream embed, separated by blanks, such as -decode device")
+	asJSON := set.Bool("json", false, "print one JSON object")
+	if err := cli.Parse(set, args, 0); err != nil {
+		return err
+	}
+	if b.model == "" || b.archive == "" || b.batch < 1 || b.rounds < 1 || b.length <= 0 {
+		return cli.UsageError{Message: "embed needs -model FILE and -archive FILE, and -batch, -rounds and -time are more than 0"}
+	}
+	b.options = strings.Fields(*options)
+	if err := errors.Join(cli.SpinBriefly(), b.measure(ctx)); err != nil {
+		return err
+	}
+	if *asJSON {
+		return cli.WriteJSON(stdout, b.report)
+	}
+	r := b.report
+	_, err := fmt.Fprintf(stdout, "%s, batches of %d: the model alone %.1f images/s, torchstream embed of %s %.1f images/s, "+
+		"%.1f %% (medians of %s)\n", r.Device, r.Batch, r.Resident, printable.Counted(r.Images, "image", "images"), r.Embed,
+		100*r.Share, printable.Counted(r.Rounds, "round", "rounds"))
+	return err
+}
+
+// measure runs the rounds.
+func (b *embedBench) measure(ctx context.Context) (err error) {
+	model, err := aoti.Load(b.model, aoti.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, model.Close()) }()
+	if len(model.Inputs) != 1 || len(model.Inputs[0].Shape) != 4 {
+		return fmt.Errorf("%s: its inputs are %v, want images [N 3 H W]", printable.Name(b.model), model.Inputs)
+	}
+	if sizes := model.Inputs[0].Shape[0]; sizes.Max > 0 {
+		b.batch = min(b.batch, int(sizes.Max))
+	}
+	folder, err := os.MkdirTemp("", "embed-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	var resident, embed, share []float64
+	for round := range b.rounds {
+		alone, err := b.resident(ctx, model)
+		if err != nil {
+			return err
+		}
+		with, err := b.embed(ctx, filepath.Join(folder, fmt.Sprintf("%d.npy", round)))
+		if err != nil {
+			return err
+		}
+		resident, embed, share = append(resident, alone), append(embed, with), append(share, with/alone)
+	}
+	b.report.Device, b.report.Batch, b.report.Rounds = model.Device().String(), b.batch, b.rounds
+	b.report.Resident, b.report.Embed, b.report.Share = median(resident), median(embed), median(share)
+	return nil
+}
+
+// resident returns the rate of the model on one batch of zeros.
+func (b *embedBench) resident(ctx context.Context, model *aoti.Model) (rate float64, err error) {
+	in := model.Inputs[0]
+	dtype, known := map[string]torch.DType{"float32": torch.Float32, "float16": torch.Float16,
+		"bfloat16": torch.BFloat16}[in.DType]
+	if !known {
+		return 0, fmt.Errorf("%s: its input has the dtype %s, want a float", printable.Name(b.model), in.DType)
+	}
+	spec := torch.Spec{DType: dtype, Shape: []int64{in.Shape[1].Max, in.Shape[2].Max, in.Shape[3].Max}}
+	if in.MemoryFormat == "channels_last" {
+		spec.MemoryFormat = torch.ChannelsLast
+	}
+	x, err := torch.EmptySpec(model.Device(), spec, int64(b.batch))
+	if err != nil {
+		return 0, err
+	}
+	defer x.Close()
+	if err := x.Zero_().Err(); err != nil {
+		return 0, err
+	}
+	run := func() error {
+		scope := torch.NewScope("resident")
+		defer scope.Close()
+		_, err := model.Run(ctx, x.In(scope).NoGrad())
+		return err
+	}
+	wait := func() error {
+		if model.Device() == cuda.CPU {
+			return nil
+		}
+		return model.Device().Synchronize()
+	}
+	for range 3 { // warm-up
+		if err := run(); err != nil {
+			return 0, err
+		}
+	}
+	if err := wait(); err != nil {
+		return 0, err
+	}
+	began, images := time.Now(), 0
+	for time.Since(began) < b.length {
+		for range 4 {
+			if err := run(); err != nil {
+				return 0, err
+			}
+			images += b.batch
+		}
+		if err := wait(); err != nil {
+			return 0, err
+		}
+	}
+	return float64(images) / time.Since(began).Seconds(), nil
+}
+
+// printedRate matches torchstream embed's report.
+var printedRate = regexp.MustCompile(`: (\d+) vectors? of \d+ numbers?, ([0-9.]+) images/s`)
+
+// embed returns the rate of torchstream embed.
+func (b *embedBench) embed(ctx context.Context, out string) (rate float64, err error) {
+	args := append([]string{"embed", "-model", b.model, "-archive", b.archive, "-batch", strconv.Itoa(b.batch), "-o", out},
+		b.options...)
+	output, err := exec.CommandContext(ctx, b.program, args...).CombinedOutput()
+	if err != nil {
+		return 0, fmt.Errorf("%s embed: %w: %s", b.program, err, printable.Text(string(output)))
+	}
+	found := printedRate.FindSubmatch(output)
+	if found == nil {
+		return 0, fmt.Errorf("%s embed printed no rate: %s", b.program, printable.Text(string(output)))
+	}
+	if b.report.Images, err = strconv.ParseInt(string(found[1]), 10, 64); err != nil {
+		return 0, err
+	}
+	return strconv.ParseFloat(string(found[2]), 64)
+}

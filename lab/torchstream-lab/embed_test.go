@@ -1,0 +1,45 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const testPackage = "../../aoti/testdata/images.pt2"
+
+// embedCommand returns the command line of embed, for a program that prints a line.
+func embedCommand(t *testing.T, line string, more ...string) []string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "program")
+	text := fmt.Sprintf("#!/bin/sh\nif test \"$1\" != embed; then exit 1; fi\necho '%s'\n", line)
+	if err := os.WriteFile(program, []byte(text), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	return append([]string{"embed", "-model", testPackage, "-archive", photos, "-torchstream", program, "-time", "20ms",
+		"-batch", "2", "-json"}, more...)
+}
+
+func TestEmbedIsComparedWithTheModelAlone(t *testing.T) {
+	status, stdout, stderr := command(t, embedCommand(t, "v.npy: 192 vectors of 4 numbers, 300.0 images/s; names in v.csv")...)
+	var r embedReport
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
+		t.Fatalf("got status %d, %v, %s%s, want 0", status, err, stdout, stderr)
+	}
+	if r.Embed != 300 || r.Images != 192 || r.Resident <= 0 || r.Rounds != 3 || r.Share <= 0 {
+		t.Errorf("got %+v, want 300 images/s of 192 images, and a share of the model's rate", r)
+	}
+}
+
+func TestEmbedWithoutARateIsAnError(t *testing.T) {
+	status, _, stderr := command(t, embedCommand(t, "v.npy: 192 vectors of 4 numbers; names in v.csv")...)
+	if status != 1 || !strings.Contains(stderr, "printed no rate") {
+		t.Errorf("got status %d, %s, want 1 and that no rate was printed", status, stderr)
+	}
+	if status, _, stderr := command(t, "embed", "-archive", photos); status != 2 || !strings.Contains(stderr, "needs -model") {
+		t.Errorf("got status %d, %s, want 2", status, stderr)
+	}
+}
