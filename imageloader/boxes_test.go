@@ -452,14 +452,7 @@ func TestBoxedEpochsResume(t *testing.T) {
 		return all, states
 	}
 	all, states := run(open(o), 0)
-	data, err := json.Marshal(states[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	var state State
-	if err := json.Unmarshal(data, &state); err != nil {
-		t.Fatal(err)
-	}
+	state := throughJSON(t, states[1])
 	again := open(o)
 	if err := again.Restore(t.Context(), state); err != nil {
 		t.Fatal(err)
@@ -489,12 +482,25 @@ func TestBoxedEpochsResume(t *testing.T) {
 // TestBoxIndexServesAllPatterns: a loader with other patterns, or with a list, uses the index file
 // unchanged. Without Options.Boxes or a list, InspectIndex refuses it.
 func TestBoxIndexServesAllPatterns(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.tgz")
-	if err := os.WriteFile(path, archivetest.Gzip(t, archivetest.Tar(t, boxScenes(t, 9)...)), 0o644); err != nil {
+	o := Options{BatchSize: 4, Transform: Transform{Size: 16, Resize: 16}, Boxes: sceneBoxes}
+	other := o
+	other.Boxes.Image = "set/images/*.png"
+	list := filepath.Join(t.TempDir(), "a.csv")
+	if err := os.WriteFile(list, []byte("path,label\nset/images/01.png,cat\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	o := Options{BatchSize: 4, Transform: Transform{Size: 16, Resize: 16}, Boxes: sceneBoxes}
-	r, err := MakeIndex(t.Context(), path, o, nil)
+	checkPairIndex(t, boxScenes(t, 9), "Options.Boxes", o, other, Options{List: list})
+}
+
+// checkPairIndex makes the index of an archive of 9 pairs with the first options. Epochs of the
+// other options must use it. The labels of directories, which option has not, must not.
+func checkPairIndex(t *testing.T, members []archivetest.Member, option string, first Options, others ...Options) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "a.tgz")
+	if err := os.WriteFile(path, archivetest.Gzip(t, archivetest.Tar(t, members...)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := MakeIndex(t.Context(), path, first, nil)
 	if err != nil || r.Samples != 9 || r.Classes != 0 {
 		t.Fatalf("%+v; %v, want no error, r.Samples = 9, r.Classes = 0", r, err)
 	}
@@ -502,27 +508,23 @@ func TestBoxIndexServesAllPatterns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Boxes.Image = "set/images/*.png"
-	l, err := Open(path, o)
-	if err != nil {
-		t.Fatal(err)
+	for _, o := range others {
+		l, err := Open(path, o)
+		if err != nil || l.Len() != 9 && o.List == "" || l.Len() != 1 && o.List != "" {
+			t.Fatalf("%+v: %v, want a loader of 9 samples, or with a list of 1", o, err)
+		}
+		for _, err := range l.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		l.Close()
 	}
-	collectMasksOf(t, l)
-	l.Close()
-	list := filepath.Join(t.TempDir(), "a.csv")
-	if err := os.WriteFile(list, []byte("path,label\nset/images/01.png,cat\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if l, err = Open(path, Options{List: list}); err != nil || l.Len() != 1 {
-		t.Fatalf("a list: %v, want a loader of 1 sample", err)
-	}
-	l.Close()
 	if after, err := os.ReadFile(r.File); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the index was made anew; %v", err)
 	}
-	if _, err := InspectIndex(t.Context(), path, Options{}, nil); err == nil ||
-		!strings.Contains(err.Error(), "Options.Boxes") {
-		t.Errorf("an index of boxes is inspected: %v, want an error with %q", err, "Options.Boxes")
+	if _, err := InspectIndex(t.Context(), path, Options{}, nil); err == nil || !strings.Contains(err.Error(), option) {
+		t.Errorf("an index of %s is inspected: %v, want an error with %q", option, err, option)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"image"
@@ -13,7 +12,6 @@ import (
 	"image/gif"
 	"image/png"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -383,14 +381,7 @@ func TestMaskedEpochsResume(t *testing.T) {
 		}
 		all, states = append(all, slices.Concat(b.Images, b.Masks)), append(states, b.State)
 	}
-	data, err := json.Marshal(states[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	var state State
-	if err := json.Unmarshal(data, &state); err != nil {
-		t.Fatal(err)
-	}
+	state := throughJSON(t, states[1])
 	again := open(o)
 	if err := again.Restore(t.Context(), state); err != nil {
 		t.Fatal(err)
@@ -425,45 +416,8 @@ func TestMaskedEpochsResume(t *testing.T) {
 // TestMaskIndexServesAllPatterns: a loader with other patterns uses the index file unchanged.
 // Without Options.Masks, InspectIndex refuses it.
 func TestMaskIndexServesAllPatterns(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.tgz")
-	if err := os.WriteFile(path, archivetest.Gzip(t, archivetest.Tar(t, scenes(t, 9)...)), 0o644); err != nil {
-		t.Fatal(err)
-	}
 	o := Options{BatchSize: 4, Transform: Transform{Size: 16, Resize: 16}, Masks: sceneMasks}
-	r, err := MakeIndex(t.Context(), path, o, nil)
-	if err != nil || r.Samples != 9 || r.Classes != 0 {
-		t.Fatalf("%+v; %v, want no error, r.Samples = 9, r.Classes = 0", r, err)
-	}
-	before, err := os.ReadFile(r.File)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.Masks.Image = "*/images/*.png"
-	if _, err := Open(path, o); err == nil {
-		t.Errorf("Open with the pattern %s: got no error, want one", o.Masks.Image)
-	}
-	o.Masks.Image = "set/images/*.*"
-	l, err := Open(path, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	collectMasksOf(t, l)
-	l.Close()
-	if after, err := os.ReadFile(r.File); err != nil || !bytes.Equal(before, after) {
-		t.Errorf("the index was made anew; %v", err)
-	}
-	if _, err := InspectIndex(t.Context(), path, Options{}, nil); err == nil ||
-		!strings.Contains(err.Error(), "Options.Masks") {
-		t.Errorf("an index of masks is inspected: %v, want an error with %q", err, "Options.Masks")
-	}
-}
-
-// collectMasksOf runs an epoch.
-func collectMasksOf(t *testing.T, l *Loader) {
-	t.Helper()
-	for _, err := range l.Epoch(t.Context(), 0) {
-		if err != nil {
-			t.Error(err)
-		}
-	}
+	other := o
+	other.Masks.Image = "set/images/*.*"
+	checkPairIndex(t, scenes(t, 9), "Options.Masks", o, other)
 }

@@ -205,12 +205,9 @@ func (o *networkOptions) setImages(n *network, metadata map[string]string) error
 		}
 	}
 	t := &n.transform
-	var known bool
-	t.Interpolation, known = map[string]transform.Interpolation{"": transform.Bilinear, "bilinear": transform.Bilinear,
-		"bicubic": transform.Bicubic, "nearest": transform.Nearest}[images.Interpolation]
-	if !known {
-		return fmt.Errorf("its metadata \"images\" has the interpolation %q: want bilinear, bicubic or nearest; "+
-			"export the model with one of these", images.Interpolation)
+	var err error
+	if t.Interpolation, err = transform.ParseInterpolation(images.Interpolation); err != nil {
+		return fmt.Errorf("its metadata \"images\": %w: export the model with one of these", err)
 	}
 	t.Resize = cmp.Or(o.resize, images.Resize, t.Size*8/7)
 	if t.Resize < t.Size {

@@ -145,13 +145,9 @@ func describe(model *aoti.Model) (t transform.Transform, classes []string, err e
 		json.Unmarshal([]byte(cmp.Or(model.Metadata["classes"], "[]")), &classes))
 	in := model.Inputs[0]
 	t = transform.Eval(images.Resize, int(in.Shape[2].Min)) // ImageNet's mean and standard deviation
-	var known bool
-	t.Interpolation, known = map[string]transform.Interpolation{"": transform.Bilinear, "bilinear": transform.Bilinear,
-		"bicubic": transform.Bicubic, "nearest": transform.Nearest}[images.Interpolation]
-	if !known {
-		err = errors.Join(err, fmt.Errorf("its metadata \"images\" has the interpolation %q: want bilinear, bicubic or "+
-			"nearest; export the model with one of these", images.Interpolation))
-	}
+	var unknown error
+	t.Interpolation, unknown = transform.ParseInterpolation(images.Interpolation)
+	err = errors.Join(err, unknown)
 	if images.Std != [3]float32{} {
 		t.Mean, t.Std = images.Mean, images.Std
 	}

@@ -1,7 +1,6 @@
 package transform
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -10,14 +9,10 @@ import (
 // ForBoxes returns an error if a field of the transform can't be applied to an image together with
 // its bounding boxes. The error names the field.
 func (p *Compiled) ForBoxes() error {
-	if len(p.t.Mix) > 0 {
-		return errors.New("field Mix mixes the labels of images, and boxes can't be mixed: leave it out")
+	if err := p.unmixed("boxes"); err != nil {
+		return err
 	}
 	for i, op := range p.t.Ops {
-		if has(op, mixes) {
-			return fmt.Errorf("field Ops[%d] (%T) adds up images whose pixels were moved in different "+
-				"ways: no boxes belong to the sum", i, op)
-		}
 		if has(op, repeatsPixels) {
 			return fmt.Errorf("field Ops[%d] (%T) repeats pixels outside of the image, where objects would "+
 				"have no box: use the mode PadConstant", i, op)

@@ -1,7 +1,6 @@
 package transform
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -11,13 +10,18 @@ import (
 // ForMasks returns an error if a field of the transform can't be applied to an image together with
 // its mask. The error names the field.
 func (p *Compiled) ForMasks() error {
+	return p.unmixed("masks")
+}
+
+// unmixed returns an error if images are mixed, so that masks or boxes would not belong to them.
+func (p *Compiled) unmixed(what string) error {
 	if len(p.t.Mix) > 0 {
-		return errors.New("field Mix mixes the labels of images, which masks have none of: leave it out")
+		return fmt.Errorf("field Mix mixes images and their labels, and %s can't be mixed: leave it out", what)
 	}
 	for i, op := range p.t.Ops {
 		if has(op, mixes) {
 			return fmt.Errorf("field Ops[%d] (%T) adds up images whose pixels were moved in different "+
-				"ways: no mask belongs to the sum", i, op)
+				"ways: no %s belong to the sum", i, op, what)
 		}
 	}
 	return nil

@@ -218,6 +218,16 @@ const (
 	Bicubic
 )
 
+// ParseInterpolation returns the interpolation with a name of torchvision: nearest, bilinear or
+// bicubic. "" is Bilinear.
+func ParseInterpolation(name string) (Interpolation, error) {
+	i, known := map[string]Interpolation{"": Bilinear, "bilinear": Bilinear, "bicubic": Bicubic, "nearest": Nearest}[name]
+	if !known {
+		return 0, fmt.Errorf("the interpolation %q is unknown: want bilinear, bicubic or nearest", name)
+	}
+	return i, nil
+}
+
 // or returns the image library's number for the interpolation. d replaces DefaultInterpolation.
 func (i Interpolation) or(d Interpolation) int32 {
 	if i == DefaultInterpolation {
