@@ -50,10 +50,12 @@ TS_API ts_error* ts_inflater_run(ts_inflater* inflater,
 typedef struct ts_inflate_checkpoint {
   uint64_t bit;    /* bit of the input since reset where a block starts */
   uint64_t output; /* bytes of output before it, since reset */
-  const uint8_t*
-      window; /* the last TS_INFLATER_WINDOW_BYTES bytes of that output; zeros before its start */
-  const uint64_t* used; /* one bit for each byte of the window, starting at the lowest bit of the
-                           first word: set if later output refers to the byte */
+  /* The last TS_INFLATER_WINDOW_BYTES bytes of that output: those that later output refers to, and
+   * the three bytes after each. The others are undefined. */
+  const uint8_t* window;
+  /* One bit for each byte of the window, from the lowest bit of the first word: set if later output
+   * refers to the byte. */
+  const uint64_t* used;
 } ts_inflate_checkpoint;
 
 /* Returns the next complete checkpoint; its window is NULL if there is none. A checkpoint is

@@ -33,7 +33,8 @@ struct BitReader {
   const uint8_t* end;
   uint64_t bits;
   uint32_t count;
-  bool last;  // the stream has no bytes after `end`
+  bool last;             // the stream has no bytes after `end`
+  const uint8_t* begin;  // of this input
 
   // Reads until there are at least 56 bits, or all.
   void refill() {

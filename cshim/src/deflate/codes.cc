@@ -19,6 +19,15 @@ constexpr uint16_t kDistBase[] = {1,    2,    3,    4,    5,    7,    9,    13, 
 constexpr uint8_t kDistExtra[] = {0, 0, 0, 0, 1, 1, 2, 2,  3,  3,  4,  4,  5,  5,  6,
                                   6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13};
 
+// Tells whether the code words of literals have at least 15/16 of all code words' share, which is
+// 2^-length each.
+bool has_mostly_literals(const uint8_t* lengths) {
+  constexpr uint32_t kAll = 1u << kMaxCodeBits;
+  uint32_t share = 0;
+  for (size_t i = 0; i < 256; ++i) share += lengths[i] > 0 ? kAll >> lengths[i] : 0;
+  return share >= kAll / 16 * 15;
+}
+
 uint32_t litlen_entry(size_t symbol) {
   if (symbol < 256) return kLiteral | static_cast<uint32_t>(symbol) << 16;
   if (symbol == 256) return kUnusual | kEndOfBlock;
@@ -169,6 +178,7 @@ void Codes::read(BitReader* in) {
   }
   if (lengths[256] == 0) damaged("a block has no end");
   fixed_ = false;
+  mostly_literals_ = has_mostly_literals(lengths.data());
   if (!build(lengths.data(), litlens, kLitlenBits, Incomplete::kSingle, litlen_entry,
              litlen_.data())) {
     damaged("the code of literals and lengths is impossible");
@@ -181,6 +191,7 @@ void Codes::read(BitReader* in) {
 
 void Codes::set_fixed() {
   if (fixed_) return;
+  mostly_literals_ = false;
   std::array<uint8_t, 288> lengths;
   std::fill(lengths.begin(), lengths.begin() + 144, uint8_t{8});
   std::fill(lengths.begin() + 144, lengths.begin() + 256, uint8_t{9});

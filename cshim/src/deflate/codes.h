@@ -40,11 +40,15 @@ class Codes {
   // Sets the codes of a fixed block.
   void set_fixed();
 
+  // Tells whether nearly all symbols are literals, if the codes suit the block.
+  bool mostly_literals() const { return mostly_literals_; }
+
   const uint32_t* litlen() const { return litlen_.data(); }
   const uint32_t* dist() const { return dist_.data(); }
 
  private:
   bool fixed_ = false;  // the tables hold the fixed codes
+  bool mostly_literals_ = false;
   // Root tables of 11 and 9 bits, followed by their second-level tables: at most 2342 and 594
   // entries.
   std::array<uint32_t, 2400> litlen_;

@@ -10,14 +10,27 @@
 namespace ts::image {
 namespace {
 
-// Maximum input bytes that an iteration of the fast loop reads.
-constexpr ptrdiff_t kFastInput = 32;
-// Maximum output bytes that an iteration writes: literals, a match of 258, and the excess of
-// copying.
-constexpr ptrdiff_t kFastOutput = 320;
 constexpr size_t kMaxFinished = 64;  // maximum number of finished checkpoints
 
-void copy_match(uint8_t* out, uint32_t length, uint32_t distance) {
+// Sets n bits, n > 0, from bit `at` on.
+void set_bits(uint64_t* words, uint64_t at, uint64_t n) {
+  const uint64_t last = at + n - 1;
+  const uint64_t from = ~uint64_t{0} << (at % 64);
+  const uint64_t to = ~uint64_t{0} >> (63 - last % 64);
+  uint64_t* const end = words + last / 64;
+  words += at / 64;
+  if (words == end) {
+    *words |= from & to;
+    return;
+  }
+  *words++ |= from;
+  while (words < end) *words++ = ~uint64_t{0};
+  *end |= to;
+}
+
+}  // namespace
+
+void Inflater::copy_match(uint8_t* out, uint32_t length, uint32_t distance) {
   const uint8_t* from = out - distance;
   uint8_t* const end = out + length;
   if (distance >= 16) {
@@ -38,8 +51,6 @@ void copy_match(uint8_t* out, uint32_t length, uint32_t distance) {
     while (out < end) *out++ = *from++;
   }
 }
-
-}  // namespace
 
 Inflater::Inflater(uint64_t spacing, Instructions instructions)
     : instructions_(instructions), spacing_(spacing) {}
@@ -63,7 +74,7 @@ Inflater::Progress Inflater::run(const uint8_t* input, size_t bytes, bool last, 
                                  size_t begin, size_t end) {
   require(begin >= history_ && begin <= end,
           "the buffer does not hold what matches may copy from, or ends before it begins");
-  BitReader in{input, input + bytes, bits_, count_, last};
+  BitReader in{input, input + bytes, bits_, count_, last, input};
   if (first_ && bytes > 0) {
     in.bits = static_cast<uint64_t>(*in.next++) >> skip_;
     in.count = 8 - skip_;
@@ -116,13 +127,12 @@ bool Inflater::block_header(BitReader* in, const Output& out, uint64_t bit) {
     }
     c->bit = bit;
     c->output = out.at();
-    const size_t have = std::min(out.reach(), kWindow);
-    std::memset(c->window.data(), 0, kWindow - have);
-    std::memcpy(c->window.data() + kWindow - have, out.next - have, have);
     c->used.fill(0);
     open_.push_back(std::move(c));
     last_checkpoint_ = open_end_ = out.at();
   }
+  if (block_used_ > 0) block_bytes_ = block_used_;
+  block_used_ = misses_ = 0;
   final_ = in->take(1) == 1;
   switch (in->take(2)) {
     case 0: {
@@ -174,7 +184,11 @@ bool Inflater::coded(BitReader* in, Output* out) {
     }
     if (out->next == out->end) return false;
     if (in->end - in->next >= kFastInput && out->end - out->next >= kFastOutput) {
-      coded_fast(in, out);
+      const uint8_t* const from = in->next;
+      const size_t span = chain_span(*in, *out);
+      if (span > 0) coded_chains(span, in, out);
+      if (in->next == from) coded_fast(in, out);
+      block_used_ += static_cast<size_t>(in->next - from);
       continue;
     }
     in->refill();
@@ -210,8 +224,8 @@ bool Inflater::coded(BitReader* in, Output* out) {
     if (e & kUnusual) damaged("an invalid distance");
     const uint32_t distance = value(e, in->bits);
     use(e & 0xff);
-    if (distance > out->reach()) damaged("a distance beyond the beginning");
-    if (out->at() < open_end_ + distance) mark(out->at() - distance, length);
+    if (distance > out->reach()) damaged(kBeyondBeginning);
+    if (out->at() < open_end_ + distance) mark(out->at() - distance, length, out->next - distance);
     left_ = length;
     distance_ = distance;
   }
@@ -314,14 +328,14 @@ TS_INLINE void Inflater::coded_fast_any(BitReader* input, Output* output) {
     const int64_t source = (out - oldest) - static_cast<int64_t>(distance);
     if (source < barrier) {
       if (source < 0) {
-        error = "a distance beyond the beginning";
+        error = kBeyondBeginning;
         break;
       }
       mark(static_cast<uint64_t>(source + static_cast<int64_t>(output->offset) -
                                  static_cast<int64_t>(output->history)),
-           length);
+           length, out - distance);
     } else if (source < 0) {
-      error = "a distance beyond the beginning";
+      error = kBeyondBeginning;
       break;
     }
     copy_match(out, length, distance);
@@ -355,14 +369,15 @@ void Inflater::coded_fast(BitReader* input, Output* output) {
   coded_fast_baseline(input, output);
 }
 
-// Marks the bytes [source, source + length) of the output as copied, in all open checkpoints.
-void Inflater::mark(uint64_t source, uint32_t length) {
+// Marks the bytes [source, source + length) of the output as copied, in all open checkpoints, and
+// saves them.
+void Inflater::mark(uint64_t source, uint32_t length, const uint8_t* bytes) {
   for (const auto& c : open_) {
     if (source >= c->output || c->output - source > kWindow) continue;
     const uint64_t n = std::min<uint64_t>(length, c->output - source);
-    for (uint64_t i = source + kWindow - c->output, end = i + n; i < end; ++i) {
-      c->used[i / 64] |= uint64_t{1} << (i % 64);
-    }
+    const uint64_t at = source + kWindow - c->output;
+    set_bits(c->used.data(), at, n);
+    std::memcpy(c->window.data() + at, bytes, std::min<uint64_t>(n + kGap, kWindow - at));
   }
 }
 

@@ -12,10 +12,12 @@
 
 #include "base/instructions.h"
 #include "deflate/codes.h"
+#include "deflate/guess.h"
 
 namespace ts::image {
 
 constexpr size_t kWindow = 32768;
+constexpr size_t kGap = 3;  // see Checkpoint::used
 
 class Inflater {
  public:
@@ -24,8 +26,8 @@ class Inflater {
     uint64_t bit = 0;     // of the stream, from its first bit
     uint64_t output = 0;  // bytes of output before it
     std::array<uint8_t, kWindow> window;
-    // A bit for each byte of the window: whether later output copies that byte. The other bytes do
-    // not matter.
+    // A bit for each byte of the window: whether later output copies that byte. The window has
+    // these bytes and the kGap bytes after each. The others are undefined.
     std::array<uint64_t, kWindow / 64> used;
   };
   struct Progress {
@@ -55,9 +57,25 @@ class Inflater {
   // of finished checkpoints is bounded: at the bound no new ones are made.
   const Checkpoint* next_checkpoint();
 
+  // Returns the bytes of output that were decoded from guesses (guess.h).
+  uint64_t guessed() const { return guessed_; }
+
  private:
+  // Maximum input bytes that an iteration of the fast loop reads.
+  static constexpr ptrdiff_t kFastInput = 32;
+  // Maximum output bytes that an iteration writes: literals, a match of 258, and the excess of
+  // copying.
+  static constexpr ptrdiff_t kFastOutput = 320;
+  static constexpr const char* kBeyondBeginning = "a distance beyond the beginning";
+
   enum class State : uint8_t { kHeader, kStored, kCoded, kDone };
 
+  // What the chains may read and write.
+  struct Bounds {
+    const uint8_t* base;  // positions in bits count from here
+    const uint8_t* in_end;
+    const uint8_t* out_end;
+  };
   struct Output {
     uint8_t* next;
     uint8_t* begin;
@@ -76,7 +94,23 @@ class Inflater {
   void coded_fast_any(BitReader* in, Output* out);
   void coded_fast_baseline(BitReader* in, Output* out);
   void coded_fast_bmi2(BitReader* in, Output* out);
-  void mark(uint64_t source, uint32_t length);
+  void mark(uint64_t source, uint32_t length, const uint8_t* bytes);
+  static void copy_match(uint8_t* out, uint32_t length, uint32_t distance);
+
+  // In chains.cc.
+  size_t chain_span(const BitReader& in, const Output& out) const;
+  void coded_chains(size_t span, BitReader* input, Output* output);
+  void coded_chains_any(size_t span, BitReader* input, Output* output);
+  void coded_chains_baseline(size_t span, BitReader* input, Output* output);
+  void coded_chains_bmi2(size_t span, BitReader* input, Output* output);
+  void coded_until(const uint8_t* until, BitReader* input, Output* output);
+  template <size_t N>
+  size_t step(const Bounds& bounds, Chain* chains, Output* output);
+  bool first_symbol(Chain* chain, Output* output);
+  bool copy(uint32_t length, uint32_t distance, Output* output);
+  const Guess::Place* meet(const Bounds& bounds, const Guess& guess, Chain* chain, Output* output);
+  bool append(const Guess& guess, const Guess::Place& from, const uint8_t* literals_end,
+              const uint8_t* out_end, Output* output);
   void finish_checkpoints(uint64_t output, bool all);
 
   State state_ = State::kHeader;
@@ -100,6 +134,13 @@ class Inflater {
   std::vector<std::unique_ptr<Checkpoint>> spare_;
 
   Codes codes_;
+
+  std::vector<Guess> guesses_;
+  size_t steps_ = 0;        // of the chains
+  uint64_t guessed_ = 0;    // see guessed
+  uint32_t misses_ = 0;     // wrong guesses in this block
+  size_t block_used_ = 0;   // bytes of input of this block, about
+  size_t block_bytes_ = 0;  // of the previous block with codes
 };
 
 }  // namespace ts::image

@@ -48,6 +48,8 @@ Bytes by_zlib(const Bytes& stream, size_t most, bool* ok) {
 struct Stop {
   uint64_t bit, output;
   Bytes window;  // with the unused bytes overwritten
+  std::vector<uint64_t> used;
+  Bytes kept;  // the used bytes and the ones after them
 };
 
 // Inflates a stream in steps of `in` bytes of input and `out` bytes of room. The inflater's
@@ -76,9 +78,17 @@ Bytes by_us(Inflater* inflater, const Bytes& stream, size_t first, size_t in, si
     result.insert(result.end(), buffer.begin() + static_cast<ptrdiff_t>(begin), buffer.end());
     at += p.consumed;
     while (const auto* c = inflater->next_checkpoint()) {
-      Stop s{c->bit, c->output, Bytes(c->window.begin(), c->window.end())};
+      Stop s{c->bit,
+             c->output,
+             Bytes(c->window.begin(), c->window.end()),
+             {c->used.begin(), c->used.end()},
+             {}};
+      size_t kept = 0;
       for (size_t i = 0; i < kWindow; ++i) {
-        if (!(c->used[i / 64] >> (i % 64) & 1)) s.window[i] ^= 0xa5;
+        const bool used = c->used[i / 64] >> (i % 64) & 1;
+        if (used) kept = i + ts::image::kGap + 1;
+        if (i < kept) s.kept.push_back(s.window[i]);
+        if (!used) s.window[i] ^= 0xa5;
       }
       if (stops != nullptr) stops->push_back(std::move(s));
     }
@@ -196,6 +206,107 @@ TEST(Inflate, JudgesDamageAsZlibDoes) {
   }
   EXPECT_GT(refused, 1000);
   EXPECT_GT(accepted, 1000);
+}
+
+// Bytes as of JPEGs in an archive: literals of 7 to 10 bits, short and long repeats, and zeros.
+Bytes photographs(std::mt19937* rng, size_t n, uint32_t repeats) {
+  Bytes b = random_bytes(rng, n, 3);
+  for (size_t i = 600; i < n; ++i) {
+    if (repeats == 0 || (*rng)() % 5000 >= repeats) continue;
+    const size_t length = (*rng)() % 8 == 0 ? 3 + (*rng)() % 600 : 3 + (*rng)() % 4;
+    const size_t back = (*rng)() % 8 == 0 ? 1 : 1 + (*rng)() % std::min<size_t>(i, 32768);
+    for (size_t k = 0; k < length && i < n; ++k, ++i) b[i] = b[i - back];
+  }
+  return b;
+}
+
+// Chains give zlib's bytes and, from guesses and without them, the same checkpoints.
+TEST(Inflate, ChainsDecodePhotographs) {
+  std::mt19937 rng(11);
+  for (const uint32_t repeats : {0, 5, 60, 150}) {
+    for (const auto instructions : {Instructions::kBaseline, best_instructions()}) {
+      const Bytes data = photographs(&rng, 300000 + rng() % 5000, repeats);
+      // A smaller memory gives smaller blocks.
+      const int memory = repeats == 60 ? 6 : 8;
+      for (const int strategy : {Z_DEFAULT_STRATEGY, Z_HUFFMAN_ONLY}) {
+        const Bytes stream = deflated(data, 6, strategy, memory);
+        Inflater chained(16384, instructions);
+        chained.reset(0, 0);
+        std::vector<Stop> stops;
+        ASSERT_EQ(by_us(&chained, stream, 0, 1 << 18, 1 << 18, {}, SIZE_MAX, &stops), data)
+            << repeats << " " << memory << " " << strategy;
+        EXPECT_GT(chained.guessed(), repeats < 100 ? data.size() / 3 : 0)
+            << repeats << " " << memory << " " << strategy;
+        // Steps this small have no room for chains.
+        Inflater single(16384, instructions);
+        single.reset(0, 0);
+        std::vector<Stop> want;
+        ASSERT_EQ(by_us(&single, stream, 0, 1 << 18, 1000, {}, SIZE_MAX, &want), data);
+        EXPECT_EQ(single.guessed(), 0u);
+        ASSERT_EQ(stops.size(), want.size());
+        for (size_t i = 0; i < stops.size(); ++i) {
+          EXPECT_EQ(stops[i].bit, want[i].bit);
+          EXPECT_EQ(stops[i].output, want[i].output);
+          EXPECT_EQ(stops[i].used, want[i].used) << "of checkpoint " << i;
+          EXPECT_EQ(stops[i].kept, want[i].kept) << "of checkpoint " << i;
+        }
+        // From the middle of the stream, in steps that end anywhere in a block.
+        for (const size_t step : {size_t{3000}, size_t{7001}, size_t{40000}}) {
+          const Stop& s = stops[rng() % stops.size()];
+          Inflater entered(0, instructions);
+          entered.reset(s.bit % 8, kWindow);
+          const Bytes part =
+              by_us(&entered, stream, s.bit / 8, step, step + 333, s.window, SIZE_MAX, nullptr);
+          ASSERT_TRUE(std::equal(part.begin(), part.end(),
+                                 data.begin() + static_cast<ptrdiff_t>(s.output), data.end()))
+              << "from a checkpoint at " << s.output << " in steps of " << step;
+        }
+      }
+    }
+  }
+}
+
+// Damage anywhere in blocks that chains decode gives zlib's bytes and zlib's verdict.
+TEST(Inflate, ChainsJudgeDamageAsZlibDoes) {
+  std::mt19937 rng(13);
+  int refused = 0;
+  int accepted = 0;
+  uint64_t guessed = 0;
+  for (int round = 0; round < 400; ++round) {
+    const Bytes data = photographs(&rng, 20000 + rng() % 60000, rng() % 100);
+    Bytes stream = deflated(data, 1 + static_cast<int>(rng() % 9),
+                            round % 4 == 0 ? Z_HUFFMAN_ONLY : Z_DEFAULT_STRATEGY,
+                            7 + static_cast<int>(rng() % 3));
+    for (uint32_t flips = rng() % 4; flips > 0; --flips) {
+      stream[rng() % stream.size()] ^= static_cast<uint8_t>(1u << rng() % 8);
+    }
+    if (rng() % 4 == 0) stream.resize(rng() % stream.size() + 1);
+    bool ok = false;
+    const size_t most = 1 << 20;
+    const Bytes want = by_zlib(stream, most, &ok);
+    if (want.size() >= most) continue;
+    Inflater inflater(rng() % 2 == 0 ? 16384 : 0,
+                      round % 2 == 0 ? Instructions::kBaseline : best_instructions());
+    inflater.reset(0, 0);
+    Bytes got;
+    bool whole = true;
+    try {
+      const size_t steps = round % 3 == 0 ? 5000 + rng() % 9000 : 1 << 18;
+      got = by_us(&inflater, stream, 0, steps, steps, {}, most, nullptr);
+    } catch (const ts::Failure& failure) {
+      EXPECT_EQ(failure.code(), TS_ERROR_DECODE);
+      whole = false;
+    }
+    guessed += inflater.guessed();
+    ASSERT_EQ(whole, ok) << "round " << round;
+    whole ? ++accepted : ++refused;
+    if (whole) {
+      ASSERT_EQ(got, want) << "round " << round;
+    }
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_GT(accepted, 100);
+  EXPECT_GT(guessed, uint64_t{1} << 20);
 }
 
 // A checkpoint with a wrong bit position or window gives wrong bytes or an error, and no other
