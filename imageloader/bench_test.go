@@ -253,8 +253,8 @@ func benchmarkFillPlans(b *testing.B, path string, workers int, known bool) {
 	o := Options{BatchSize: batch, Transform: Train(224), Shuffle: true, ShuffleBytes: 16 << 20,
 		Workers: workers, IndexFile: filepath.Join(b.TempDir(), "index")}
 	var l *Loader
-	// An epoch finds the entry points, and one of a later process verifies them. Of a zip, each process
-	// finds them.
+	// An epoch finds the entry points, and one of a later process verifies them. Of a zip, each
+	// process finds them.
 	for process := range 2 {
 		var err error
 		if l, err = Open(path, o); err != nil {
