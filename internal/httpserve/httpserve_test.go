@@ -3,16 +3,20 @@ package httpserve
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -337,5 +341,49 @@ func TestRunEndsAfterItsLimit(t *testing.T) {
 	}
 	if err := <-answered; err == nil {
 		t.Error("the request was answered, want an error")
+	}
+}
+
+// The labels equal the ones of a stable sort by the probabilities.
+func TestAnswerHasTheMostProbableClasses(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		values := make([]float32, random.IntN(30))
+		for i := range values {
+			values[i] = float32(random.IntN(6)) // with equal ones
+			if random.IntN(20) == 0 {
+				values[i] = float32(math.NaN())
+			}
+		}
+		want := make([]int, len(values))
+		for i := range want {
+			want[i] = i
+		}
+		slices.SortStableFunc(want, func(a, b int) int { return cmp.Compare(values[b], values[a]) })
+		top := random.IntN(33)
+		want = want[:min(top, len(want))]
+		answer := NewAnswer(serve.Answer{Outputs: []serve.Output{{Values: values}}}, []string{"zero"}, top)
+		var got []int
+		for _, c := range answer.Classes {
+			got = append(got, c.Label)
+			if name := map[bool]string{true: "zero", false: strconv.Itoa(c.Label)}[c.Label == 0]; c.Class != name {
+				t.Errorf("label %d: got the name %q, want %q", c.Label, c.Class, name)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("the %d of %v: got %v, want %v", top, values, got, want)
+		}
+	}
+}
+
+func BenchmarkAnswer(b *testing.B) {
+	values := make([]float32, 1000)
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range values {
+		values[i] = random.Float32()
+	}
+	a := serve.Answer{Outputs: []serve.Output{{Values: values}}}
+	for b.Loop() {
+		NewAnswer(a, nil, 5)
 	}
 }

@@ -46,16 +46,37 @@ type Answer struct {
 // the first output of a. A class without a name has its number as its name.
 func NewAnswer(a serve.Answer, classes []string, top int) Answer {
 	answer := Answer{Batch: a.Batch, QueueMS: 1e3 * a.Waited.Seconds(), ModelMS: 1e3 * a.Ran.Seconds()}
-	for label, p := range a.Outputs[0].Values {
-		c := Class{Class: strconv.Itoa(label), Label: label, Probability: float64(p)}
+	for _, label := range mostProbable(a.Outputs[0].Values, top) {
+		c := Class{Class: strconv.Itoa(label), Label: label, Probability: float64(a.Outputs[0].Values[label])}
 		if label < len(classes) {
 			c.Class = classes[label]
 		}
 		answer.Classes = append(answer.Classes, c)
 	}
-	slices.SortStableFunc(answer.Classes, func(a, b Class) int { return cmp.Compare(b.Probability, a.Probability) })
-	answer.Classes = answer.Classes[:min(top, len(answer.Classes))]
 	return answer
+}
+
+// mostProbable returns at most top labels with the largest probabilities, in descending order.
+// Labels with the same probability are in ascending order.
+func mostProbable(probabilities []float32, top int) []int {
+	top = min(top, len(probabilities))
+	labels := make([]int, 0, top)
+	for label, p := range probabilities {
+		if len(labels) == top {
+			if top == 0 || cmp.Compare(p, probabilities[labels[top-1]]) <= 0 {
+				continue
+			}
+			labels = labels[:top-1]
+		}
+		at, _ := slices.BinarySearchFunc(labels, p, func(other int, p float32) int {
+			if cmp.Compare(probabilities[other], p) >= 0 {
+				return -1
+			}
+			return 1
+		})
+		labels = slices.Insert(labels, at, label)
+	}
+	return labels
 }
 
 // WriteAnswer answers a request with JSON. JSON has no NaN, so a NaN that the model computed is an
