@@ -206,7 +206,7 @@ func (l *Loader) readBoxColumn(a *archive.Archive) error {
 	}
 	l.o.Classes, l.boxes = classes, &b.Set
 	var err error
-	l.list, err = index.NumberedList(a.Path(), b.Set.Names)
+	l.list, err = index.NumberedList(a.Path(), b.Set.Names, "names from rows, boxes in column "+l.o.Boxes.File)
 	return err
 }
 
@@ -218,7 +218,7 @@ func (l *Loader) readBoxSet(ctx context.Context) error {
 		if l.boxes, err = box.ReadSet(in, l.o.Boxes.config(l.o.Classes)); err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
-		l.list, err = index.NumberedList(file, l.boxes.Names)
+		l.list, err = index.NumberedList(file, l.boxes.Names, "names in images, boxes in annotations")
 		return err
 	})
 	if err != nil {

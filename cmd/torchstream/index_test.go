@@ -133,7 +133,7 @@ func TestIndexOfBoxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if status, stdout, stderr := command(t, "index", "-boxes", coco, archive); status != 0 ||
-		!strings.Contains(stdout, "1 sample") {
+		!strings.Contains(stdout, "1 sample of 0 classes") {
 		t.Errorf("one file: status %d, %q, %q, want status 0, stdout with %q", status, stdout, stderr, "1 sample")
 	}
 	for says, pattern := range map[string]string{"with a comma": "i/*.png", "needs one": "i,l/*",

@@ -219,8 +219,8 @@ func (s *sheet) boxes(batch, i int, boxes []imageloader.Box, classes []string) {
 	x, y := s.place(batch, i)
 	picture := s.canvas.SubImage(image.Rect(x, y, x+s.size, y+s.size)).(*image.RGBA)
 	for _, b := range boxes {
-		ink := color.RGBA{A: 255} // a bright colour: each bit of n is one of red, green and blue
-		n := b.Label%7 + 1
+		ink := color.RGBA{A: 255}
+		n := [7]int{6, 3, 5, 2, 4, 7, 1}[b.Label%7] // each bit is one of red, green and blue
 		ink.R, ink.G, ink.B = uint8(255*(n>>2&1)), uint8(255*(n>>1&1)), uint8(255*(n&1))
 		r := image.Rect(x+int(b.Left), y+int(b.Top), x+int(math.Ceil(float64(b.Right))), y+int(math.Ceil(float64(b.Bottom))))
 		for _, side := range []image.Rectangle{

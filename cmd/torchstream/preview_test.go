@@ -167,7 +167,7 @@ func TestPreviewDrawsBoxes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	blue, red, none := color.RGBA{0, 0, 255, 255}, color.RGBA{255, 0, 0, 255}, color.RGBA{0, 0, 0, 255}
+	yellow, green, none := color.RGBA{255, 255, 0, 255}, color.RGBA{0, 255, 0, 255}, color.RGBA{0, 0, 0, 255}
 	counts := map[int]int{} // pictures by their number of coloured pixels
 	for column := range 2 {
 		at := func(x, y int) color.Color {
@@ -188,8 +188,8 @@ func TestPreviewDrawsBoxes(t *testing.T) {
 		// 23.375) to (50.75, 41.625).
 		const left, top, right, bottom = 14, 23, 50, 41
 		for _, p := range []image.Point{{left, top}, {right, top}, {left, bottom}, {right, bottom}, {left + 1, bottom - 5}} {
-			if got := at(p.X, p.Y); got != blue {
-				t.Errorf("%v on the first box is %v, want %v", p, got, blue)
+			if got := at(p.X, p.Y); got != yellow {
+				t.Errorf("%v on the first box is %v, want %v", p, got, yellow)
 			}
 		}
 		for _, p := range []image.Point{{left - 1, top}, {right + 1, bottom}, {right - 4, bottom - 4}} {
@@ -197,8 +197,8 @@ func TestPreviewDrawsBoxes(t *testing.T) {
 				t.Errorf("%v is %v, want no box there", p, got)
 			}
 		}
-		if got := at(63, 61); got != red {
-			t.Errorf("the edge of the second box is %v, want %v", got, red)
+		if got := at(63, 61); got != green {
+			t.Errorf("the edge of the second box is %v, want %v", got, green)
 		}
 	}
 	if len(counts) != 2 || counts[0] != 1 {

@@ -152,7 +152,9 @@ func Make(a *archive.Archive, c Config) (_ *Report, err error) {
 	switch {
 	case c.List != nil:
 		labels, _ := c.List.resolve(&c) // survey has already checked for errors
-		r.Classes, r.List = len(labels.classes), b.listed
+		if r.List = b.listed; !c.List.numbered {
+			r.Classes = len(labels.classes)
+		}
 	case c.Pairs == nil:
 		classes, _, _ := b.dirs.labels()
 		r.Classes = len(classes)

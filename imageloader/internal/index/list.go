@@ -32,8 +32,9 @@ type List struct {
 
 // listKind says where a list comes from, unless it comes from a file of rows.
 type listKind struct {
-	numbered bool // from NumberedList: lines are numbers of images, and there is no header
-	every    bool // from EveryImage: its only row stands for every image
+	numbered bool   // from NumberedList: lines are numbers of images, and there is no header
+	text     string // with numbered: where the file has names and boxes
+	every    bool   // from EveryImage: its only row stands for every image
 }
 
 // errorAt returns an error in a line, or of an image if the list is numbered.

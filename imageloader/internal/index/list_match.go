@@ -66,7 +66,7 @@ func newListMatcher(list *List, archive string) *listMatcher {
 // described returns a description of the list's columns.
 func (l *List) described() string {
 	if l.numbered {
-		return "names in images, boxes in annotations"
+		return l.text
 	}
 	c := &l.columns
 	text := fmt.Sprintf("names in column %s, labels in column %s", c.title(c.name), c.titles(c.labels))

@@ -80,10 +80,10 @@ func OpenListFile(ctx context.Context, list, archivePath string, o ListOptions,
 }
 
 // NumberedList returns a list of names of images, in which the label of a name is its number, from
-// 0. Errors count images from 1.
-func NumberedList(file string, names []string) (*List, error) {
+// 0. Errors count images from 1. described says where the file has names and boxes.
+func NumberedList(file string, names []string, described string) (*List, error) {
 	r := &listReader{List: &List{file: file, byPath: map[string]int32{}, columns: columns{labels: []int{1}, group: -1},
-		listKind: listKind{numbered: true}},
+		listKind: listKind{numbered: true, text: described}},
 		labels: map[string]int32{}, groups: map[string]int32{}}
 	for i, name := range names {
 		if err := r.add([]string{name, strconv.Itoa(i)}, i+1); err != nil {
