@@ -224,19 +224,20 @@ func (m *Model) swapWeights(ctx context.Context, tensors map[string]*torch.Tenso
 // match returns the tensor for each weight, in the order of list.
 func (w *weights) match(tensors map[string]*torch.Tensor) (places []int64, values []*torch.Tensor, err error) {
 	given := make([]*torch.Tensor, len(w.list))
-	var unknown, wrong []string
+	var unknown []string
+	var wrong []error
 	for _, name := range slices.Sorted(maps.Keys(tensors)) {
 		i, ok := w.byName[name]
 		switch {
 		case ok && given[i] == nil:
 			given[i] = tensors[name]
-			if problem := w.list[i].problem(given[i]); problem != "" {
-				wrong = append(wrong, name+" "+problem)
+			if err := w.list[i].check(given[i]); err != nil {
+				wrong = append(wrong, fmt.Errorf("%s: %w", name, err))
 			}
 		case ok && given[i] != tensors[name]:
 			same, err := given[i].Equal(tensors[name])
 			if err != nil || !same {
-				wrong = append(wrong, name+" is another name of "+w.list[i].Name+", and their values differ")
+				wrong = append(wrong, fmt.Errorf("%s is another name of %s, and their values differ", name, w.list[i].Name))
 			}
 		case !ok && !w.unused[name]:
 			unknown = append(unknown, name)
@@ -256,21 +257,18 @@ func (w *weights) match(tensors map[string]*torch.Tensor) (places []int64, value
 	if len(unknown) > 0 {
 		errs = append(errs, fmt.Errorf("not in the model: %s", listed(unknown)))
 	}
-	for _, text := range wrong {
-		errs = append(errs, errors.New(text))
-	}
-	return places, given, errors.Join(errs...)
+	return places, given, errors.Join(append(errs, wrong...)...)
 }
 
-// problem returns how a tensor differs from the weight, or "".
-func (w *weight) problem(t *torch.Tensor) string {
+// check returns an error if a tensor cannot replace the weight.
+func (w *weight) check(t *torch.Tensor) error {
 	if err := t.Err(); err != nil {
-		return err.Error()
+		return err
 	}
 	if slices.Equal(t.Shape(), w.Shape) && (t.DType() == w.DType || floating(t.DType()) && floating(w.DType)) {
-		return ""
+		return nil
 	}
-	return fmt.Sprintf("is %v%v, want %v%v", t.DType(), t.Shape(), w.DType, w.Shape)
+	return fmt.Errorf("got %v%v, want %v%v", t.DType(), t.Shape(), w.DType, w.Shape)
 }
 
 func floating(d torch.DType) bool {

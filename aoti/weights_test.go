@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
@@ -204,8 +205,8 @@ func TestWeightsThatDoNotFitAreRefused(t *testing.T) {
 		{func(s map[string]*torch.Tensor) {
 			s["scale"], s["first.weight"] = made(torch.Float32, 4), made(torch.Float32, 4, 8)
 		},
-			[]string{"scale is float32[4], want float32[3]", "first.weight is float32[4 8], want float32[8 4]"}},
-		{func(s map[string]*torch.Tensor) { s["scale"] = made(torch.Int64, 3) }, []string{"scale is int64[3], want float32[3]"}},
+			[]string{"scale: got float32[4], want float32[3]", "first.weight: got float32[4 8], want float32[8 4]"}},
+		{func(s map[string]*torch.Tensor) { s["scale"] = made(torch.Int64, 3) }, []string{"scale: got int64[3], want float32[3]"}},
 		{func(s map[string]*torch.Tensor) { s["same.bias"] = made(torch.Float32, 3) },
 			[]string{"is another name of second.bias, and their values differ"}},
 		{func(s map[string]*torch.Tensor) { s["scale"] = closed }, []string{"scale"}},
@@ -392,10 +393,13 @@ func TestWeightsOfAPackageWithoutADescription(t *testing.T) {
 	}
 }
 
-// The stress tests swap swapCount times, each time after some runs.
-const swapCount = 100
+// The stress tests swap swapCount times. runsPerSwap runs end between two swaps.
+const (
+	swapCount   = 100
+	runsPerSwap = 16
+)
 
-var runsPerSwap = flag.Int("runs-per-swap", 16, "how many runs end between two swaps of the stress tests")
+var swapEvery = flag.Duration("swap-every", 0, "shortest `time` between two swaps of the stress tests")
 
 // scaledSets returns sets of weights. Set i multiplies the outputs of base by i + 1. The factors of
 // two layers differ too, with the product 1, so that outputs of a mixed set are neither.
@@ -469,7 +473,7 @@ func (s *stress) run(t *testing.T, one func(g int) ([]float32, error)) {
 		})
 	}
 	for i := 1; i < len(s.sets); i++ {
-		s.wait(*runsPerSwap)
+		s.wait(runsPerSwap, time.Now().Add(*swapEvery))
 		if err := s.model.SwapWeights(context.Background(), s.sets[i]); err != nil {
 			t.Error(err)
 		}
@@ -484,11 +488,11 @@ func (s *stress) run(t *testing.T, one func(g int) ([]float32, error)) {
 	}
 }
 
-// wait waits for the end of n runs, or a failed one.
-func (s *stress) wait(n int) {
+// wait waits for the end of n runs and the first one after a time, or a failed one.
+func (s *stress) wait(n int, until time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for until := s.runs + n; s.runs < until && !s.failed; {
+	for n += s.runs; (s.runs < n || time.Now().Before(until)) && !s.failed; {
 		s.change.Wait()
 	}
 }

@@ -66,7 +66,7 @@ def write_images():
     with torch.no_grad():
         out = net(images)
     export(net, (images[:16],), path=os.path.join(here, "images.pt2"),
-           dynamic_shapes={"images": {0: torch.export.Dim("batch", min=2, max=16)}},
+           dynamic_shapes={"images": {0: torch.export.Dim("batch", min=2, max=16)}}, config=REPLACEABLE,
            metadata={"images": json.dumps({"resize": 40, "interpolation": "bilinear", "mean": mean, "std": std}),
                      "classes": json.dumps(["a cat", "a dog", "neither"])})
     with open(os.path.join(here, "images.json"), "w") as f:

@@ -55,6 +55,7 @@ type network struct {
 	device    cuda.Device
 	classes   []string        // nil: the file does not name them
 	about     models.Metadata // of a checkpoint
+	model     *aoti.Model     // of a package
 	transform transform.Transform
 	batch     aoti.Dim // how many images a run accepts
 	width     int64    // numbers in a row of the output; 0: unknown, or the output has other dimensions
@@ -151,7 +152,7 @@ func (o *networkOptions) describe(m *aoti.Model) (*network, error) {
 	if err != nil {
 		return nil, wrong("%w", err)
 	}
-	n := &network{path: o.path, device: m.Device(), batch: in.Shape[0], close: m.Close,
+	n := &network{path: o.path, device: m.Device(), model: m, batch: in.Shape[0], close: m.Close,
 		transform: transform.Eval(0, int(in.Shape[2].Min)),
 		run: func(ctx context.Context, x *torch.Tensor) (*torch.Tensor, error) {
 			outputs, err := m.Run(ctx, x)

@@ -31,6 +31,7 @@ type serveOptions struct {
 	network                 networkOptions
 	images                  cli.Images
 	labels, address, decode string
+	weights                 string
 	batch, top, threads     int
 	delay, drain            time.Duration
 	maxBytes, maxMemory     int64
@@ -51,6 +52,8 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	o.network.register(set)
 	o.images.Register(set, cli.UprightOption)
 	set.StringVar(&o.labels, "labels", "", "`FILE` with the name of each class, one a line (default: the model's names)")
+	set.StringVar(&o.weights, "weights", "", "with a package: `FILE` of weights (.safetensors, .pt) in the place of the "+
+		"package's. SIGUSR1 reads it again")
 	set.StringVar(&o.address, "address", "localhost:8080", "`HOST:PORT` to listen on; port 0 picks a free one, and "+
 		":8080 listens on all addresses")
 	set.IntVar(&o.batch, "batch", 32, "largest number of images in a batch; at most what a package takes")
@@ -121,6 +124,9 @@ func (o *serveOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 			return err
 		}
 	}
+	if err := o.loadWeights(ctx, networks); err != nil {
+		return err
+	}
 	if given(set, "batch") && n.batch.Max > 0 && int64(o.batch) > n.batch.Max {
 		return cli.Usagef("-batch %d: %s takes at most %d images", o.batch, printable.Name(n.path), n.batch.Max)
 	}
@@ -128,7 +134,8 @@ func (o *serveOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 	if err != nil {
 		return err
 	}
-	batcher, err := o.newBatcher(networks, slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	batcher, err := o.newBatcher(networks, log)
 	if err != nil {
 		return err
 	}
@@ -137,6 +144,7 @@ func (o *serveOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 		defer cancel()
 		err = errors.Join(err, batcher.Close(limit))
 	}()
+	defer o.reloadOnSignal(ctx, networks, stdout, log)()
 	h := &imageHandler{batcher: batcher, classes: classes, top: o.top,
 		uploads: httpserve.NewUploads(o.maxBytes, o.maxMemory)}
 	fmt.Fprintf(stdout, "http://%v/ in a browser, or: curl --data-binary @photo.jpg http://%[1]v/\n", listener.Addr())

@@ -445,6 +445,7 @@ func TestServeCommandLine(t *testing.T) {
 		{"-model " + imagesPackage + " -labels " + labels, 1, "names 2 classes, and the model has 3"},
 		{"-model " + imagesPackage + " -labels missing.txt", 1, "missing.txt"},
 		{"-model missing.pt2", 1, "missing.pt2"},
+		{"-model " + imagesPackage + " -weights missing.safetensors", 1, "missing.safetensors"},
 		{"-model " + imagesPackage + " -address " + taken.Addr().String(), 1, "-address localhost:0"},
 	} {
 		args := append([]string{"serve", "-address", "localhost:0"}, strings.Fields(c.args)...)

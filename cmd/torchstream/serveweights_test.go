@@ -1,0 +1,118 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"math"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/torchstream/torchstream/aoti"
+	"github.com/torchstream/torchstream/checkpoint"
+	"github.com/torchstream/torchstream/internal/httpserve"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// saveScaled saves the weights of imagesPackage with a head that is multiplied by a factor.
+func saveScaled(t *testing.T, path string, factor float64) {
+	t.Helper()
+	m, err := aoti.Load(imagesPackage, aoti.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	scope := torch.NewScope("weights")
+	defer scope.Close()
+	var all []torch.Named
+	for _, w := range m.Weights() {
+		x, err := m.Weight(w.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x = scope.Own(x)
+		if strings.HasPrefix(w.Name, "head.") {
+			x = x.MulScalar(factor)
+		}
+		all = append(all, torch.Named{Name: w.Name, Tensor: x})
+	}
+	if err := checkpoint.Save(path, all, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// SIGUSR1 makes serve read the weights again. A file that does not fit changes nothing.
+func TestServeReadsWeightsAgainOnSIGUSR1(t *testing.T) {
+	want := readPyTorchImages(t)
+	weights := filepath.Join(t.TempDir(), "w.safetensors")
+	saveScaled(t, weights, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	stdout, toStdout := io.Pipe()
+	stderr, toStderr := io.Pipe()
+	ended := make(chan int, 1)
+	go func() {
+		ended <- program().Run(ctx, []string{"serve", "-address", "localhost:0", "-model", imagesPackage, "-weights", weights},
+			toStdout, toStderr)
+	}()
+	lines, errors := bufio.NewReader(stdout), bufio.NewReader(stderr)
+	var none bytes.Buffer
+	url := addressOf(t, lines, &none)
+	image := photo(t, want.Names[0])
+	check := func(factor float64) {
+		t.Helper()
+		status, text := post(t, url, bytes.NewReader(image))
+		var got httpserve.Answer
+		if err := json.Unmarshal(text, &got); err != nil || status != http.StatusOK {
+			t.Fatalf("status %d, %s, %v, want 200 and classes", status, text, err)
+		}
+		sum := 0.0
+		for _, logit := range want.Logits[0] {
+			sum += math.Exp(factor * logit)
+		}
+		for _, c := range got.Classes {
+			if w := math.Exp(factor*want.Logits[0][c.Label]) / sum; math.Abs(float64(c.Probability)-w) > 2e-3 {
+				t.Errorf("with a head times %v, class %d has the probability %v, want %v", factor, c.Label, c.Probability, w)
+			}
+		}
+	}
+	reload := func(from *bufio.Reader, says string) {
+		t.Helper()
+		if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := from.ReadString('\n'); err != nil || !strings.Contains(line, says) {
+			t.Errorf("got the line %q, error %v, want one with %q", line, err, says)
+		}
+	}
+	check(1)
+	saveScaled(t, weights, 2)
+	check(1)
+	reload(lines, "new weights from "+weights)
+	check(2)
+	if err := os.WriteFile(weights, []byte("no weights"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reload(errors, "the weights are not replaced")
+	check(2)
+	cancel()
+	if status := <-ended; status != 0 {
+		t.Errorf("status %d, want 0", status)
+	}
+}
+
+// A checkpoint has its own weights.
+func TestServeRefusesWeightsForACheckpoint(t *testing.T) {
+	o := serveOptions{weights: "w.safetensors"}
+	if err := o.loadWeights(context.Background(), []*network{{path: "best.pt"}}); err == nil ||
+		!strings.Contains(err.Error(), "best.pt is a checkpoint") {
+		t.Errorf("got the error %v, want one that best.pt is a checkpoint", err)
+	}
+}
