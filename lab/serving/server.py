@@ -72,7 +72,7 @@ def onnx(options):
 
 
 def engine(options):
-    """The engine, warmed up for each size that it will get."""
+    """The engine, warmed up."""
     torch.set_num_threads(options.threads)
     compute = onnx(options) if options.engine == "onnx" else pytorch(options)
     for size in sizes(options):
@@ -82,11 +82,9 @@ def engine(options):
 
 
 def sizes(options):
-    """The sizes of the batches. torch.compile compiles each, so that batches are padded to these."""
+    """The sizes of the batches with which the engine is warmed up, and to which batches are padded for torch.compile."""
     if options.batching == "none":
         return [1]
-    if options.engine != "compile":
-        return list(range(1, options.max_batch + 1))
     if options.sizes:
         return [int(size) for size in options.sizes.split(",")]
     found, size = [], 1
@@ -97,10 +95,10 @@ def sizes(options):
 
 
 def padded(images, options):
-    """A batch of the images, with zeros up to the next of sizes(options)."""
+    """A batch of the images. torch.compile compiles each size, so zeros fill it up to the next one of sizes(options)."""
     batch = torch.stack(images)
-    size = next(s for s in sizes(options) if s >= len(images))
-    if size > len(images):
+    if options.engine == "compile":
+        size = next(s for s in sizes(options) if s >= len(images))
         batch = torch.cat([batch, batch.new_zeros(size - len(images), *batch.shape[1:])])
     return batch
 
@@ -196,7 +194,7 @@ def main():
     p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     p.add_argument("--channels-last", action="store_true")
     p.add_argument("--mode", help="of torch.compile, such as reduce-overhead, which replays CUDA graphs")
-    p.add_argument("--sizes", help="of the batches with torch.compile (default: powers of two up to --max-batch)")
+    p.add_argument("--sizes", help="for which torch.compile compiles (default: powers of two up to --max-batch)")
     p.add_argument("--warm-only", action="store_true", help="only compile, to fill torch.compile's cache")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = p.parse_args()

@@ -295,19 +295,21 @@ func (s *measuredServer) compare(ctx context.Context, want []int) ([]int, error)
 func (o *serversOptions) round(ctx context.Context, servers []*measuredServer, round int, stderr io.Writer) error {
 	least := 0.0
 	for _, s := range servers {
-		fmt.Fprintf(stderr, "round %d: %s, full load\n", round+1, s.row.Server)
 		if err := s.alone(func() error { return o.full(ctx, s) }); err != nil {
 			return fmt.Errorf("%s: %w", s.row.Server, err)
 		}
+		fmt.Fprintf(stderr, "round %d: %s: %.1f answers/s, %.1f requests/s within the bound\n", round+1, s.row.Server,
+			s.rounds["full"][round], s.rounds["bound"][round])
 		if last := s.rounds["full"]; least == 0 || last[round] < least {
 			least = last[round]
 		}
 	}
 	for _, s := range servers {
-		fmt.Fprintf(stderr, "round %d: %s, %.1f requests/s\n", round+1, s.row.Server, least/10)
 		if err := s.alone(func() error { return o.tenth(ctx, s, least/10) }); err != nil {
 			return fmt.Errorf("%s: %w", s.row.Server, err)
 		}
+		fmt.Fprintf(stderr, "round %d: %s at %.1f requests/s: p99 %.1f ms\n", round+1, s.row.Server, least/10,
+			s.rounds["tenth p99"][round])
 	}
 	return nil
 }

@@ -23,11 +23,13 @@ import (
 const testServer = "TORCHSTREAM_LAB_TEST_SERVER"
 
 // serveTest is a server for tests. Its arguments contain its port, and select a fault:
-// -label N answers with class N, -leak keeps descriptors, -broken ends at once.
+// -label N answers with class N, and -changing with class 9 after 100 answers; -leak keeps
+// descriptors; -broken ends at once.
 func serveTest(args []string) error {
 	port, label := "", "0"
 	var leaked sync.Map
-	leak := slices.Contains(args, "-leak")
+	leak, changing := slices.Contains(args, "-leak"), slices.Contains(args, "-changing")
+	var answers atomic.Int64
 	for i, arg := range args {
 		switch arg {
 		case "-address":
@@ -58,7 +60,11 @@ func serveTest(args []string) error {
 			http.Error(w, "no image", http.StatusUnsupportedMediaType)
 			return
 		}
-		fmt.Fprintf(w, `{"classes":[{"label":%s}]}`, label)
+		now := label
+		if answers.Add(1) > 100 && changing {
+			now = "9"
+		}
+		fmt.Fprintf(w, `{"classes":[{"label":%s}]}`, now)
 	}))
 }
 

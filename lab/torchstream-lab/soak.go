@@ -298,7 +298,7 @@ func wait(ctx context.Context, d time.Duration) bool {
 const (
 	moreMemory      = 0.02 // share
 	moreMemoryMB    = 8
-	moreThreads     = 1
+	moreThreads     = 2
 	moreDescriptors = 4
 )
 
