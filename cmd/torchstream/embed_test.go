@@ -614,7 +614,8 @@ func TestEmbedCompletesFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			f := vectorFile{out: o.out, journal: vectorJournal{Embed: settings, Rows: 192, Width: 5, Names: info.Size(),
-				State: lastState(t, imageloader.Options{Transform: n.transform, BatchSize: 16}), Complete: c.complete}}
+				Complete: c.complete, State: lastState(t, imageloader.Options{Transform: n.transform, BatchSize: 16,
+					Columns: imageloader.Columns{RowNames: true}})}}
 			if err := f.writeJournal(); err != nil {
 				t.Fatal(err)
 			}
