@@ -164,6 +164,7 @@ func (o *embedOptions) openImages(ctx context.Context, device cuda.Device, optio
 		if err = errors.Join(feed.Close(), loader.Close()); err != nil {
 			return nil, nil, err
 		}
+		options.NoIndex = true // the index file has the labels, which train needs
 	}
 	options.Unlabelled = true
 	return o.open(ctx, device, o.archive, math.MaxInt, options, trace.Window{})

@@ -234,6 +234,9 @@ func TestEmbedNeedsNoClasses(t *testing.T) {
 		{table, []string{"a/00000000/0.jpg", "a/00000001/1.jpg", "a/00000002/2.jpg"}, []string{"", "", ""}},
 	} {
 		names, classes, got := embed(t, filepath.Join(t.TempDir(), "v.safetensors"), append(args, c.archive)...)
+		if _, err := imageloader.InspectIndex(t.Context(), mixed, imageloader.Options{}, nil); c.archive == mixed && err != nil {
+			t.Errorf("the index of an archive with classes: %v, want their labels", err)
+		}
 		if !slices.Equal(names, c.names) || !slices.Equal(classes, c.classes) ||
 			!slices.Equal(slices.Concat(got...), slices.Concat(want...)) {
 			t.Errorf("%s: got %q of %q with %v, want %q of %q with %v", c.archive, names, classes, got, c.names, c.classes, want)
