@@ -68,12 +68,18 @@ func (m *Model) title() string {
 	return "model " + m.Name
 }
 
-// runError returns the reason why a run failed, without the operator's name.
-func runError(err error) error {
+// reason returns an operator's error without the operator's name and its operands.
+func reason(err error) error {
 	var operator *torch.Error
 	if errors.As(err, &operator) {
-		err = operator.Err
+		return operator.Err
 	}
+	return err
+}
+
+// runError returns the reason why a run failed.
+func runError(err error) error {
+	err = reason(err)
 	var failure *capi.Error
 	if errors.As(err, &failure) && failure.Code == capi.CodeOperator {
 		return fmt.Errorf("%w: PyTorch's compiled code wrote the reason to standard error. If it is the size of a batch, "+

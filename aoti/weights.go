@@ -166,7 +166,7 @@ func (m *Model) Weight(name string) (*torch.Tensor, error) {
 	}
 	t := torch.Call1(capi.ReadWeight, capi.ModelAddress(m.instances[0]), m.weights.list[i].place)
 	if err := t.Err(); err != nil {
-		return nil, fmt.Errorf("aoti: %s: weight %s: %w", m.title(), name, runError(err))
+		return nil, fmt.Errorf("aoti: %s: weight %s: %w", m.title(), name, reason(err))
 	}
 	return t, nil
 }
@@ -179,8 +179,9 @@ func (m *Model) Weight(name string) (*torch.Tensor, error) {
 //
 // Runs continue meanwhile. Each run uses either all old weights or all new ones. A run that begins
 // after SwapWeights uses the new ones. The device needs memory for both until the last run with the
-// old weights is done. A graph that has captured a run has the old weights: its replay returns
-// cuda.ErrStale, and a torch.Graphed captures again.
+// old weights is done. Without this memory SwapWeights returns cuda.ErrOutOfMemory, and changes
+// nothing. A graph that has captured a run keeps the old weights in memory, and its replay returns
+// cuda.ErrStale. A torch.Graphed then captures again.
 //
 // SwapWeights waits for another SwapWeights, unless ctx ends, and for the copies, which it enqueues
 // on the goroutine's current stream. On a CPU it also waits for the runs of this moment. In a
@@ -218,7 +219,7 @@ func (m *Model) swapWeights(ctx context.Context, tensors map[string]*torch.Tenso
 	err = torch.CAPI("SwapWeights", values, func(c []*capi.Tensor) error {
 		return capi.SetModelWeights(m.instances[0], places, c)
 	})
-	return runError(err)
+	return reason(err)
 }
 
 // match returns the tensor for each weight, in the order of list.
