@@ -82,13 +82,19 @@ func (s *serverProcess) waitForAnswer(ctx context.Context) error {
 	}
 }
 
+// output returns all that the server has printed.
+func (s *serverProcess) output() (string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", s.log.Fd()))
+	return string(text), err
+}
+
 // lastLine returns the end of the server's output.
 func (s *serverProcess) lastLine() string {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", s.log.Fd()))
+	text, err := s.output()
 	if err != nil {
 		return err.Error()
 	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return printable.Text(lines[len(lines)-1])
 }
 

@@ -10,11 +10,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/torchstream/torchstream/internal/clitest"
@@ -42,6 +44,13 @@ func serveTest(args []string) error {
 			return errors.New("the server is broken")
 		}
 	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR1)
+	go func() {
+		for range signals {
+			fmt.Println("new weights from a file")
+		}
+	}()
 	listener, err := net.Listen("tcp", "127.0.0.1:"+port)
 	if err != nil {
 		return err

@@ -10,10 +10,12 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/torchstream/torchstream/internal/cli"
@@ -24,8 +26,8 @@ import (
 // soakOptions is the command line of soak.
 type soakOptions struct {
 	serversOptions
-	minutes float64
-	every   time.Duration
+	minutes     float64
+	every, swap time.Duration
 }
 
 // soakReport is the output of soak.
@@ -46,6 +48,7 @@ type soakCounts struct {
 	BadLost   int64 `json:"bad_not"` // bad uploads with another answer, or with none
 	Slow      int64 `json:"slow"`
 	Metrics   int64 `json:"metrics"`
+	Swaps     int64 `json:"swaps"` // of the weights
 }
 
 // soakSample is the server's use at one time.
@@ -65,6 +68,8 @@ func benchSoak(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	o.register(set)
 	set.Float64Var(&o.minutes, "minutes", 10, "how long")
 	set.DurationVar(&o.every, "every", 5*time.Second, "`TIME` between two readings of /proc")
+	set.DurationVar(&o.swap, "swap-every", 0, "let the server read its weights again every so often (0: never); needs a "+
+		"package of make_models.py --swappable")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
@@ -72,11 +77,14 @@ func benchSoak(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if err := o.check(); err != nil {
 		return err
 	}
-	if o.minutes <= 0 || o.every <= 0 {
-		return cli.UsageError{Message: "-minutes and -every must be more than 0"}
+	if o.minutes <= 0 || o.every <= 0 || o.swap < 0 {
+		return cli.UsageError{Message: "-minutes and -every must be more than 0, and -swap-every not negative"}
 	}
 	if err := o.absolute(); err != nil {
 		return err
+	}
+	if o.swap > 0 {
+		o.options += " -weights " + filepath.Join(o.folder, o.model+".safetensors")
 	}
 	images, err := o.read(ctx)
 	if err != nil {
@@ -87,7 +95,7 @@ func benchSoak(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if err != nil {
 		return err
 	}
-	s := soak{serverProcess: server, clients: o.clients, every: o.every, report: soakReport{Minutes: o.minutes}}
+	s := soak{serverProcess: server, clients: o.clients, every: o.every, swap: o.swap, report: soakReport{Minutes: o.minutes}}
 	err = errors.Join(s.run(ctx, time.Duration(o.minutes*float64(time.Minute)), stderr), server.close())
 	if err != nil {
 		return err
@@ -108,7 +116,8 @@ type soak struct {
 	*serverProcess
 	clients int
 	every   time.Duration
-	labels  []int // of the images, from the first answers
+	swap    time.Duration // 0: never
+	labels  []int         // of the images, from the first answers
 	report  soakReport
 	failure atomic.Pointer[string] // the first wrong answer
 }
@@ -135,11 +144,18 @@ func (s *soak) run(ctx context.Context, length time.Duration, stderr io.Writer) 
 		running.Go(func() { s.slow(loading, random) })
 	}
 	running.Go(func() { s.readMetrics(loading) })
+	running.Go(func() { s.swapWeights(loading) })
 	err := s.watch(loading, stderr)
 	stop()
 	running.Wait()
 	if err != nil || ctx.Err() != nil {
 		return errors.Join(err, context.Cause(ctx))
+	}
+	if s.report.Counts.Swaps, err = s.countSwaps(); err != nil {
+		return err
+	}
+	if s.swap > 0 && s.report.Counts.Swaps == 0 {
+		s.report.Problems = append(s.report.Problems, "the server has not read its weights again")
 	}
 	if text := s.failure.Load(); text != nil {
 		s.report.Problems = append(s.report.Problems, *text)
@@ -282,6 +298,21 @@ func (s *soak) readMetrics(ctx context.Context) {
 	}
 }
 
+// swapWeights lets the server read its weights again.
+func (s *soak) swapWeights(ctx context.Context) {
+	for s.swap > 0 && wait(ctx, s.swap) {
+		if err := s.command.Process.Signal(syscall.SIGUSR1); err != nil {
+			return // watch reports that the server has ended
+		}
+	}
+}
+
+// countSwaps counts the lines of the server that report new weights.
+func (s *soak) countSwaps() (int64, error) {
+	text, err := s.output()
+	return int64(strings.Count(text, "new weights from ")), err
+}
+
 // wait waits for some time, and reports whether ctx is alive.
 func wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
@@ -342,9 +373,9 @@ func medianOf(samples []soakSample, of func(soakSample) float64) float64 {
 
 func (r *soakReport) table(w io.Writer) error {
 	c := &r.Counts
-	fmt.Fprintf(w, "%.1f minutes: %d photographs answered, %d refused, %d wrong; %d cancelled, %d bad uploads refused, %d not; "+
-		"%d slow clients, %d readings of /metrics\n", r.Minutes, c.Answered, c.Refused, c.Wrong, c.Cancelled, c.Bad, c.BadLost,
-		c.Slow, c.Metrics)
+	fmt.Fprintf(w, "%.1f minutes: %d photographs answered, %d refused, %d wrong; %d cancelled, %d bad uploads refused, %d not; ",
+		r.Minutes, c.Answered, c.Refused, c.Wrong, c.Cancelled, c.Bad, c.BadLost)
+	fmt.Fprintf(w, "%d slow clients, %d readings of /metrics, %d swaps of the weights\n", c.Slow, c.Metrics, c.Swaps)
 	t := printable.NewTable(w, 0)
 	fmt.Fprintln(t, "seconds\tMB\tthreads\tdescriptors")
 	step := max(1, len(r.Samples)/10)

@@ -14,13 +14,13 @@ func soakCommand(t *testing.T, options string) []string {
 
 // The memory and the threads of a server may grow in its first second, and descriptors may not.
 func TestSoakOfAServerThatAnswersRight(t *testing.T) {
-	_, stdout, stderr := command(t, soakCommand(t, "")...)
+	_, stdout, stderr := command(t, append(soakCommand(t, ""), "-swap-every", "20ms")...)
 	var r soakReport
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
 		t.Fatalf("%v: %s%s", err, stdout, stderr)
 	}
-	if c := r.Counts; c.Answered < 10 || c.Bad < 10 || c.Wrong+c.BadLost > 0 || len(r.Samples) == 0 {
-		t.Errorf("got %+v and %d samples, want answers and refused uploads", c, len(r.Samples))
+	if c := r.Counts; c.Answered < 10 || c.Bad < 10 || c.Wrong+c.BadLost > 0 || c.Swaps < 2 || len(r.Samples) == 0 {
+		t.Errorf("got %+v and %d samples, want answers, refused uploads and swaps", c, len(r.Samples))
 	}
 	for _, problem := range r.Problems {
 		if !strings.HasPrefix(problem, "memory") && !strings.HasPrefix(problem, "threads") && !strings.HasPrefix(problem, "only") {
