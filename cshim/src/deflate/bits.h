@@ -27,7 +27,8 @@ TS_INLINE uint64_t load64(const uint8_t* p) {
   return v;
 }
 
-// Bits that were read but not consumed, and the bytes after them.
+// Bits that were read but not consumed, and the bytes after them. Above its `count` bits, `bits`
+// may have some that follow.
 struct BitReader {
   const uint8_t* next;
   const uint8_t* end;
@@ -38,6 +39,12 @@ struct BitReader {
 
   // Reads until there are at least 56 bits, or all.
   void refill() {
+    if (end - next >= 8) {
+      bits |= load64(next) << count;
+      next += (63 - count) >> 3;
+      count |= 56;
+      return;
+    }
     while (count < 56 && next < end) {
       bits |= static_cast<uint64_t>(*next++) << count;
       count += 8;

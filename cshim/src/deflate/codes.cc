@@ -8,6 +8,10 @@ namespace {
 constexpr uint32_t kMaxCodeBits = 15;
 constexpr size_t kMaxLitlens = 286;
 constexpr size_t kMaxDists = 30;
+// Symbols of the fixed codes, which have code words that are invalid.
+constexpr size_t kLitlenSymbols = 288;
+constexpr size_t kDistSymbols = 32;
+constexpr size_t kPrecodeSymbols = 19;
 
 constexpr uint16_t kLengthBase[] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
                                     31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227, 258};
@@ -19,37 +23,54 @@ constexpr uint16_t kDistBase[] = {1,    2,    3,    4,    5,    7,    9,    13, 
 constexpr uint8_t kDistExtra[] = {0, 0, 0, 0, 1, 1, 2, 2,  3,  3,  4,  4,  5,  5,  6,
                                   6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13};
 
-// Tells whether the code words of literals have at least 15/16 of all code words' share, which is
-// 2^-length each.
-bool has_mostly_literals(const uint8_t* lengths) {
+// Tells whether the code words of lengths, and the one that ends the block, have at most 1/16 of
+// the code's share, which is 2^-length for each code word.
+bool has_few_lengths(const uint8_t* lengths, size_t symbols) {
   constexpr uint32_t kAll = 1u << kMaxCodeBits;
-  uint32_t share = 0;
-  for (size_t i = 0; i < 256; ++i) share += lengths[i] > 0 ? kAll >> lengths[i] : 0;
-  return share >= kAll / 16 * 15;
+  uint32_t others = 0;
+  for (size_t i = 256; i < symbols; ++i) others += lengths[i] > 0 ? kAll >> lengths[i] : 0;
+  return others <= kAll / 16;
 }
 
-uint32_t litlen_entry(size_t symbol) {
-  if (symbol < 256) return kLiteral | static_cast<uint32_t>(symbol) << 16;
-  if (symbol == 256) return kUnusual | kEndOfBlock;
-  if (symbol >= kMaxLitlens) return kUnusual | kInvalid;
-  return static_cast<uint32_t>(kLengthBase[symbol - 257]) << 16 | kLengthExtra[symbol - 257];
+// The entries of the symbols, without the bits of their code words.
+constexpr std::array<uint32_t, kLitlenSymbols> litlen_entries() {
+  std::array<uint32_t, kLitlenSymbols> entries{};
+  for (uint32_t i = 0; i < 256; ++i) entries[i] = kLiteral | i << 16;
+  entries[256] = kUnusual | kEndOfBlock;
+  for (uint32_t i = 257; i < kLitlenSymbols; ++i) {
+    entries[i] = i >= kMaxLitlens
+                     ? kUnusual | kInvalid
+                     : static_cast<uint32_t>(kLengthBase[i - 257]) << 16 | kLengthExtra[i - 257];
+  }
+  return entries;
 }
 
-uint32_t dist_entry(size_t symbol) {
-  if (symbol >= kMaxDists) return kUnusual | kInvalid;
-  return static_cast<uint32_t>(kDistBase[symbol]) << 16 | kDistExtra[symbol];
+constexpr std::array<uint32_t, kDistSymbols> dist_entries() {
+  std::array<uint32_t, kDistSymbols> entries{};
+  for (uint32_t i = 0; i < kDistSymbols; ++i) {
+    entries[i] = i >= kMaxDists ? kUnusual | kInvalid
+                                : static_cast<uint32_t>(kDistBase[i]) << 16 | kDistExtra[i];
+  }
+  return entries;
 }
 
-uint32_t precode_entry(size_t symbol) { return static_cast<uint32_t>(symbol) << 16; }
+constexpr std::array<uint32_t, kPrecodeSymbols> precode_entries() {
+  std::array<uint32_t, kPrecodeSymbols> entries{};
+  for (uint32_t i = 0; i < kPrecodeSymbols; ++i) entries[i] = i << 16;
+  return entries;
+}
+
+constexpr auto kLitlenEntries = litlen_entries();
+constexpr auto kDistEntries = dist_entries();
+constexpr auto kPrecodeEntries = precode_entries();
 
 // Which codes may leave code words unused: none, or a code with a single symbol.
 enum class Incomplete { kNever, kSingle };
 
 // Builds the table of a code from the lengths of its code words. Returns false if the lengths do
 // not form a prefix code.
-template <typename Entry>
 bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplete allowed,
-           Entry entry, uint32_t* table) {
+           const uint32_t* entries, uint32_t* table) {
   std::array<uint16_t, kMaxCodeBits + 1> counts{};
   for (size_t i = 0; i < symbols; ++i) ++counts[lengths[i]];
   uint32_t longest = kMaxCodeBits;
@@ -66,7 +87,7 @@ bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplet
     for (size_t i = 0; i < symbols; ++i) {
       if (lengths[i] == 0) continue;
       for (size_t code = 0; code < size_t{1} << root_bits; code += 2) {
-        table[code] = entry(i) + (1u << 8 | 1u);
+        table[code] = entries[i] + (1u << 8 | 1u);
       }
     }
     return true;
@@ -90,16 +111,13 @@ bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplet
   uint32_t count = counts[length];
   uint32_t end = 1u << std::min(length, root_bits);
   const auto advance = [&](uint32_t n) {
-    uint32_t bit = 1u << (n - 1);
-    while (code & bit) {
-      code ^= bit;
-      bit >>= 1;
-    }
-    code |= bit;
+    // Sets the last bit that is clear, and clears the ones after it.
+    const uint32_t bit = 1u << (31 - __builtin_clz(code ^ ((1u << n) - 1)));
+    code = (code & (bit - 1)) | bit;
   };
   while (length <= root_bits) {
     for (; count > 0; --count) {
-      table[code] = entry(*symbol++) + (length << 8 | length);
+      table[code] = entries[*symbol++] + (length << 8 | length);
       if (code == (1u << length) - 1) {
         for (; end < 1u << root_bits; end *= 2) std::copy(table, table + end, table + end);
         return true;
@@ -129,7 +147,7 @@ bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplet
       table[prefix] = start << 16 | kUnusual | kSubtable | bits << 8 | root_bits;
     }
     const uint32_t extra = length - root_bits;
-    const uint32_t e = entry(*symbol++) + (extra << 8 | extra);
+    const uint32_t e = entries[*symbol++] + (extra << 8 | extra);
     for (uint32_t i = start + (code >> root_bits); i < end; i += 1u << extra) table[i] = e;
     if (code == (1u << length) - 1) return true;
     advance(length);
@@ -147,15 +165,16 @@ void Codes::read(BitReader* in) {
   const size_t dists = in->take(5) + 1;
   const size_t precodes = in->take(4) + 4;
   if (litlens > kMaxLitlens || dists > kMaxDists) damaged("too many codes");
-  std::array<uint8_t, 19> precode{};
+  std::array<uint8_t, kPrecodeSymbols> precode{};
   for (size_t i = 0; i < precodes; ++i) precode[kOrder[i]] = static_cast<uint8_t>(in->take(3));
   std::array<uint32_t, 128> table;
-  if (!build(precode.data(), precode.size(), 7, Incomplete::kNever, precode_entry, table.data())) {
+  if (!build(precode.data(), precode.size(), 7, Incomplete::kNever, kPrecodeEntries.data(),
+             table.data())) {
     damaged("the code of code lengths is impossible");
   }
   std::array<uint8_t, kMaxLitlens + kMaxDists> lengths;
   for (size_t i = 0; i < litlens + dists;) {
-    in->refill();
+    if (in->count < 14) in->refill();
     const uint32_t e = table[low(in->bits, 7)];
     in->take(e & 0xff);
     const uint32_t symbol = e >> 16;
@@ -178,12 +197,12 @@ void Codes::read(BitReader* in) {
   }
   if (lengths[256] == 0) damaged("a block has no end");
   fixed_ = false;
-  mostly_literals_ = has_mostly_literals(lengths.data());
-  if (!build(lengths.data(), litlens, kLitlenBits, Incomplete::kSingle, litlen_entry,
+  mostly_literals_ = has_few_lengths(lengths.data(), litlens);
+  if (!build(lengths.data(), litlens, kLitlenBits, Incomplete::kSingle, kLitlenEntries.data(),
              litlen_.data())) {
     damaged("the code of literals and lengths is impossible");
   }
-  if (!build(lengths.data() + litlens, dists, kDistBits, Incomplete::kSingle, dist_entry,
+  if (!build(lengths.data() + litlens, dists, kDistBits, Incomplete::kSingle, kDistEntries.data(),
              dist_.data())) {
     damaged("the code of distances is impossible");
   }
@@ -192,14 +211,16 @@ void Codes::read(BitReader* in) {
 void Codes::set_fixed() {
   if (fixed_) return;
   mostly_literals_ = false;
-  std::array<uint8_t, 288> lengths;
+  std::array<uint8_t, kLitlenSymbols> lengths;
   std::fill(lengths.begin(), lengths.begin() + 144, uint8_t{8});
   std::fill(lengths.begin() + 144, lengths.begin() + 256, uint8_t{9});
   std::fill(lengths.begin() + 256, lengths.begin() + 280, uint8_t{7});
   std::fill(lengths.begin() + 280, lengths.end(), uint8_t{8});
-  build(lengths.data(), 288, kLitlenBits, Incomplete::kNever, litlen_entry, litlen_.data());
-  std::fill(lengths.begin(), lengths.begin() + 32, uint8_t{5});
-  build(lengths.data(), 32, kDistBits, Incomplete::kNever, dist_entry, dist_.data());
+  build(lengths.data(), kLitlenSymbols, kLitlenBits, Incomplete::kNever, kLitlenEntries.data(),
+        litlen_.data());
+  std::fill(lengths.begin(), lengths.begin() + kDistSymbols, uint8_t{5});
+  build(lengths.data(), kDistSymbols, kDistBits, Incomplete::kNever, kDistEntries.data(),
+        dist_.data());
   fixed_ = true;
 }
 

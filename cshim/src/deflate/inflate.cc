@@ -377,7 +377,14 @@ void Inflater::mark(uint64_t source, uint32_t length, const uint8_t* bytes) {
     const uint64_t n = std::min<uint64_t>(length, c->output - source);
     const uint64_t at = source + kWindow - c->output;
     set_bits(c->used.data(), at, n);
-    std::memcpy(c->window.data() + at, bytes, std::min<uint64_t>(n + kGap, kWindow - at));
+    // Nearly all matches are short, and a copy of a constant size takes one instruction.
+    constexpr uint64_t kShort = 16;
+    const uint64_t most = kWindow - at;
+    if (n + kGap <= kShort && kShort <= most) {
+      std::memcpy(c->window.data() + at, bytes, kShort);
+    } else {
+      std::memcpy(c->window.data() + at, bytes, std::min(n + kGap, most));
+    }
   }
 }
 
