@@ -45,7 +45,7 @@ func ClockOffset(g *Group) (offset, uncertainty time.Duration, err error) {
 func askTime(g *Group, now *torch.Tensor) (offset, uncertainty time.Duration, err error) {
 	asked := time.Now()
 	if err := g.Send(now, 0); err != nil {
-		return 0, 0, err // rank 0 has no question to answer
+		return 0, 0, err // rank 0 got no question, so it will send no answer
 	}
 	if err := g.Receive(now, 0); err != nil {
 		return 0, 0, err

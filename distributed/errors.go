@@ -63,8 +63,8 @@ func (v verdict) Is(target error) bool {
 	return false
 }
 
-// known wraps the reason for the job's end if a call has already returned it. The text is then
-// short.
+// known wraps the reason for the job's end in later errors, after one call has returned it. Its
+// text is short, and leaves the reason out.
 type known struct{ error }
 
 func (known) Error() string { return "the job had failed before" }

@@ -247,7 +247,7 @@ func (d *FullyShardedDataParallel) agree() error {
 					"ShardedBlock, or both outside of blocks", owner[t], full)
 			case !tensor.Dense(p.shape, p.strides):
 				mine.Err = fmt.Sprintf("%s has the shape %v and the strides %v, with gaps in memory or "+
-					"elements that share it: use a Contiguous copy", full, p.shape, p.strides)
+					"overlapping elements: use a Contiguous copy", full, p.shape, p.strides)
 			}
 			owner[t] = full
 			mine.Tensors = append(mine.Tensors,

@@ -49,7 +49,7 @@ type flatParameters struct {
 	all  *torch.Tensor // [N*share]
 	mine *torch.Tensor // [share]: this rank's part of all
 	// elements is the number of elements that the parameters and the gaps between them take. The
-	// remaining elements of the tensor all are unused.
+	// other elements at the end are unused.
 	elements, share int64
 }
 
@@ -100,9 +100,9 @@ const alignment = 16
 // All ranks call it with the same build and the same parameters, which must be on the group's
 // device. An error on one rank is an error on all, and leaves the parameters unchanged.
 //
-// build gets this rank's shard of each parameter: shard[i] is a row of elements of params[i], and
-// may be empty. build returns an optimizer of all shards. It may choose the parameter group of
-// shard[i] by params[i].
+// build gets this rank's shard of each parameter: shard[i] is one-dimensional, and has consecutive
+// elements of params[i], or none. build returns an optimizer of all shards. It may choose the
+// parameter group of shard[i] by params[i].
 //
 // The parameters move to new memory: make the optimizer after nn.To and nn.ToDType, and before a
 // graph captures the model. Each element gets its value from the rank that updates the element.
@@ -136,7 +136,7 @@ func (z *ZeroRedundancyOptimizer) agree(params []*torch.Tensor) error {
 				i, p.Device(), z.g.Device())
 		case !tensor.Dense(p.Shape(), p.Strides()):
 			mine.Err = fmt.Sprintf("parameter %d has the shape %v and the strides %v, with gaps in "+
-				"memory or elements that share it: use a Contiguous copy", i, p.Shape(), p.Strides())
+				"memory or overlapping elements: use a Contiguous copy", i, p.Shape(), p.Strides())
 		case seen[p]:
 			mine.Err = fmt.Sprintf("parameter %d is in the list twice", i)
 		}

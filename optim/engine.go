@@ -430,7 +430,7 @@ func (e *engine) collect() error {
 func (e *engine) arrange(g *group, s *slot, grad *torch.Tensor) (*torch.Tensor, error) {
 	if g.rule.dense(e.common.capturable || e.found != nil) && !isDense(s.marked) {
 		return nil, fmt.Errorf("optim.%s.Step: parameter %d has the shape %v and the strides %v, with "+
-			"gaps in memory or elements that share it: use a Contiguous copy as parameter: %w",
+			"gaps in memory or overlapping elements: use a Contiguous copy as parameter: %w",
 			e.name, s.index, s.marked.Shape(), s.marked.Strides(), cuda.ErrInvalidArgument)
 	}
 	if sameLayout(grad, s.marked) {

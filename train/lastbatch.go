@@ -33,8 +33,8 @@ func (r *runner) sayLeftOut(refused error) {
 	}
 	r.leftOut = true
 	if r.Log != nil {
-		r.Log.Warn("train: the last batch of an epoch is one sample and is left out: to train on "+
-			"every sample, choose another batch size, or larger images",
+		r.Log.Warn("train: the last batch of an epoch is one sample and is left out, because the model "+
+			"normalizes over batches: to train on every sample, choose another batch size",
 			"epoch", r.at.Epoch+1, "reason", refused)
 	}
 }

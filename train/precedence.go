@@ -8,8 +8,8 @@ import (
 
 // WithPrecedence calls fn with a new high-priority stream as the device's current stream. The GPU
 // starts queued work of fn before queued work of the prefetcher's streams and of the streams that
-// decode images. Without WithPrecedence, a step waits for kernels that prepare later batches.
-// Graphs that a Graphed captures within fn have the same priority.
+// decode images. Without WithPrecedence, a step waits for kernels that prepare later batches. CUDA
+// graphs that fn captures have the same priority.
 //
 //	err := train.WithPrecedence(feed.Device(), func() error {
 //		net, opt := build() // on the same stream as the steps
@@ -18,11 +18,11 @@ import (
 //	})
 //
 // Work of fn starts after the work already queued on the caller's current stream, and that stream
-// then waits for the work of fn. The host waits for neither. LibTorch's allocator reuses freed
-// memory in the order of the stream for which the memory was allocated, and knows of no use on
-// another stream. The streams of fn and the caller differ, so make and free the model and the
-// optimizer within fn. If the caller later uses a tensor that fn made, call Tensor.RecordStream on
-// it. A caller's tensor that fn uses must not be freed before fn has returned.
+// then waits for the work of fn. The host waits for neither. LibTorch's allocator may reuse freed
+// memory as soon as the stream that allocated it has come to the free. It does not wait for other
+// streams. The streams of fn and the caller differ, so make and free the model and the optimizer
+// within fn. If the caller later uses a tensor that fn made, call Tensor.RecordStream on it. A
+// caller's tensor that fn uses must not be freed before fn has returned.
 //
 // fn runs on the calling goroutine, whose OS thread is locked during the call. On the CPU
 // WithPrecedence only calls fn. It returns the error of fn, or of the streams.

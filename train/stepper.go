@@ -81,8 +81,8 @@ type Stepper struct {
 type StepperStats struct {
 	Steps   int64
 	Replays int64 // steps that replayed a graph
-	// Captures counts the graphs captured. A step of a new shape runs without a graph, and then
-	// captures the graph that later steps of this shape replay.
+	// Captures counts the graphs captured. The first step with larger shapes than all before runs
+	// without a graph, and then captures the graph that later steps of these shapes replay.
 	Captures int64
 }
 
@@ -98,8 +98,8 @@ func (o *StepperOptions) check() error {
 		return fmt.Errorf("train.NewStepper: ClipNorm is %v, and must be finite and not negative: %w",
 			o.ClipNorm, cuda.ErrInvalidArgument)
 	case o.MicroBatch < 0 || o.MicroBatch > 0 && o.Backward != nil:
-		return fmt.Errorf("train.NewStepper: MicroBatch is %d: it must not be negative, and it excludes Backward, "+
-			"so ranks need smaller batches instead: %w", o.MicroBatch, cuda.ErrInvalidArgument)
+		return fmt.Errorf("train.NewStepper: MicroBatch is %d: it must not be negative, and must be 0 with "+
+			"Backward (use smaller batches on each rank instead): %w", o.MicroBatch, cuda.ErrInvalidArgument)
 	case o.Autocast != 0 && o.Autocast != torch.BFloat16 && o.Autocast != torch.Float16:
 		return fmt.Errorf("train.NewStepper: Autocast is %v, and must be BFloat16 or Float16: %w",
 			o.Autocast, cuda.ErrInvalidArgument)

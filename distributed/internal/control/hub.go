@@ -38,7 +38,7 @@ type peer struct {
 	heard  time.Time
 	calls  map[string]Call
 	callAt time.Time // when the message with calls arrived
-	left   string    // program line that closed the group, or ""
+	left   string    // source line that closed the group ("train.go:88"), or ""
 	until  time.Time // if left is set: the deadline for the other ranks to leave
 }
 
