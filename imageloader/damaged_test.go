@@ -260,7 +260,7 @@ func TestStateKeepsTheDamagedPolicy(t *testing.T) {
 		}
 		for _, p := range []DamagePolicy{Warned, Partial, Refuse} {
 			err := openFake(t, path, options(p)).Restore(t.Context(), s)
-			want := fmt.Sprintf("this loader's Options.Damaged is %v, it was made with %v", p, made)
+			want := fmt.Sprintf("this loader's Options.Damaged is %v, and the state was made with %v", p, made)
 			if (err == nil) != (p == made) || err != nil && !strings.Contains(err.Error(), want) {
 				t.Errorf("a state of %v for %v: error %v", made, p, err)
 			}

@@ -87,7 +87,7 @@ func TestBatchSizeOfAnotherWorldIsChecked(t *testing.T) {
 	_, after := states(t, openFake(t, path, o), 0, 2)
 	o.BatchSize = 6
 	if err := openFake(t, path, o).Restore(t.Context(), after[1]); err == nil ||
-		!strings.Contains(err.Error(), "Options.BatchSize is 6, it was made with 4") {
+		!strings.Contains(err.Error(), "Options.BatchSize is 6, and the state was made with 4") {
 		t.Error(err)
 	}
 	o.World = 2

@@ -24,9 +24,8 @@ import (
 // delivered again only as padding. Dealing again needs the states of all former ranks after the
 // same number of batches. One state is enough if there was one rank, or if Options.BadSamples is
 // not Skip. (Under Skip, one rank may have passed over more bad samples than another.) When the
-// rest is dealt again, BatchSize may differ too. If World*BatchSize is unchanged, and as long as
-// all batches are full, the ranks' next batches together have the same samples as without the
-// interruption.
+// rest is dealt again, BatchSize may differ too. If World*BatchSize is unchanged, each step has the
+// same samples over all ranks as without the interruption, as long as all batches are full.
 //
 // Restore refuses a state of another archive, other classes, or other options, with an error that
 // names the difference. Options that don't change a batch (Workers, Logger and the like) may
@@ -126,7 +125,7 @@ func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
 		return nil, archive.StopCause(ctx, err)
 	}
 	if !l.index.CompareAndSwap(nil, x) {
-		_ = x.Close() // there is nothing to save
+		_ = x.Close() // an error loses nothing, as nothing was written
 	}
 	return l.index.Load(), nil
 }
@@ -142,7 +141,7 @@ func (l *Loader) accepts(r *run) error {
 	case have.Bytes != was.Bytes:
 		return fmt.Errorf("it was made with another archive: one of %d bytes, this has %d", was.Bytes, have.Bytes)
 	case l.classesDigest() != r.classes:
-		return errors.New("it was made with other classes, or in another order: give Options.Classes the list of then")
+		return errors.New("it was made with other classes, or in another order: set Options.Classes to the earlier list")
 	case was.Digest != "" && have.Samples != was.Samples:
 		return fmt.Errorf("it was made with another archive: one of %d samples, this has %d", was.Samples, have.Samples)
 	case was.Digest != "" && have.Digest != was.Digest:
@@ -163,7 +162,7 @@ func (l *Loader) accepts(r *run) error {
 		case !inMine:
 			return fmt.Errorf("it was made by a version of this program with Options.%s", name)
 		case a != b:
-			return fmt.Errorf("this loader's Options.%s is %s, it was made with %s", name, a, b)
+			return fmt.Errorf("this loader's Options.%s is %s, and the state was made with %s", name, a, b)
 		}
 	}
 	return nil

@@ -265,8 +265,8 @@ func TestRestoreRefusesOtherStates(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		"seed":      {path, func(o *Options) { o.Seed = 2 }, "Options.Seed is 2, it was made with 1"},
-		"batch":     {path, func(o *Options) { o.BatchSize = 4 }, "Options.BatchSize is 4, it was made with 8"},
+		"seed":      {path, func(o *Options) { o.Seed = 2 }, "Options.Seed is 2, and the state was made with 1"},
+		"batch":     {path, func(o *Options) { o.BatchSize = 4 }, "Options.BatchSize is 4, and the state was made with 8"},
 		"transform": {path, func(o *Options) { o.Transform = Eval(6, 4) }, "Options.Transform is"},
 		"order":     {path, func(o *Options) { o.Shuffle = false }, "Options.Shuffle"},
 		"policy":    {path, func(o *Options) { o.BadSamples = Skip }, "Options.BadSamples"},

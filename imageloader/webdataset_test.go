@@ -510,8 +510,8 @@ func TestImagesWithoutLabelsAreNamed(t *testing.T) {
 		{Name: "c.jpg", Reason: "its .json has none of the fields label, cls and class"},
 		{Name: "d.jpg", Reason: "its .json has none of the fields label, cls and class"},
 		{Name: "alone", Reason: "its name has no extension, and so it belongs to no sample"},
-		{Name: "22.05.jpg", Reason: "no .cls or .json member with its key is next to it in the shard: a " +
-			"key ends at the first dot of the name"},
+		{Name: "22.05.jpg", Reason: "no .cls or .json member of the shard has its key, which is the name up to the " +
+			"first dot"},
 	}
 	for i := range 8 {
 		name := fmt.Sprintf("e%d.jpg", i)

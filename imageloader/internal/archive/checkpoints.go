@@ -30,7 +30,7 @@ const minSpacing = 48
 // before each member.
 type checkpointer struct {
 	keep    func(Checkpoint)
-	reached func() int64 // later members start at this offset or after it
+	reached func() int64 // offset that the reading has reached: later members do not start before
 	last    int64        // Output of the last kept checkpoint; -1: none
 	pending []Checkpoint // in order; the first may already be kept
 	wanted  []int64      // offsets of members that need a checkpoint
@@ -49,7 +49,7 @@ func (k *checkpointer) note(c Checkpoint) {
 		k.keep(c)
 	}
 	k.decide(false)
-	if len(k.wanted) == 0 { // the walk is in the middle of a large member
+	if len(k.wanted) == 0 { // every member so far has its checkpoint
 		k.forget(k.reached())
 	}
 }

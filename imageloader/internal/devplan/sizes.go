@@ -40,8 +40,7 @@ func (s *spread) ofBatch(size int) int {
 // PlanBytes returns the memory for the plans of one batch of an index's samples. The index may be
 // nil. scans says that images without entry points are planned too.
 func PlanBytes(x *index.Index, batch int, scans bool) int {
-	// A plan contains about a crop's share of the file, or the whole file and room for the entry
-	// points that a GPU finds.
+	// A plan has at most the whole file, and with scans room for the entry points that a GPU finds.
 	size := func(file int64) int64 {
 		if !scans {
 			return file + planTables

@@ -59,7 +59,7 @@ func (p *pass) item(i int) Item {
 	it.bad = p.env.Rules.Member(&it.Sample, s.Kind, s.Size)
 	kind := p.config.Labels.Kind
 	if kind == Boxes {
-		it.Sample.Label = 0 // with a BoxSet, the labels in the index are numbers of images
+		it.Sample.Label = 0 // with a BoxSet, a label in the index says which image of the set this is
 	}
 	if p.config.Labels.files() == 2 {
 		partner := known.Sample(known.Partner(i))

@@ -31,7 +31,7 @@ var orphanReasons = [...]string{
 	"its .json has none of the fields label, cls and class",
 	"its .json has none of the fields labels, label, cls and class",
 	"its name has no extension, and so it belongs to no sample",
-	"no .cls or .json member with its key is next to it in the shard: a key ends at the first dot of the name",
+	"no .cls or .json member of the shard has its key, which is the name up to the first dot",
 	"its row has no label",
 }
 
