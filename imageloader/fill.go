@@ -88,7 +88,7 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 		return err
 	}
 	opening := l.archiveConfig()
-	opening.Again = true
+	opening.Again, opening.Inflaters = true, l.inflaters()
 	first := l.indexConfig()
 	first.Progress = nil // only for Open
 	source := epoch.Source{
@@ -102,6 +102,15 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 		defer l.report(ctx, number)()
 	}
 	return epoch.Run(ctx, source, at, config, l.env(), &consumer{to: to, known: known, run: l.runOf(at, kind, known)})
+}
+
+// inflaters returns the number of goroutines that inflate a .tar.gz during an epoch. A few keep up
+// with the workers. Two workers need both processors, so they would only lose by it.
+func (l *Loader) inflaters() int {
+	if l.o.Workers <= 2 {
+		return 0
+	}
+	return 1 + (l.o.Workers+3)/4
 }
 
 // plansOf returns the entry points and the searches of an index, for a consumer that decodes from

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/box"
@@ -99,7 +100,7 @@ func (l *Loader) archiveConfig() archive.Config {
 		Columns: archive.Columns{Image: l.o.Columns.Image, Labels: l.o.Columns.Labels, Lists: l.o.MultiLabel,
 			Unlabelled: l.o.List != "" || l.o.Unlabelled || l.o.Boxes.used(), Boxes: l.o.Boxes.column()},
 		RowNames: l.o.Columns.RowNames || l.o.Boxes.oneFile(), // lists need unique names
-		Requests: &archive.Requests{Logger: l.o.Logger}}
+		Requests: &archive.Requests{Logger: l.o.Logger}, Inflaters: runtime.GOMAXPROCS(0)}
 }
 
 // openAgain opens the loader's archive again.

@@ -255,6 +255,39 @@ func NextInflateCheckpoint(i *Inflater) (_ InflateCheckpoint, _ bool, err error)
 	return
 }
 
+type InflateCopy struct {
+	At               uint32
+	Distance, Length uint16
+}
+
+type InflateState struct {
+	Bit     uint64
+	Copies  []InflateCopy
+	Reach   int
+	AtBlock bool
+	Lacking bool
+	Rest    byte
+}
+
+func FollowInflater(i *Inflater, skipBits, history int) error { return Check() }
+
+func SettleInflater(i *Inflater, buffer []byte, spacing int, last int64) error { return Check() }
+
+func FinishInflater(i *Inflater, window []byte, copies []InflateCopy) error { return Check() }
+
+func StopInflaterAt(i *Inflater, bit uint64) error { return Check() }
+
+func GetInflateState(i *Inflater) (_ InflateState, err error) { err = Check(); return }
+
+const (
+	FoundNone    = 0
+	FoundDynamic = 1
+	FoundStored  = 2
+	FoundMember  = 3
+)
+
+func FindInflate(input []byte, from, to uint64) (_ uint64, _ int, err error) { err = Check(); return }
+
 func OpenLibrary(search library.Search, name, versionOf string, want int,
 	bind func(handle unsafe.Pointer) string) (_ string, err error) {
 	err = Check()

@@ -48,6 +48,12 @@ static void absent_ts_inflater_free(ts_inflater* inflater) {}
 static ts_error* absent_ts_inflater_reset(ts_inflater* inflater, int32_t skip_bits, size_t history) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_inflater_run(ts_inflater* inflater, const uint8_t* input, size_t bytes, bool last, uint8_t* buffer, size_t begin, size_t end, ts_inflate_progress* progress) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_inflater_get_checkpoint(ts_inflater* inflater, ts_inflate_checkpoint* checkpoint) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_inflater_find(const uint8_t* input, size_t bytes, uint64_t from, uint64_t to, ts_inflate_found* found) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_inflater_follow(ts_inflater* inflater, int32_t skip_bits, size_t history) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_inflater_settle(ts_inflater* inflater, const uint8_t* buffer, size_t end, size_t spacing, uint64_t last) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_inflater_finish(ts_inflater* inflater, const uint8_t* window, const ts_inflate_copy* copies, size_t count) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_inflater_stop_at(ts_inflater* inflater, uint64_t bit) { return (ts_error*)&torchstream_imagecapi_absent; }
+static ts_error* absent_ts_inflater_get_state(const ts_inflater* inflater, ts_inflate_state* state) { return (ts_error*)&torchstream_imagecapi_absent; }
 
 static struct {
   const char* (*ts_jpeg_version)(void);
@@ -85,6 +91,12 @@ static struct {
   ts_error* (*ts_inflater_reset)(ts_inflater* inflater, int32_t skip_bits, size_t history);
   ts_error* (*ts_inflater_run)(ts_inflater* inflater, const uint8_t* input, size_t bytes, bool last, uint8_t* buffer, size_t begin, size_t end, ts_inflate_progress* progress);
   ts_error* (*ts_inflater_get_checkpoint)(ts_inflater* inflater, ts_inflate_checkpoint* checkpoint);
+  ts_error* (*ts_inflater_find)(const uint8_t* input, size_t bytes, uint64_t from, uint64_t to, ts_inflate_found* found);
+  ts_error* (*ts_inflater_follow)(ts_inflater* inflater, int32_t skip_bits, size_t history);
+  ts_error* (*ts_inflater_settle)(ts_inflater* inflater, const uint8_t* buffer, size_t end, size_t spacing, uint64_t last);
+  ts_error* (*ts_inflater_finish)(ts_inflater* inflater, const uint8_t* window, const ts_inflate_copy* copies, size_t count);
+  ts_error* (*ts_inflater_stop_at)(ts_inflater* inflater, uint64_t bit);
+  ts_error* (*ts_inflater_get_state)(const ts_inflater* inflater, ts_inflate_state* state);
 } table = {
   absent_ts_jpeg_version,
   absent_ts_augmenter_new,
@@ -121,6 +133,12 @@ static struct {
   absent_ts_inflater_reset,
   absent_ts_inflater_run,
   absent_ts_inflater_get_checkpoint,
+  absent_ts_inflater_find,
+  absent_ts_inflater_follow,
+  absent_ts_inflater_settle,
+  absent_ts_inflater_finish,
+  absent_ts_inflater_stop_at,
+  absent_ts_inflater_get_state,
 };
 
 static const char* const names[] = {
@@ -159,6 +177,12 @@ static const char* const names[] = {
   "ts_inflater_reset",
   "ts_inflater_run",
   "ts_inflater_get_checkpoint",
+  "ts_inflater_find",
+  "ts_inflater_follow",
+  "ts_inflater_settle",
+  "ts_inflater_finish",
+  "ts_inflater_stop_at",
+  "ts_inflater_get_state",
 };
 
 const char* ts_jpeg_version(void) { return table.ts_jpeg_version(); }
@@ -196,6 +220,12 @@ void ts_inflater_free(ts_inflater* inflater) { table.ts_inflater_free(inflater);
 ts_error* ts_inflater_reset(ts_inflater* inflater, int32_t skip_bits, size_t history) { return table.ts_inflater_reset(inflater, skip_bits, history); }
 ts_error* ts_inflater_run(ts_inflater* inflater, const uint8_t* input, size_t bytes, bool last, uint8_t* buffer, size_t begin, size_t end, ts_inflate_progress* progress) { return table.ts_inflater_run(inflater, input, bytes, last, buffer, begin, end, progress); }
 ts_error* ts_inflater_get_checkpoint(ts_inflater* inflater, ts_inflate_checkpoint* checkpoint) { return table.ts_inflater_get_checkpoint(inflater, checkpoint); }
+ts_error* ts_inflater_find(const uint8_t* input, size_t bytes, uint64_t from, uint64_t to, ts_inflate_found* found) { return table.ts_inflater_find(input, bytes, from, to, found); }
+ts_error* ts_inflater_follow(ts_inflater* inflater, int32_t skip_bits, size_t history) { return table.ts_inflater_follow(inflater, skip_bits, history); }
+ts_error* ts_inflater_settle(ts_inflater* inflater, const uint8_t* buffer, size_t end, size_t spacing, uint64_t last) { return table.ts_inflater_settle(inflater, buffer, end, spacing, last); }
+ts_error* ts_inflater_finish(ts_inflater* inflater, const uint8_t* window, const ts_inflate_copy* copies, size_t count) { return table.ts_inflater_finish(inflater, window, copies, count); }
+ts_error* ts_inflater_stop_at(ts_inflater* inflater, uint64_t bit) { return table.ts_inflater_stop_at(inflater, bit); }
+ts_error* ts_inflater_get_state(const ts_inflater* inflater, ts_inflate_state* state) { return table.ts_inflater_get_state(inflater, state); }
 
 // Fills the table with the functions of an open library. Returns the name of the first function
 // that the library lacks, and NULL if it has all; only then the table is changed.

@@ -181,8 +181,8 @@ bool Inflater::first_symbol(Chain* chain, Output* output) {
 // Copies a match to the output. Returns false if it begins before the output.
 bool Inflater::copy(uint32_t length, uint32_t distance, Output* output) {
   if (distance > output->reach()) return false;
-  if (output->at() < open_end_ + distance) {
-    mark(output->at() - distance, length, output->next - distance);
+  if (output->at() < watched() + distance) {
+    mark(output->at() - distance, length, distance, output->next - distance);
   }
   copy_match(output->next, length, distance);
   output->next += length;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "deflate/find.h"
 #include "torchstream_image.h"
 
 namespace ts::image {
@@ -64,10 +65,65 @@ void Inflater::reset(uint32_t skip_bits, size_t history) {
   count_ = left_ = distance_ = 0;
   history_ = std::min(history, kWindow);
   consumed_ = output_ = last_checkpoint_ = open_end_ = 0;
+  stop_ = UINT64_MAX;
+  following_ = lacking_ = false;
+  unknown_.clear();
   for (auto* list : {&open_, &finished_}) {
     for (auto& c : *list) spare_.push_back(std::move(c));
     list->clear();
   }
+}
+
+void Inflater::follow(uint32_t skip_bits, size_t history) {
+  require(history == 0 || history == kWindow, "history is neither 0 nor the window");
+  reset(skip_bits, history);
+  following_ = true;
+  spacing_ = 1;
+  if (history == 0) return;
+  unknown_.start();
+  output_ = last_checkpoint_ = kWindow;
+}
+
+void Inflater::settle(const uint8_t* buffer, size_t end, uint64_t spacing, uint64_t last) {
+  following_ = false;
+  unknown_.clear();
+  spacing_ = spacing;
+  last_checkpoint_ = last;
+  open_end_ = 0;
+  std::deque<std::unique_ptr<Checkpoint>> open;
+  for (auto& c : open_) {
+    if (c->output - last_checkpoint_ < spacing_) {
+      spare_.push_back(std::move(c));
+      continue;
+    }
+    const size_t before = output_ - c->output;
+    require(end >= before + kWindow, "the buffer does not hold a window");
+    std::memcpy(c->window.data(), buffer + end - before - kWindow, kWindow);
+    last_checkpoint_ = open_end_ = c->output;
+    open.push_back(std::move(c));
+  }
+  open_ = std::move(open);
+}
+
+void Inflater::finish(const uint8_t* window, const ts_inflate_copy* copies, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t source = uint64_t{copies[i].at} - copies[i].distance;
+    if (source >= kWindow || output_ + source < kWindow) continue;
+    mark(output_ + source - kWindow, copies[i].length, copies[i].distance, window + source);
+  }
+  finish_checkpoints(output_, true);
+}
+
+ts_inflate_state Inflater::state() const {
+  ts_inflate_state s{};
+  s.bit = first_ ? skip_ : 8 * consumed_ - count_;
+  s.at_block = state_ == State::kHeader && !final_;
+  s.rest = static_cast<uint8_t>(bits_);
+  s.lacking = lacking_;
+  s.reach = unknown_.reach();
+  s.copies = unknown_.copies().data();
+  s.copy_count = unknown_.copies().size();
+  return s;
 }
 
 Inflater::Progress Inflater::run(const uint8_t* input, size_t bytes, bool last, uint8_t* buffer,
@@ -109,22 +165,31 @@ Inflater::Progress Inflater::run(const uint8_t* input, size_t bytes, bool last, 
   return p;
 }
 
+// Reports whether a block that starts at a position of the output becomes a checkpoint.
+bool Inflater::wants_checkpoint(uint64_t at) {
+  if (spacing_ == 0 || at - last_checkpoint_ < spacing_) return false;
+  const bool room = finished_.size() + (following_ ? open_.size() : 0) < kMaxFinished;
+  lacking_ = lacking_ || !room;
+  return room;
+}
+
+std::unique_ptr<Inflater::Checkpoint> Inflater::spare() {
+  if (spare_.empty()) return std::make_unique<Checkpoint>();
+  auto c = std::move(spare_.back());
+  spare_.pop_back();
+  return c;
+}
+
 // Returns false if it needs more input, or room.
 bool Inflater::block_header(BitReader* in, const Output& out, uint64_t bit) {
   if (final_) {
     state_ = State::kDone;
     return true;
   }
-  if (out.next == out.end) return false;  // the caller may not need the next block
+  if (out.next == out.end || bit >= stop_) return false;  // the caller may not need the next block
   if (!in->last && in->end - in->next < static_cast<ptrdiff_t>(kHeaderBytes)) return false;
-  if (spacing_ > 0 && out.at() - last_checkpoint_ >= spacing_ && finished_.size() < kMaxFinished) {
-    std::unique_ptr<Checkpoint> c;
-    if (spare_.empty()) {
-      c = std::make_unique<Checkpoint>();
-    } else {
-      c = std::move(spare_.back());
-      spare_.pop_back();
-    }
+  if (wants_checkpoint(out.at())) {
+    auto c = spare();
     c->bit = bit;
     c->output = out.at();
     c->used.fill(0);
@@ -225,7 +290,9 @@ bool Inflater::coded(BitReader* in, Output* out) {
     const uint32_t distance = value(e, in->bits);
     use(e & 0xff);
     if (distance > out->reach()) damaged(kBeyondBeginning);
-    if (out->at() < open_end_ + distance) mark(out->at() - distance, length, out->next - distance);
+    if (out->at() < watched() + distance) {
+      mark(out->at() - distance, length, distance, out->next - distance);
+    }
     left_ = length;
     distance_ = distance;
   }
@@ -242,11 +309,12 @@ TS_INLINE void Inflater::coded_fast_any(BitReader* input, Output* output) {
   uint32_t count = input->count;
   const uint32_t* const litlen = codes_.litlen();
   const uint32_t* const dist = codes_.dist();
-  // Positions count from the oldest byte that a match may copy. `barrier` is the position of the
-  // newest open checkpoint.
+  // Positions count from the oldest byte that a match may copy. Matches from before `barrier` are
+  // noted, for an open checkpoint or an unknown window.
   const uint8_t* const oldest = output->begin - output->history;
-  const int64_t barrier = static_cast<int64_t>(open_end_) - (static_cast<int64_t>(output->offset) -
-                                                             static_cast<int64_t>(output->history));
+  const int64_t origin =
+      static_cast<int64_t>(output->offset) - static_cast<int64_t>(output->history);
+  int64_t barrier = static_cast<int64_t>(watched()) - origin;
 
   // Only the low byte of `count` is meaningful here, and only the low six bits of an entry as the
   // number of bits to consume. So refilling and consuming take no masking instructions.
@@ -331,9 +399,8 @@ TS_INLINE void Inflater::coded_fast_any(BitReader* input, Output* output) {
         error = kBeyondBeginning;
         break;
       }
-      mark(static_cast<uint64_t>(source + static_cast<int64_t>(output->offset) -
-                                 static_cast<int64_t>(output->history)),
-           length, out - distance);
+      mark(static_cast<uint64_t>(source + origin), length, distance, out - distance);
+      barrier = static_cast<int64_t>(watched()) - origin;
     } else if (source < 0) {
       error = kBeyondBeginning;
       break;
@@ -370,8 +437,9 @@ void Inflater::coded_fast(BitReader* input, Output* output) {
 }
 
 // Marks the bytes [source, source + length) of the output as copied, in all open checkpoints, and
-// saves them.
-void Inflater::mark(uint64_t source, uint32_t length, const uint8_t* bytes) {
+// saves them. Records whether the copy depends on an unknown window.
+void Inflater::mark(uint64_t source, uint32_t length, uint32_t distance, const uint8_t* bytes) {
+  unknown_.match(source, length, distance);
   for (const auto& c : open_) {
     if (source >= c->output || c->output - source > kWindow) continue;
     const uint64_t n = std::min<uint64_t>(length, c->output - source);
@@ -450,5 +518,56 @@ ts_error* ts_inflater_get_checkpoint(ts_inflater* inflater, ts_inflate_checkpoin
     *checkpoint = c == nullptr
                       ? ts_inflate_checkpoint{}
                       : ts_inflate_checkpoint{c->bit, c->output, c->window.data(), c->used.data()};
+  });
+}
+
+ts_error* ts_inflater_follow(ts_inflater* inflater, int32_t skip_bits, size_t history) {
+  return ts::guard(__func__, [&] {
+    ts::require(inflater != nullptr, "inflater is NULL");
+    ts::require(skip_bits >= 0 && skip_bits <= 7, "skip_bits is not in 0 to 7");
+    inflater->inflater.follow(static_cast<uint32_t>(skip_bits), history);
+  });
+}
+
+ts_error* ts_inflater_settle(ts_inflater* inflater, const uint8_t* buffer, size_t end,
+                             size_t spacing, uint64_t last) {
+  return ts::guard(__func__, [&] {
+    ts::require(inflater != nullptr, "inflater is NULL");
+    ts::require(buffer != nullptr || end == 0, "buffer is NULL");
+    inflater->inflater.settle(buffer, end, spacing, last);
+  });
+}
+
+ts_error* ts_inflater_finish(ts_inflater* inflater, const uint8_t* window,
+                             const ts_inflate_copy* copies, size_t count) {
+  return ts::guard(__func__, [&] {
+    ts::require(inflater != nullptr, "inflater is NULL");
+    ts::require(window != nullptr, "window is NULL");
+    ts::require(copies != nullptr || count == 0, "copies is NULL");
+    inflater->inflater.finish(window, copies, count);
+  });
+}
+
+ts_error* ts_inflater_stop_at(ts_inflater* inflater, uint64_t bit) {
+  return ts::guard(__func__, [&] {
+    ts::require(inflater != nullptr, "inflater is NULL");
+    inflater->inflater.stop_at(bit);
+  });
+}
+
+ts_error* ts_inflater_get_state(const ts_inflater* inflater, ts_inflate_state* state) {
+  return ts::guard(__func__, [&] {
+    ts::require(inflater != nullptr, "inflater is NULL");
+    ts::require(state != nullptr, "state is NULL");
+    *state = inflater->inflater.state();
+  });
+}
+
+ts_error* ts_inflater_find(const uint8_t* input, size_t bytes, uint64_t from, uint64_t to,
+                           ts_inflate_found* found) {
+  return ts::guard(__func__, [&] {
+    ts::require(input != nullptr || bytes == 0, "input is NULL");
+    ts::require(found != nullptr, "found is NULL");
+    *found = ts::image::find_start(input, bytes, from, to);
   });
 }

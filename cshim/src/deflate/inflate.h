@@ -3,6 +3,7 @@
 // that later matches copy from.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "base/instructions.h"
 #include "deflate/codes.h"
 #include "deflate/guess.h"
+#include "deflate/unknown.h"
 
 namespace ts::image {
 
@@ -44,6 +46,23 @@ class Inflater {
   // range of the next run in its buffer, and the first `skip_bits` bits (0 to 7) of the first byte
   // of input belong to the previous block.
   void reset(uint32_t skip_bits, size_t history);
+
+  // Like reset, for output whose window comes later. With history == kWindow the stream is entered
+  // with an unknown window, and positions of output count from kWindow. With history == 0 a stream
+  // starts, and positions count from 0. Every block start is a checkpoint, without a window. Until
+  // settle is called, at most 64 of them wait at a time.
+  void follow(uint32_t skip_bits, size_t history);
+  // Ends what follow has started. The window is now in the buffer, the output up to buffer[end) is
+  // right, and its last byte is the last one that a run produced. Later checkpoints have windows,
+  // and are at least `spacing` bytes apart. `last` is the position of the checkpoint before them.
+  void settle(const uint8_t* buffer, size_t end, uint64_t spacing, uint64_t last);
+  // Finishes the checkpoints at a block start where another inflater continues, which has copied
+  // these bytes. At least kWindow bytes of its output are known, or its whole output. The window
+  // has the last kWindow bytes before it.
+  void finish(const uint8_t* window, const ts_inflate_copy* copies, size_t count);
+  // Makes run return at the first block that starts at this bit or after it, until reset.
+  void stop_at(uint64_t bit) { stop_ = bit; }
+  ts_inflate_state state() const;
 
   // Inflates into buffer[begin, end). Below that range the buffer holds the output so far, at least
   // its last kWindow bytes. The caller passes input that was not consumed again, together with the
@@ -94,7 +113,7 @@ class Inflater {
   void coded_fast_any(BitReader* in, Output* out);
   void coded_fast_baseline(BitReader* in, Output* out);
   void coded_fast_bmi2(BitReader* in, Output* out);
-  void mark(uint64_t source, uint32_t length, const uint8_t* bytes);
+  void mark(uint64_t source, uint32_t length, uint32_t distance, const uint8_t* bytes);
   static void copy_match(uint8_t* out, uint32_t length, uint32_t distance);
 
   // In chains.cc.
@@ -111,6 +130,9 @@ class Inflater {
   const Guess::Place* meet(const Bounds& bounds, const Guess& guess, Chain* chain, Output* output);
   bool append(const Guess& guess, const Guess::Place& from, const uint8_t* literals_end,
               const uint8_t* out_end, Output* output);
+  uint64_t watched() const { return std::max(open_end_, unknown_.end()); }
+  std::unique_ptr<Checkpoint> spare();
+  bool wants_checkpoint(uint64_t at);
   void finish_checkpoints(uint64_t output, bool all);
 
   State state_ = State::kHeader;
@@ -129,6 +151,10 @@ class Inflater {
   uint64_t spacing_;
   uint64_t last_checkpoint_ = 0;
   uint64_t open_end_ = 0;  // output offset of the newest open checkpoint; 0 if none is open
+  uint64_t stop_ = UINT64_MAX;
+  bool following_ = false;
+  bool lacking_ = false;  // a checkpoint is missing, since too many waited
+  UnknownWindow unknown_;
   std::deque<std::unique_ptr<Checkpoint>> open_, finished_;
   std::unique_ptr<Checkpoint> taken_;
   std::vector<std::unique_ptr<Checkpoint>> spare_;

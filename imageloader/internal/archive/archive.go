@@ -29,6 +29,7 @@ import (
 	"io"
 	"io/fs"
 	"math"
+	"os"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -92,6 +93,10 @@ type Config struct {
 	Columns Columns
 	// RowNames adds the file and the row to the names of Parquet files' images.
 	RowNames bool
+	// Inflaters is the number of goroutines that inflate a local .tar.gz ahead of a walk, at most
+	// 16. Each needs about 4 MB of memory, and up to 11 MB for a file that shrinks much. With 0 or
+	// 1, the walk inflates by itself.
+	Inflaters int
 }
 
 // Archive is an open archive. Like tar -i, it accepts a shard that consists of several tar
@@ -419,6 +424,9 @@ func (a *Archive) startGzip() error {
 		return a.Fail(fmt.Errorf("gzip header: %w", Explain(err)))
 	}
 	a.at.gzip, a.at.release = gz, gz.close
+	if file, ok := a.at.file.(*os.File); ok {
+		gz.inflateAhead(a.ctx, a.at.packed, file, a.shards[a.at.index].Info.Size(), gzipChunkBytes, a.config.Inflaters)
+	}
 	if a.keep != nil {
 		if err := a.noteCheckpoints(); err != nil {
 			return a.Fail(err)

@@ -29,6 +29,15 @@ type gzipReader struct {
 	member   gzipMember
 	members  int
 	err      error
+
+	gzipJoined
+}
+
+// gzipJoined is what a gzipReader knows of the chunks that other goroutines inflate.
+type gzipJoined struct {
+	ahead  *gzipAhead // nil: this goroutine inflates everything
+	chunk  *gzipChunk // the chunk whose output is in out; nil: out has the inflater's output
+	memory gzipMemory // of the last chunk, to which out belongs
 }
 
 // gzipInput buffers the compressed file.
@@ -45,7 +54,9 @@ type gzipMember struct {
 	open  bool // the member's end has not been reached
 	crc   uint32
 	first int64 // output offset of the member
-	start int64 // offset of its deflate stream in the file
+	last  int64 // output offset of its last checkpoint, or first
+	// origin is the offset in the file, and base the output offset, that the inflater counts from.
+	origin, base int64
 }
 
 // newGzipReader reads the first header. The reader holds C memory until it is closed.
@@ -70,13 +81,20 @@ func (r *gzipReader) mark(note func(Checkpoint)) error {
 	if err != nil {
 		return err
 	}
-	r.close()
+	r.free()
 	r.inflater, r.note = inflater, note
-	note(Checkpoint{Bit: 8 * r.member.start})
+	note(Checkpoint{Bit: 8 * r.member.origin})
 	return imagecapi.ResetInflater(r.inflater, 0, 0)
 }
 
 func (r *gzipReader) close() {
+	if r.ahead != nil {
+		r.ahead.close()
+	}
+	r.free()
+}
+
+func (r *gzipReader) free() {
 	if r.inflater != nil {
 		imagecapi.FreeInflater(r.inflater)
 		r.inflater = nil
@@ -182,30 +200,29 @@ func (r *gzipReader) header() error {
 	if err := imagecapi.ResetInflater(r.inflater, 0, 0); err != nil {
 		return err
 	}
-	r.member = gzipMember{open: true, first: r.produced, start: r.in.offset}
+	r.begin(r.in.offset)
+	return nil
+}
+
+// begin starts a member whose deflate stream is at an offset of the file.
+func (r *gzipReader) begin(offset int64) {
+	r.member = gzipMember{open: true, first: r.produced, last: r.produced, origin: offset, base: r.produced}
 	r.members++
 	if r.note != nil {
-		r.note(Checkpoint{Bit: 8 * r.in.offset, Output: r.produced})
+		r.note(Checkpoint{Bit: 8 * offset, Output: r.produced})
 	}
-	return nil
 }
 
 // fill inflates the next bytes into out. It may inflate none.
 func (r *gzipReader) fill() error {
+	if r.chunk != nil {
+		return r.deliver()
+	}
+	if joined, err := r.join(); joined || err != nil {
+		return err
+	}
 	if !r.member.open {
-		if err := r.in.more(1); err != nil {
-			return err
-		}
-		if r.in.end && r.in.lo == r.in.hi {
-			return io.EOF
-		}
-		if r.in.packed[r.in.lo] == 0 {
-			return r.padding()
-		}
-		if r.members > 0 && r.in.packed[r.in.lo] != 0x1f {
-			return trailing{r.in.offset}
-		}
-		if err := r.header(); err != nil {
+		if err := r.nextMember(); err != nil || r.ahead != nil {
 			return err
 		}
 	}
@@ -216,7 +233,8 @@ func (r *gzipReader) fill() error {
 	if err := r.in.more(1 << 10); err != nil {
 		return err
 	}
-	consumed, produced, done, err := imagecapi.Inflate(r.inflater, r.in.waiting(), r.in.end, r.out, r.wr)
+	room := r.out[:min(len(r.out), r.wr+inflateRoom)]
+	consumed, produced, done, err := imagecapi.Inflate(r.inflater, r.in.waiting(), r.in.end, room, r.wr)
 	if err != nil {
 		if imagecapi.CutOff(err) {
 			return io.ErrUnexpectedEOF
@@ -224,9 +242,7 @@ func (r *gzipReader) fill() error {
 		return err
 	}
 	r.in.consume(consumed)
-	r.member.crc = crc32.Update(r.member.crc, crc32.IEEETable, r.out[r.wr:r.wr+produced])
-	r.wr += produced
-	r.produced += int64(produced)
+	r.add(produced)
 	if r.note != nil {
 		if err := r.checkpoints(); err != nil {
 			return err
@@ -237,11 +253,41 @@ func (r *gzipReader) fill() error {
 		if err != nil {
 			return err
 		}
-		if le32(b) != r.member.crc || le32(b[4:]) != uint32(r.produced-r.member.first) {
-			return gzip.ErrChecksum
-		}
-		r.member.open = false
+		return r.endMember(le32(b), le32(b[4:]))
 	}
+	return nil
+}
+
+// nextMember reads the header of the next member. It returns io.EOF at the end of the file.
+func (r *gzipReader) nextMember() error {
+	if err := r.in.more(1); err != nil {
+		return err
+	}
+	if r.in.end && r.in.lo == r.in.hi {
+		return io.EOF
+	}
+	if r.in.packed[r.in.lo] == 0 {
+		return r.padding()
+	}
+	if r.members > 0 && r.in.packed[r.in.lo] != 0x1f {
+		return trailing{r.in.offset}
+	}
+	return r.header()
+}
+
+// add adds the next n bytes of out to the member.
+func (r *gzipReader) add(n int) {
+	r.member.crc = crc32.Update(r.member.crc, crc32.IEEETable, r.out[r.wr:r.wr+n])
+	r.wr += n
+	r.produced += int64(n)
+}
+
+// endMember compares a member with its checksum and its length.
+func (r *gzipReader) endMember(crc, size uint32) error {
+	if crc != r.member.crc || size != uint32(r.produced-r.member.first) {
+		return gzip.ErrChecksum
+	}
+	r.member.open = false
 	return nil
 }
 
@@ -271,9 +317,10 @@ func (r *gzipReader) checkpoints() error {
 		if err != nil || !found {
 			return err
 		}
+		r.member.last = r.member.base + int64(c.Output)
 		r.note(Checkpoint{
-			Bit:    8*r.member.start + int64(c.Bit),
-			Output: r.member.first + int64(c.Output),
+			Bit:    8*r.member.origin + int64(c.Bit),
+			Output: r.member.last,
 			Window: packWindow(c.Window, c.Used),
 		})
 	}

@@ -1,0 +1,282 @@
+package archive
+
+import (
+	"bytes"
+	"compress/flate"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+)
+
+// inflated is what a gzipReader makes of a file.
+type inflated struct {
+	data   []byte
+	points []Checkpoint
+	err    error
+	joined int // chunks
+}
+
+// inflate reads a gzip file. With tasks > 1, goroutines inflate chunks of the given size ahead.
+func inflate(t testing.TB, file []byte, chunk int64, tasks int, keep bool) (got inflated) {
+	t.Helper()
+	var spent time.Duration
+	source := &contextReader{ctx: t.Context(), reader: bytes.NewReader(file), spent: &spent}
+	r, err := newGzipReader(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	if keep {
+		if err := r.mark(func(c Checkpoint) { got.points = append(got.points, c) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.inflateAhead(t.Context(), source, bytes.NewReader(file), int64(len(file)), chunk, tasks)
+	piece := make([]byte, 100_000)
+	for got.err == nil {
+		var n int
+		n, got.err = r.Read(piece)
+		got.data = append(got.data, piece[:n]...)
+	}
+	if r.ahead != nil {
+		got.joined = r.ahead.pace.joins
+	}
+	if source.count != int64(len(file)) && got.err == io.EOF {
+		t.Errorf("got %d bytes read, want %d", source.count, len(file))
+	}
+	return got
+}
+
+// compare fails if inflating ahead changes a byte, a checkpoint or the error. It returns the number
+// of chunks that were joined.
+func compare(t testing.TB, what string, file []byte, chunk int64) int {
+	t.Helper()
+	want := inflate(t, file, chunk, 1, true)
+	got := inflate(t, file, chunk, 3, true)
+	if !errors.Is(got.err, want.err) && got.err.Error() != want.err.Error() {
+		t.Fatalf("%s: got the error %v, want %v", what, got.err, want.err)
+	}
+	if want.err != io.EOF { // how much comes before an error depends on the size of the steps
+		n := min(len(got.data), len(want.data))
+		if !bytes.Equal(got.data[:n], want.data[:n]) {
+			t.Fatalf("%s: got other bytes before the error %v", what, want.err)
+		}
+		return got.joined
+	}
+	if !bytes.Equal(got.data, want.data) {
+		t.Fatalf("%s: got %d bytes, want %d, or other ones", what, len(got.data), len(want.data))
+	}
+	if !slices.EqualFunc(got.points, want.points, func(a, b Checkpoint) bool {
+		return a.Bit == b.Bit && a.Output == b.Output && bytes.Equal(a.Window, b.Window)
+	}) {
+		for i := range min(len(got.points), len(want.points)) {
+			if g, w := got.points[i], want.points[i]; g.Bit != w.Bit || g.Output != w.Output || !bytes.Equal(g.Window, w.Window) {
+				t.Fatalf("%s: checkpoint %d of %d: got bit %d, output %d, window of %d bytes, want %d, %d, %d of %d", what, i,
+					len(got.points), g.Bit, g.Output, len(g.Window), w.Bit, w.Output, len(w.Window), len(want.points))
+			}
+		}
+		t.Fatalf("%s: got %d checkpoints, want %d", what, len(got.points), len(want.points))
+	}
+	return got.joined
+}
+
+// kinds returns bytes of several kinds: like photographs, with headers that are alike; text; and
+// noise.
+func kinds(rng *rand.Rand, n int) map[string][]byte {
+	photos := make([]byte, 0, n)
+	header := make([]byte, 512)
+	for i := range header {
+		header[i] = byte(rng.IntN(256))
+	}
+	for len(photos) < n {
+		photos = append(photos, header...)
+		for range 3000 + rng.IntN(60_000) {
+			photos = append(photos, byte(rng.IntN(250)&(rng.IntN(256)|63)))
+		}
+		photos = append(photos, make([]byte, 512-len(photos)%512)...)
+	}
+	text := make([]byte, 0, n)
+	for len(text) < n {
+		text = fmt.Appendf(text, "%d bottles of beer on wall %d;", rng.IntN(1000), rng.IntN(10))
+	}
+	noise := make([]byte, n)
+	for i := range noise {
+		noise[i] = byte(rng.IntN(256))
+	}
+	return map[string][]byte{"photographs": photos[:n], "text": text[:n], "noise": noise}
+}
+
+// TestInflatingAheadChangesNothing: the reader returns the same bytes and checkpoints, whatever the
+// contents, the compressor's level and the members. It joins the chunks of photographs.
+func TestInflatingAheadChangesNothing(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for name, data := range kinds(rng, 2<<20) {
+		for _, level := range []int{1, 6, flate.HuffmanOnly, flate.NoCompression} {
+			for _, every := range []int{len(data), 1_000_000, 65_280, 900} {
+				if every < 1000 {
+					data = data[:1<<20]
+				}
+				what := fmt.Sprintf("%s, level %d, members of %d", name, level, every)
+				file := archivetest.GzipSplit(t, data, every, level)
+				for _, chunk := range []int64{128 << 10, 300_000} {
+					if int64(len(file)) < 4*chunk {
+						continue
+					}
+					joined := compare(t, what, file, chunk)
+					if name == "photographs" && joined < int(int64(len(file))/chunk)*3/4-1 {
+						t.Errorf("%s: got %d of %d chunks joined, want three quarters", what, joined, int64(len(file))/chunk)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestChunksAreJoinedAcrossChainsOfCopies: tar headers are copied from the header before, so that
+// bytes of a chunk depend on the unknown window to its end.
+func TestChunksAreJoinedAcrossChainsOfCopies(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	var data []byte
+	header := []byte("a header that all small files have, with the same text again and again")
+	for len(data) < 4<<20 {
+		data = append(data, header...)
+		for range 2000 + rng.IntN(9000) {
+			data = append(data, byte(rng.IntN(200)))
+		}
+	}
+	file := archivetest.GzipSplit(t, data, len(data), 6)
+	if joined := compare(t, "small files", file, 256<<10); joined < 10 {
+		t.Errorf("got %d chunks joined, want 10 or more of %d", joined, len(file)>>18)
+	}
+}
+
+// mutated returns a copy of a file with damage: changed, removed, repeated or added bytes.
+func mutated(rng *rand.Rand, file []byte) []byte {
+	file = slices.Clone(file)
+	for range 1 + rng.IntN(3) {
+		at := 20 + rng.IntN(len(file)-20)
+		n := min(1+rng.IntN(40), len(file)-at)
+		switch rng.IntN(5) {
+		case 0:
+			file[at] ^= 1 << rng.IntN(8)
+		case 1:
+			for i := range n {
+				file[at+i] = byte(rng.IntN(256))
+			}
+		case 2:
+			file = slices.Delete(file, at, at+n)
+		case 3:
+			file = slices.Insert(file, at, file[at:at+n]...)
+		default:
+			if rng.IntN(4) == 0 {
+				file = file[:at]
+			}
+			clear(file[min(at, len(file)):min(at+n, len(file))])
+		}
+	}
+	return file
+}
+
+// TestDamageIsFoundWhenInflatingAhead: mutated files give the serial reader's bytes or error.
+// -mutants=10000 tries as many.
+func TestDamageIsFoundWhenInflatingAhead(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	var files [][]byte
+	for _, data := range kinds(rng, 500_000) {
+		for _, level := range []int{1, 6, flate.NoCompression} {
+			for _, every := range []int{len(data), 150_000} {
+				if file := archivetest.GzipSplit(t, data, every, level); len(file) > 4*70_000 {
+					files = append(files, file)
+				}
+			}
+		}
+	}
+	joined, damaged := 0, 0
+	for i := range *mutants {
+		file := mutated(rng, files[i%len(files)])
+		if len(file) < 4*70_000 {
+			continue
+		}
+		joined += compare(t, fmt.Sprintf("mutant %d", i), file, 70_000)
+		damaged++
+	}
+	if joined < damaged || damaged < *mutants/2 {
+		t.Errorf("got %d chunks joined in %d mutants, want more chunks, and at least %d mutants", joined, damaged,
+			*mutants/2)
+	}
+}
+
+var mutants = flag.Int("mutants", 200, "mutated files that TestDamageIsFoundWhenInflatingAhead tries")
+
+// FuzzInflatingAhead compares the two ways to read a file.
+func FuzzInflatingAhead(f *testing.F) {
+	rng := rand.New(rand.NewPCG(9, 10))
+	for _, data := range kinds(rng, 300_000) {
+		f.Add(archivetest.GzipSplit(f, data, 100_000, 6))
+		f.Add(archivetest.GzipSplit(f, data, len(data), flate.HuffmanOnly))
+	}
+	f.Fuzz(func(t *testing.T, file []byte) {
+		if len(file) >= 4*40_000 && gzipHeader(file) > 0 {
+			compare(t, "file", file, 40_000)
+		}
+	})
+}
+
+// TestEndedContextEndsInflatingAhead: after the context has ended, reads fail, and Close ends the
+// goroutines.
+func TestEndedContextEndsInflatingAhead(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	file := archivetest.GzipSplit(t, kinds(rng, 4<<20)["photographs"], 4<<20, 6)
+	ctx, cancel := context.WithCancel(t.Context())
+	var spent time.Duration
+	source := &contextReader{ctx: ctx, reader: bytes.NewReader(file), spent: &spent}
+	r, err := newGzipReader(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.inflateAhead(ctx, source, bytes.NewReader(file), int64(len(file)), 256<<10, 4)
+	if _, err := io.CopyN(io.Discard, r, 600_000); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if _, err := io.Copy(io.Discard, r); !errors.Is(err, ErrStopped) {
+		t.Errorf("got the error %v, want ErrStopped", err)
+	}
+	r.close()
+	if n := len(r.ahead.queue); n > 0 {
+		t.Errorf("got %d chunks after close, want none", n)
+	}
+}
+
+// TestMemoryOfInflatingAheadIsBounded: the output of a chunk that shrinks much is limited.
+func TestMemoryOfInflatingAheadIsBounded(t *testing.T) {
+	data := make([]byte, 64<<20)
+	for i := range data {
+		data[i] = byte(i >> 7 * 37)
+	}
+	file := archivetest.GzipSplit(t, data, len(data), 1)
+	chunk := int64(len(file) / 5)
+	var spent time.Duration
+	source := &contextReader{ctx: t.Context(), reader: bytes.NewReader(file), spent: &spent}
+	r, err := newGzipReader(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	r.inflateAhead(t.Context(), source, bytes.NewReader(file), int64(len(file)), chunk, 4)
+	for c := r.ahead.head(); c != nil; c = r.ahead.head() {
+		<-c.done
+		if limit := windowBytes + gzipChunkRatio*int(chunk) + gzipChunkRoom; len(c.out) > limit {
+			t.Errorf("got a chunk of %d bytes, want at most %d", len(c.out), limit)
+		}
+		r.ahead.pop(false)
+	}
+}
