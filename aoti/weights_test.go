@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/torchstream/torchstream/checkpoint"
@@ -257,6 +258,28 @@ func TestSwapWeightsEndsWithItsContextAndModel(t *testing.T) {
 	if _, err := m.Weight("scale"); !errors.Is(err, ErrClosed) {
 		t.Errorf("Weight after Close: got the error %v, want ErrClosed", err)
 	}
+}
+
+// Close frees the instances that a swap changes.
+func TestCloseWaitsForASwap(t *testing.T) {
+	m := loadTiny(t, Options{})
+	synctest.Test(t, func(t *testing.T) {
+		m.closed, m.swapping, m.idle = make(chan struct{}), make(chan struct{}, 1), make(chan *capi.Model, 1)
+		m.idle <- m.instances[0]
+		m.swapping <- struct{}{} // a swap
+		ended := make(chan error, 1)
+		go func() { ended <- m.Close() }()
+		synctest.Wait()
+		select {
+		case err := <-ended:
+			t.Errorf("Close returned %v during a swap, want that it waits", err)
+		default:
+			<-m.swapping
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }
 
 // Files of both kinds, in two dtypes, with the names of a DistributedDataParallel.

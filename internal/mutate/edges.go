@@ -124,9 +124,12 @@ var edges = []edge{
 		"		c.giveUp(ErrClosed)\n		<-c.finished\n", "		c.giveUp(ErrClosed)\n", "serve",
 		"TestCloseGivesUpWhenItsContextEnds", 0},
 
+	{"Close waits for a swap of the weights", "aoti/model.go", "	m.swapping <- struct{}{}\n", "", "aoti",
+		"TestCloseWaitsForASwap", 0},
 	{"a swap changes the weights of every instance before it returns", "cshim/src/torch/model.cc",
 		"    for (const auto& instance : ts::instances_of(model->weights())) instance->refresh();\n",
-		"    ts::instances_of(model->weights()).front()->refresh();\n", "aoti", "TestEveryRunHasOneSetOfWeights", 0},
+		"    ts::instances_of(model->weights()).front()->refresh();\n", "aoti",
+		"TestGPUWeightsAreSwappedWhileRunsAreQueued", 1},
 	{"a swap waits for the copies of the weights", "cshim/src/torch/model_weights.cc",
 		"    stream.synchronize();\n", "", "aoti", "TestSanitizerOfWeights", 1},
 	{"replaced weights are kept until the runs that read them are done", "cshim/src/torch/model_weights.cc",
