@@ -256,10 +256,10 @@ func (o *serversOptions) measure(ctx context.Context, stderr io.Writer) (*server
 		}
 		s := &measuredServer{process, row, map[string][]float64{}}
 		servers = append(servers, s)
-		if labels, err = s.compare(ctx, labels); err != nil {
-			return nil, err
-		}
-		if err := s.signal(syscall.SIGSTOP); err != nil {
+		if _, err := s.alone(ctx, func() (err error) {
+			labels, err = s.compare(ctx, labels)
+			return err
+		}); err != nil {
 			return nil, err
 		}
 	}
@@ -271,14 +271,14 @@ func (o *serversOptions) measure(ctx context.Context, stderr io.Writer) (*server
 	return report, nil
 }
 
-// compare counts the photographs whose class is not the expected one. Without expected classes it
-// returns the server's.
+// compare counts the photographs whose class is not the expected one. It returns the expected
+// classes, or the server's if there are none.
 func (s *measuredServer) compare(ctx context.Context, want []int) ([]int, error) {
 	var labels []int
 	for i := range s.target.Images {
 		label, err := s.target.Classify(ctx, i)
 		if err != nil {
-			return nil, fmt.Errorf("%s: photograph %d: %w", s.row.Server, i, err)
+			return want, fmt.Errorf("photograph %d: %w", i, err)
 		}
 		labels = append(labels, label)
 		if want != nil && want[i] != label {
@@ -291,38 +291,53 @@ func (s *measuredServer) compare(ctx context.Context, want []int) ([]int, error)
 	return labels, nil
 }
 
-// round measures each server once at full load, and then each at the same tenth of it.
+// round measures each server once at full load, and then each at the same tenth of it. A server
+// that fails is not measured any more.
 func (o *serversOptions) round(ctx context.Context, servers []*measuredServer, round int, stderr io.Writer) error {
 	least := 0.0
 	for _, s := range servers {
-		if err := s.alone(func() error { return o.full(ctx, s) }); err != nil {
-			return fmt.Errorf("%s: %w", s.row.Server, err)
+		if measured, err := s.alone(ctx, func() error { return o.full(ctx, s) }); err != nil {
+			return err
+		} else if !measured {
+			continue
 		}
-		fmt.Fprintf(stderr, "round %d: %s: %.1f answers/s, %.1f requests/s within the bound\n", round+1, s.row.Server,
-			s.rounds["full"][round], s.rounds["bound"][round])
-		if last := s.rounds["full"]; least == 0 || last[round] < least {
-			least = last[round]
+		full := s.rounds["full"][round]
+		fmt.Fprintf(stderr, "round %d: %s: %.1f answers/s, %.1f requests/s within the bound\n", round+1, s.row.Server, full,
+			s.rounds["bound"][round])
+		if least == 0 || full < least {
+			least = full
 		}
 	}
 	for _, s := range servers {
-		if err := s.alone(func() error { return o.tenth(ctx, s, least/10) }); err != nil {
-			return fmt.Errorf("%s: %w", s.row.Server, err)
+		if measured, err := s.alone(ctx, func() error { return o.tenth(ctx, s, least/10) }); err != nil {
+			return err
+		} else if measured {
+			fmt.Fprintf(stderr, "round %d: %s at %.1f requests/s: p99 %.1f ms\n", round+1, s.row.Server, least/10,
+				s.rounds["tenth p99"][round])
 		}
-		fmt.Fprintf(stderr, "round %d: %s at %.1f requests/s: p99 %.1f ms\n", round+1, s.row.Server, least/10,
-			s.rounds["tenth p99"][round])
 	}
 	return nil
 }
 
-// alone continues a stopped server, calls measure after some requests, and stops the server again.
-func (s *measuredServer) alone(measure func() error) error {
-	if err := s.signal(syscall.SIGCONT); err != nil {
-		return err
+// alone continues a stopped server, calls measure, and stops the server again. It reports whether
+// the server is measured. If it has failed, its row has the reason. The error is ctx's cause.
+func (s *measuredServer) alone(ctx context.Context, measure func() error) (measured bool, err error) {
+	if s.row.WhyNot != "" {
+		return false, nil
 	}
-	err := measure()
+	if err = s.signal(syscall.SIGCONT); err == nil {
+		err = measure()
+	}
 	u, failed := s.usage()
+	if err = errors.Join(err, failed, s.signal(syscall.SIGSTOP)); ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	if err != nil {
+		s.row.WhyNot = fmt.Sprintf("%v; it printed: %s", err, s.lastLine())
+		return false, nil
+	}
 	s.record("memory", float64(u.Memory)/1e6, &s.row.MemoryMB)
-	return errors.Join(err, failed, s.signal(syscall.SIGSTOP))
+	return true, nil
 }
 
 // record adds a round's figure, and sets to to the median of all rounds.

@@ -26,7 +26,7 @@ const testServer = "TORCHSTREAM_LAB_TEST_SERVER"
 
 // serveTest is a server for tests. Its arguments contain its port, and select a fault:
 // -label N answers with class N, and -changing with class 9 after 100 answers; -leak keeps
-// descriptors; -broken ends at once.
+// descriptors; -broken ends at once, and -dying after 100 answers.
 func serveTest(args []string) error {
 	port, label := "", "0"
 	var leaked sync.Map
@@ -72,6 +72,10 @@ func serveTest(args []string) error {
 		now := label
 		if answers.Add(1) > 100 && changing {
 			now = "9"
+		}
+		if answers.Load() > 100 && slices.Contains(args, "-dying") {
+			fmt.Println("it dies")
+			os.Exit(1)
 		}
 		fmt.Fprintf(w, `{"classes":[{"label":%s}]}`, now)
 	}))
@@ -128,6 +132,22 @@ func TestServerThatEndsIsNotMeasured(t *testing.T) {
 	if status != 1 || !strings.Contains(stderr, "onnx is not measured: the server has ended (exit status 1): the server is broken") ||
 		!strings.Contains(stdout, `"answers_per_second"`) {
 		t.Errorf("got status %d, %s%s, want 1 and the reason", status, stdout, stderr)
+	}
+}
+
+// The other servers are measured in all rounds.
+func TestServerThatEndsUnderLoadIsNotMeasured(t *testing.T) {
+	status, stdout, stderr := command(t, serversCommand(t, "-servers", "torchstream,onnx", "-peer-options", "-dying",
+		"-rounds", "2")...)
+	var report serversReport
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil || status != 1 || len(report.Rows) != 2 {
+		t.Fatalf("got status %d, %v, %s%s, want 1 and two rows", status, err, stdout, stderr)
+	}
+	if row := report.Rows[0]; row.WhyNot != "" || row.Full.PerSecond <= 0 || row.Tenth.Rate <= 0 {
+		t.Errorf("got %+v, want the measurements of torchstream", row)
+	}
+	if row := report.Rows[1]; !strings.HasSuffix(row.WhyNot, "it printed: it dies") {
+		t.Errorf("got %+v, want what the server printed last", row)
 	}
 }
 
