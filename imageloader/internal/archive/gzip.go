@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	inflateRoom    = 256 << 10 // bytes that one call inflates
+	inflateRoom    = 128 << 10 // bytes that one call inflates
 	inflateSpacing = 16 << 10  // minimum distance between two checkpoints, in bytes of output
 	windowBytes    = imagecapi.InflateWindow
 )

@@ -20,7 +20,7 @@ using namespace bench;
 namespace {
 
 constexpr size_t kWindow = TS_INFLATER_WINDOW_BYTES;
-constexpr size_t kRoom = 256 << 10;    // of a step
+constexpr size_t kRoom = 128 << 10;    // of a step
 constexpr size_t kInput = 256 << 10;   // bytes of input that a step gets, at most
 constexpr size_t kSpacing = 16 << 10;  // of checkpoints, as in an index
 
