@@ -21,8 +21,8 @@ var ErrFixedWeights = errors.New("the package's weights cannot be replaced")
 // weight is a tensor that SwapWeights replaces.
 type weight struct {
 	torch.Spec
-	place int64    // in capi.ModelWeights
-	tied  []string // further names
+	place int64   // in capi.ModelWeights
+	names []state // the names of the tensor, Spec.Name first
 }
 
 // weights are all weights of a model.
@@ -72,33 +72,25 @@ func newWeights(all []capi.ModelWeight, states []state) weights {
 		}
 	}
 	var compiled []string
-	for _, group := range groupTied(states) {
-		name, used := group[0].Name, false
-		place, ok := int64(0), false
-		var names []string
-		for _, s := range group {
-			names = append(names, s.Name)
-			used = used || s.Used
-			if found, has := places[s.Name]; has {
-				place, ok = found, true
-			}
-		}
+	for _, names := range groupTied(states) {
+		place, found, used := find(names, places)
 		switch {
-		case ok:
-			spec := torch.Spec{Name: name, DType: torch.DType(all[place].DType), Shape: all[place].Shape}
-			w.list = append(w.list, weight{spec, place, names[1:]})
+		case found:
+			c := all[place]
+			spec := torch.Spec{Name: names[0].Name, DType: torch.DType(c.DType), Shape: c.Shape}
+			w.list = append(w.list, weight{spec, place, names})
 		case used:
-			compiled = append(compiled, name)
+			compiled = append(compiled, names[0].Name)
 		default:
-			for _, n := range names {
-				w.unused[n] = true
+			for _, s := range names {
+				w.unused[s.Name] = true
 			}
 		}
 	}
 	slices.SortFunc(w.list, func(a, b weight) int { return strings.Compare(a.Name, b.Name) })
 	for i, each := range w.list {
-		for _, name := range append([]string{each.Name}, each.tied...) {
-			w.byName[name] = i
+		for _, s := range each.names {
+			w.byName[s.Name] = i
 		}
 	}
 	if len(compiled) > 0 {
@@ -106,6 +98,17 @@ func newWeights(all []capi.ModelWeight, states []state) weights {
 			listed(compiled))
 	}
 	return w
+}
+
+// find returns the place of a tensor that has several names, and whether the program uses it.
+func find(names []state, places map[string]int64) (place int64, found, used bool) {
+	for _, s := range names {
+		used = used || s.Used
+		if at, ok := places[s.Name]; ok {
+			place, found = at, true
+		}
+	}
+	return place, found, used
 }
 
 // frozenPrefix begins the names that Inductor's option "freezing" gives to weights that it has
@@ -323,8 +326,8 @@ func (m *Model) hostState(scope *torch.Scope, copies bool) (*hostState, error) {
 				return nil, fmt.Errorf("aoti: %s: weight %s: %w", m.title(), w.Name, err)
 			}
 		}
-		for _, name := range append([]string{w.Name}, w.tied...) {
-			s.parts.Parameters = append(s.parts.Parameters, torch.Named{Name: name, Tensor: t})
+		for _, n := range w.names {
+			s.parts.Parameters = append(s.parts.Parameters, torch.Named{Name: n.Name, Tensor: t})
 		}
 	}
 	return s, nil
