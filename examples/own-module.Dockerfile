@@ -21,6 +21,8 @@ RUN go build -o /build/torchstream ./cmd/torchstream && /build/torchstream bundl
 
 FROM libraries AS build
 WORKDIR /src
+# If your go.mod asks for a newer Go than the image's, the go command downloads it.
+ENV GOTOOLCHAIN=auto
 # The modules that you use are downloaded anew only if go.mod or go.sum change.
 COPY go.mod go.sum ./
 RUN go mod edit -replace github.com/torchstream/torchstream=/torchstream && go mod download

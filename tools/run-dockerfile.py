@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Run the steps of a Dockerfile in folders that debootstrap makes, for machines without Docker. Needs root and Debian's mirror.
 
-  run-dockerfile.py DOCKERFILE CONTEXT FOLDER [ARGUMENT...]
+  run-dockerfile.py [--build-context NAME=DIR]... [--build-arg NAME=VALUE]... DOCKERFILE CONTEXT FOLDER [ARGUMENT...]
 
 Every stage becomes FOLDER/NAME (or FOLDER/final). Its image must be one of Debian 12: a tag with "bookworm" or "debian:12".
-An image of golang gets a copy of this machine's Go. Then the last stage's entry point runs in its folder, without a
-network, with the arguments (default: CMD). Prints the size of each stage and the time of each step.
+An image of golang gets a copy of this machine's Go. A stage that continues another one shares its files by hard links.
+Then the last stage's entry point runs in its folder, without a network, with the arguments (default: CMD). Prints the
+size of each stage and the time of each step.
 
-Knows FROM, RUN, COPY, WORKDIR, ARG, ENV, USER, ENTRYPOINT and CMD, as far as examples/Dockerfile uses them.
+Knows FROM, RUN, COPY, WORKDIR, ARG, ENV, USER, ENTRYPOINT and CMD, as far as examples/*Dockerfile use them.
 """
 
+import argparse
 import json
 import os
 import re
@@ -25,9 +27,13 @@ PATH = "/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
 
 
 class Stage:
-    def __init__(self, folder, image):
+    def __init__(self, folder, image, base=None):
         self.folder, self.workdir, self.user, self.entry, self.cmd = folder, "/", "0:0", [], []
         self.environment = {"PATH": PATH, "HOME": "/root", "GOTOOLCHAIN": "local", "SSL_CERT_FILE": BUNDLE, "PIP_CERT": BUNDLE}
+        if base:
+            self.workdir, self.user, self.environment = base.workdir, base.user, dict(base.environment)
+            run(["cp", "-al", base.folder, folder])
+            return
         if "bookworm" not in image and not image.startswith("debian:12"):
             sys.exit("run-dockerfile: error: FROM %s: only images of Debian 12 are known" % image)
         run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", folder, MIRROR], quiet=True)
@@ -69,9 +75,18 @@ def words(text):
     return json.loads(text) if text.startswith("[") else ["sh", "-c", text]
 
 
+def ignored_in(folder):
+    """Return the names that the .dockerignore of a context lists."""
+    path = os.path.join(folder, ".dockerignore")
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8") as f:
+        return f.read().split()
+
+
 def copy(stage, source, target, ignored):
     """Copy what is in a folder, or a file, as COPY does."""
-    into = stage.inside(target)
+    into = stage.inside(target) + ("/" if target.endswith("/") else "")
     os.makedirs(into if os.path.isdir(source) else os.path.dirname(into), exist_ok=True)
     if not os.path.isdir(source):
         shutil.copy(source, into)
@@ -83,29 +98,26 @@ def copy(stage, source, target, ignored):
         sys.exit("run-dockerfile: error: cannot copy %s" % source)
 
 
-def main(dockerfile, context, folder, *arguments):
+def main(dockerfile, context, folder, arguments, contexts, given):
     stages, stage = {}, None
-    ignored = []
-    if os.path.exists(os.path.join(context, ".dockerignore")):
-        with open(os.path.join(context, ".dockerignore"), encoding="utf-8") as f:
-            ignored = f.read().split()
     for name, rest in instructions(dockerfile):
         began = time.monotonic()
         if name == "FROM":
             image, _, label = re.match(r"(\S+)( AS (\S+))?$", rest, re.I).groups()
-            stage = stages[label or "final"] = Stage(os.path.join(os.path.abspath(folder), label or "final"), image)
+            into = os.path.join(os.path.abspath(folder), label or "final")
+            stage = stages[label or "final"] = Stage(into, image, stages.get(image))
         elif name == "RUN":
             stage.shell(["sh", "-c", rest])
         elif name == "COPY":
-            options = shlex.split(rest)
+            options, root = shlex.split(rest), context
             if options[0].startswith("--from="):
-                source = stages[options[0].split("=", 1)[1]].folder + "/" + options[1].lstrip("/")
-                copy(stage, source, options[2], [])
-            else:
-                copy(stage, os.path.join(context, options[0]), options[1], ignored)
+                origin = options.pop(0).split("=", 1)[1]
+                root = stages[origin].folder if origin in stages else contexts[origin]
+            for source in options[:-1]:
+                copy(stage, os.path.join(root, source.lstrip("/")), options[-1], ignored_in(root))
         elif name in ("ARG", "ENV"):
             key, value = rest.split("=", 1)
-            stage.environment[key] = value
+            stage.environment[key] = given.get(key, value) if name == "ARG" else value
         elif name == "WORKDIR":
             stage.workdir = os.path.join(stage.workdir, rest)
         elif name == "USER":
@@ -118,11 +130,15 @@ def main(dockerfile, context, folder, *arguments):
     for label, each in stages.items():
         size = subprocess.run(["du", "-sm", each.folder], stdout=subprocess.PIPE, check=True, text=True).stdout.split()[0]
         print("run-dockerfile: %s is %s MB" % (label, size), file=sys.stderr, flush=True)
-    stage.shell(stage.entry + (list(arguments) or stage.cmd), network=False)
+    stage.shell(stage.entry + (arguments or stage.cmd), network=False)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
-        print(__doc__.strip(), file=sys.stderr)
-        sys.exit(2)
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option in "--build-context", "--build-arg":
+        parser.add_argument(option, action="append", default=[], type=lambda text: text.split("=", 1))
+    for name in "dockerfile", "context", "folder":
+        parser.add_argument(name)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    o = parser.parse_args()
+    main(o.dockerfile, o.context, o.folder, o.arguments, dict(o.build_context), dict(o.build_arg))
