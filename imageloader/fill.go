@@ -88,7 +88,7 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 		return err
 	}
 	opening := l.archiveConfig()
-	opening.Again, opening.Inflaters = true, l.inflaters()
+	opening.Again, opening.Inflaters, opening.Mappings = true, l.inflaters(), l.mappings
 	first := l.indexConfig()
 	first.Progress = nil // only for Open
 	source := epoch.Source{

@@ -52,6 +52,7 @@ type archiveFile struct {
 	format   string
 	bytes    int64                                   // size when it was opened
 	openFile func(path string) (archive.File, error) // nil: the file system's; set in tests
+	mappings *archive.Mappings                       // of the archive's files, for all epochs
 }
 
 // decoding describes how a loader makes pixels. It does not change after Open.
@@ -146,7 +147,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{archiveFile: archiveFile{path: path, openFile: file}, o: o,
+	l := &Loader{archiveFile: archiveFile{path: path, openFile: file, mappings: archive.NewMappings()}, o: o,
 		decoding: decoding{compiled: compiled, codec: c, rules: newRules(path, &o)}, queueBytes: queueBytes}
 	l.closed = make(chan struct{})
 	a, err := archive.Open(ctx, path, l.archiveConfig())
@@ -340,5 +341,6 @@ func (l *Loader) Close() error {
 	l.repeated.close()
 	l.repeated.mu.Unlock()
 	l.spare.close()
+	l.mappings.Close()
 	return l.indexStore.close()
 }

@@ -61,7 +61,13 @@ LAYERS = {
     "imageloader/internal/codec": ["imageloader/internal/raster", "internal/imagecapi"],
     "imageloader/internal/arena": [],
     "imageloader/internal/parquet": [],
-    "imageloader/internal/archive": ["imageloader/internal/parquet", "internal/imagecapi", "internal/printable", "internal/safefile"],
+    "imageloader/internal/archive": [
+        "imageloader/internal/parquet",
+        "internal/imagecapi",
+        "internal/printable",
+        "internal/safefile",
+        "internal/system",
+    ],
     "imageloader/internal/index": [
         "imageloader/internal/archive",
         "imageloader/internal/arena",

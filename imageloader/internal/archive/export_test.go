@@ -52,3 +52,23 @@ func (f *remoteFile) Await() {
 		<-p.ready
 	}
 }
+
+// MinMapped is the size of the smallest part that ReadAgain copies from a mapping.
+const MinMapped = minMapped
+
+// CopyMapped copies a part of shard 0 from its mapping, without asking whether it is in memory. It
+// returns false if there is no mapping.
+func (r *Reader) CopyMapped(p []byte, at int64) bool {
+	if r.enter(0) != nil || r.mapped == nil {
+		return false
+	}
+	return r.mapped.copy(p, r.mapped.bytes[at:][:len(p)])
+}
+
+// Mapped returns the mapping of shard 0.
+func (r *Reader) Mapped() []byte {
+	if r.enter(0) != nil || r.mapped == nil {
+		return nil
+	}
+	return r.mapped.bytes
+}

@@ -17,15 +17,16 @@ type sharedFiles struct {
 }
 
 type sharedFile struct {
-	open  sync.Once // runs without holding mu, because a server may be slow
-	file  File
-	err   error
-	users int
+	open   sync.Once // runs without holding mu, because a server may be slow
+	file   File
+	mapped *mapping // nil: not mapped
+	err    error
+	users  int
 }
 
-// acquire opens a shard, unless it is already open. Any number of goroutines may call the file's
-// ReadAt until they call release.
-func (s *sharedFiles) acquire(shard int, open func(shard int) (File, error)) (File, error) {
+// acquire opens and maps a shard, unless it is already open. Any number of goroutines may read the
+// file until they call release.
+func (s *sharedFiles) acquire(shard int, open func(shard int) (File, error), maps *Mappings) (*sharedFile, error) {
 	s.mu.Lock()
 	f := s.files[shard]
 	if f == nil {
@@ -40,12 +41,16 @@ func (s *sharedFiles) acquire(shard int, open func(shard int) (File, error)) (Fi
 		s.idle = slices.Delete(s.idle, k, k+1)
 	}
 	s.mu.Unlock()
-	f.open.Do(func() { f.file, f.err = open(shard) })
+	f.open.Do(func() {
+		if f.file, f.err = open(shard); f.err == nil {
+			f.mapped = maps.of(shard, f.file)
+		}
+	})
 	if f.err != nil {
 		s.release(shard)
 		return nil, f.err
 	}
-	return f.file, nil
+	return f, nil
 }
 
 // release ends the use of a shard. It must be called once for each successful acquire, and before

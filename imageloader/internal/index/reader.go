@@ -136,7 +136,7 @@ func (r *Reader) ReadPart(i int, p []byte, from int, whole Inflated) error {
 	if r.x.shards[m.shard].format == archive.Zip {
 		begin = whole.Begin
 	}
-	if n, err := r.archive.ReadAt(int(m.shard), p, begin+int64(from)); n < len(p) {
+	if n, err := r.archive.ReadAgain(int(m.shard), p, begin+int64(from)); n < len(p) {
 		return err
 	}
 	return nil
@@ -217,7 +217,7 @@ func (r *Reader) ReadPacked(p *Packed, window, input []byte) error {
 	if n, err := r.x.windows.ReadAt(window, p.window); n < len(window) {
 		return err
 	}
-	if n, err := r.archive.ReadAt(p.shard, input, p.input); n < len(input) {
+	if n, err := r.archive.ReadAgain(p.shard, input, p.input); n < len(input) {
 		return err
 	}
 	return nil

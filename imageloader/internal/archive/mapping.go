@@ -1,0 +1,137 @@
+package archive
+
+import (
+	"io/fs"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/system"
+)
+
+// maxMappings is the maximum number of mapped shards. A process has at most 65,530 mappings
+// (vm.max_map_count in proc_sys_vm(5)).
+const maxMappings = 4096
+
+// minMapped is the size of the smallest part that is copied from a mapping. A read of a smaller
+// part takes no longer.
+const minMapped = 8 << 10
+
+// Mappings holds memory mappings of an archive's local files. Copying cached bytes from a mapping
+// takes half as long as reading them. Several Archives may share Mappings, at the same time or one
+// after another, because mapping a file and touching its pages for the first time costs more than
+// it saves. Mappings are safe for concurrent use.
+type Mappings struct{ held *heldMappings }
+
+// heldMappings is a separate object, because a cleanup of Mappings closes it.
+type heldMappings struct {
+	mu     sync.Mutex
+	shards map[int]*mapping
+}
+
+// mapping is a mapped file. Its bytes change if the file is written to, and pages vanish if the
+// file is truncated.
+type mapping struct {
+	bytes []byte
+	info  fs.FileInfo
+}
+
+// NewMappings returns Mappings without a file. Close frees them. The garbage collector also frees
+// those that are no longer reachable.
+func NewMappings() *Mappings {
+	m := &Mappings{held: &heldMappings{shards: map[int]*mapping{}}}
+	runtime.AddCleanup(m, (*heldMappings).close, m.held)
+	return m
+}
+
+// Close removes all mappings. No Reader may use them any more. Close may be called more than once,
+// and on nil Mappings.
+func (m *Mappings) Close() {
+	if m != nil {
+		m.held.close()
+	}
+}
+
+func (h *heldMappings) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, s := range h.shards {
+		_ = system.UnmapFile(s.bytes) // fails only for addresses that are not mapped
+	}
+	h.shards = nil
+}
+
+// of returns the mapping of an open shard. It returns nil if the file cannot be mapped, or if
+// another file than now was mapped.
+func (m *Mappings) of(shard int, opened File) *mapping {
+	file, local := opened.(*os.File)
+	if m == nil || !local {
+		return nil
+	}
+	info, err := file.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 || int64(int(info.Size())) != info.Size() {
+		return nil
+	}
+	h := m.held
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s, known := h.shards[shard]
+	if !known && h.shards != nil && len(h.shards) < maxMappings {
+		if bytes, err := mapFile(file, int(info.Size())); err == nil {
+			s = &mapping{bytes: bytes, info: info}
+			h.shards[shard] = s
+		}
+	}
+	if s == nil || !os.SameFile(s.info, info) || changed("", describe(info), describe(s.info)) != nil {
+		return nil
+	}
+	return s
+}
+
+func mapFile(file *os.File, size int) (bytes []byte, err error) {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	if e := raw.Control(func(fd uintptr) { bytes, err = system.MapFile(fd, size) }); e != nil {
+		return nil, e
+	}
+	return bytes, err
+}
+
+// copyAt fills p with the bytes at an offset. It returns false if the caller has to read them: some
+// are not in memory, and waiting for a page would block the processor on which the goroutine runs,
+// or the file does not have them any more.
+func (m *mapping) copyAt(p []byte, at int64) bool {
+	if m == nil || len(p) < minMapped || at < 0 || at > int64(len(m.bytes)-len(p)) {
+		return false
+	}
+	from := m.bytes[at:][:len(p)]
+	return system.InMemory(from) && m.copy(p, from)
+}
+
+// copy copies a part of the mapping to p. It returns false if a page of the part is beyond the
+// file's present end or cannot be read: the kernel then sends SIGBUS, which the Go runtime turns
+// into a panic here. C code would crash.
+func (m *mapping) copy(p, from []byte) (copied bool) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if copied {
+			return
+		}
+		fault := recover()
+		if at, ok := fault.(interface{ Addr() uintptr }); !ok || !contains(m.bytes, at.Addr()) {
+			panic(fault)
+		}
+	}()
+	copy(p, from)
+	return true
+}
+
+// contains reports whether an address is in p.
+func contains(p []byte, address uintptr) bool {
+	begin := uintptr(unsafe.Pointer(unsafe.SliceData(p)))
+	return address >= begin && address-begin < uintptr(len(p))
+}

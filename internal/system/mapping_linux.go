@@ -1,0 +1,45 @@
+package system
+
+import (
+	"os"
+	"runtime"
+	"syscall"
+	"unsafe"
+)
+
+// MapFile maps the first size bytes of an open file, for reading only. The mapping shows later
+// writes to the file. A read of a page that the file no longer has, or that cannot be read, raises
+// SIGBUS. UnmapFile removes the mapping.
+func MapFile(fd uintptr, size int) ([]byte, error) {
+	p, err := syscall.Mmap(int(fd), 0, size, syscall.PROT_READ, syscall.MAP_SHARED)
+	return p, os.NewSyscallError("mmap", err)
+}
+
+// UnmapFile removes a mapping of MapFile. p is the whole mapping.
+func UnmapFile(p []byte) error { return os.NewSyscallError("munmap", syscall.Munmap(p)) }
+
+// InMemory reports whether all pages of a part of a mapping are in memory, so that reading them
+// does not wait for a disk. For pages that have not been used through this mapping, it always
+// returns true if this process could not write to the file (mincore(2)).
+func InMemory(p []byte) bool {
+	if len(p) == 0 {
+		return true
+	}
+	var pages [64]byte
+	size := uintptr(os.Getpagesize())
+	begin := uintptr(unsafe.Pointer(unsafe.SliceData(p)))
+	end := begin + uintptr(len(p))
+	defer runtime.KeepAlive(p)
+	for at := begin &^ (size - 1); at < end; at += uintptr(len(pages)) * size {
+		bytes := min(end-at, uintptr(len(pages))*size)
+		if _, _, errno := syscall.Syscall(syscall.SYS_MINCORE, at, bytes, uintptr(unsafe.Pointer(&pages))); errno != 0 {
+			return false
+		}
+		for _, page := range pages[:(bytes+size-1)/size] {
+			if page&1 == 0 {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,20 @@
+//go:build !linux
+
+package system
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+)
+
+// MapFile fails: only Linux says which pages of a mapping are in memory.
+func MapFile(uintptr, int) ([]byte, error) {
+	return nil, fmt.Errorf("mapping a file: %w on %s", errors.ErrUnsupported, runtime.GOOS)
+}
+
+// UnmapFile does nothing.
+func UnmapFile([]byte) error { return nil }
+
+// InMemory returns false.
+func InMemory([]byte) bool { return false }
