@@ -147,7 +147,7 @@ func (o *serversOptions) register(set *flag.FlagSet) {
 	set.StringVar(&o.options, "serve-options", "", "`OPTIONS` of torchstream serve, separated by blanks")
 	set.StringVar(&o.peerOptions, "peer-options", "--max-batch 8", "`OPTIONS` of the servers in Python, separated by blanks")
 	set.DurationVar(&o.bound, "bound", 150*time.Millisecond, "longest `TIME` of 99 % of the requests")
-	set.DurationVar(&o.length, "time", 4*time.Second, "length of a run; at a tenth of the load it is three times as long")
+	set.DurationVar(&o.length, "time", 4*time.Second, "length of a run; at a tenth of the load it is three to five times as long")
 	set.IntVar(&o.clients, "clients", 16, "clients of the closed loop")
 	set.IntVar(&o.rounds, "rounds", 1, "rounds in turn; the results are medians")
 	set.IntVar(&o.runs, "runs", 5, "runs that look for the largest rate")
@@ -399,11 +399,14 @@ func (o *serversOptions) tenth(ctx context.Context, s *measuredServer, rate floa
 	if _, err := s.target.Closed(ctx, 1, min(warmUp, o.length)); err != nil {
 		return err
 	}
-	r, err := s.target.Open(ctx, rate, 3*o.length, 0)
+	r, err := s.target.Open(ctx, rate, min(max(3*o.length, time.Duration(100/rate*float64(time.Second))), 5*o.length), 0)
 	if err != nil {
 		return err
 	}
 	s.count(r)
+	if r.Latency(0.99) == httpload.Never {
+		return fmt.Errorf("at %.1f requests/s %d of %d requests were answered", rate, r.Answered, r.Sent)
+	}
 	s.record("tenth", rate, &s.row.Tenth.Rate)
 	s.record("tenth p50", 1e3*r.Latency(0.5).Seconds(), &s.row.Tenth.P50)
 	s.record("tenth p99", 1e3*r.Latency(0.99).Seconds(), &s.row.Tenth.P99)
