@@ -29,6 +29,7 @@ for program in "$out"/bin/*_fuzz; do
     jpeg_fuzz) cp cshim/test/data/*.jpg "$out/corpus/$name/" ;;
     png_fuzz) cp cshim/test/data/*.png "$out/corpus/$name/" ;;
     webp_fuzz) cp cshim/test/data/*.webp "$out/corpus/$name/" ;;
+    follow_fuzz) python3 cshim/test/fuzz/seeds.py inflate_fuzz "$out/corpus/$name" cshim/test/data ;;
     entries_fuzz | exif_fuzz | inflate_fuzz) python3 cshim/test/fuzz/seeds.py "$name" "$out/corpus/$name" cshim/test/data ;;
   esac
 done

@@ -18,6 +18,7 @@ const (
 	gzipChunkRoom  = 128 << 10 // bytes that a chunk's goroutine inflates at a time
 	gzipChunkRatio = 4         // a chunk's output is at most as many times its size
 	maxGzipCopies  = 1 << 18   // copies from an unknown window, after which a chunk ends
+	maxGzipMarks   = 1 << 10   // blocks, after which a chunk ends
 	maxGzipTasks   = 16        // chunks that are inflated at a time, at most
 	gzipMisses     = 4         // useless chunks, after which chunks are left out
 	maxGzipRest    = 64        // chunks that are left out at a time, at most
@@ -342,7 +343,8 @@ func (c *gzipChunk) step() (ended, ok bool) {
 		c.events = append(c.events, gzipEvent{at: c.wr, crc: le32(b), size: le32(b[4:])})
 		return false, true
 	}
-	ended = state.AtBlock && 8*c.origin+int64(state.Bit) >= 8*c.end || len(state.Copies) > maxGzipCopies
+	ended = state.AtBlock && 8*c.origin+int64(state.Bit) >= 8*c.end || len(state.Copies) > maxGzipCopies ||
+		len(c.marks) > maxGzipMarks
 	return ended, ended || consumed+produced > 0
 }
 
