@@ -43,7 +43,7 @@ export TORCHINDUCTOR_CACHE_DIR=$out/cache
 
 status=0
 SECONDS=0
-"$python" "$here/make_models.py" "$out/packages" --jobs "$jobs" "$@" 2>&1 | tee "$out/log.txt" || status=1
+"$python" "$here/make_models.py" "$out/packages" "$@" --jobs "$jobs" 2>&1 | tee "$out/log.txt" || status=1
 echo "compiled in $SECONDS seconds" | tee -a "$out/log.txt"
 export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$path TORCHSTREAM_AOTI_PACKAGES=$out/packages
 cd "$here/.."
