@@ -18,8 +18,6 @@ package imagecapi
 #cgo nocallback ts_image_plan_head
 #cgo noescape ts_image_plan_part
 #cgo nocallback ts_image_plan_part
-#cgo noescape ts_image_digest_pieces
-#cgo nocallback ts_image_digest_pieces
 #cgo noescape ts_image_plan_append
 #cgo nocallback ts_image_plan_append
 #cgo noescape ts_image_plan_scan
@@ -32,7 +30,6 @@ package imagecapi
 import "C"
 
 import (
-	"fmt"
 	"runtime"
 	"sync/atomic"
 	"unsafe"
@@ -241,17 +238,4 @@ func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries
 		C.size_t(piece), C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)),
 			bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))}, &p))
 	return Part{int(p.at), int(p.planned), int(p.file), int(p.to), int(p.to + p.bytes)}, err
-}
-
-// DigestPieces writes the digests of data's pieces of the given number of bytes. The last piece may
-// be shorter. digests has one element per piece. The digests are valid only within this process.
-func DigestPieces(data []byte, piece int, digests []uint64) error {
-	if err := Check(); err != nil {
-		return err
-	}
-	if len(digests) != (len(data)+piece-1)/piece {
-		return fmt.Errorf("imagecapi: %d digests of %d bytes in pieces of %d", len(digests), len(data), piece)
-	}
-	return failure(C.ts_image_digest_pieces((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)),
-		C.size_t(piece), (*C.uint64_t)(unsafe.SliceData(digests))))
 }

@@ -136,8 +136,6 @@ func PlanPart(d *Decoder, head []byte, fileBytes, scan int, g *Geometry, entries
 	return
 }
 
-func DigestPieces(data []byte, piece int, digests []uint64) error { return Check() }
-
 const (
 	CodeInvalidArgument Code = 1
 	CodeOutOfMemory     Code = 2

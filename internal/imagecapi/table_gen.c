@@ -41,7 +41,6 @@ static ts_error* absent_ts_image_plan_scan(ts_image_decoder* decoder, const uint
 static ts_error* absent_ts_image_pack_entries(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_part(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, size_t piece, ts_image_plans plans, ts_image_part* part) { return (ts_error*)&torchstream_imagecapi_absent; }
-static ts_error* absent_ts_image_digest_pieces(const uint8_t* data, size_t bytes, size_t piece, uint64_t* digests) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count, size_t* planned) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_inflater_new(size_t spacing, ts_inflater** inflater) { return (ts_error*)&torchstream_imagecapi_absent; }
 static void absent_ts_inflater_free(ts_inflater* inflater) {}
@@ -84,7 +83,6 @@ static struct {
   ts_error* (*ts_image_pack_entries)(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made);
   ts_error* (*ts_image_plan_head)(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned);
   ts_error* (*ts_image_plan_part)(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, size_t piece, ts_image_plans plans, ts_image_part* part);
-  ts_error* (*ts_image_digest_pieces)(const uint8_t* data, size_t bytes, size_t piece, uint64_t* digests);
   ts_error* (*ts_image_plan_augment)(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count, size_t* planned);
   ts_error* (*ts_inflater_new)(size_t spacing, ts_inflater** inflater);
   void (*ts_inflater_free)(ts_inflater* inflater);
@@ -126,7 +124,6 @@ static struct {
   absent_ts_image_pack_entries,
   absent_ts_image_plan_head,
   absent_ts_image_plan_part,
-  absent_ts_image_digest_pieces,
   absent_ts_image_plan_augment,
   absent_ts_inflater_new,
   absent_ts_inflater_free,
@@ -170,7 +167,6 @@ static const char* const names[] = {
   "ts_image_pack_entries",
   "ts_image_plan_head",
   "ts_image_plan_part",
-  "ts_image_digest_pieces",
   "ts_image_plan_augment",
   "ts_inflater_new",
   "ts_inflater_free",
@@ -213,7 +209,6 @@ ts_error* ts_image_plan_scan(ts_image_decoder* decoder, const uint8_t* data, siz
 ts_error* ts_image_pack_entries(const ts_image_search* search, const uint8_t* found, size_t found_bytes, ts_image_entries_buffer buffer, ts_image_entries_made* made) { return table.ts_image_pack_entries(search, found, found_bytes, buffer, made); }
 ts_error* ts_image_plan_head(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, uint8_t* buffer, size_t capacity, size_t* planned) { return table.ts_image_plan_head(decoder, head, geometry, entries, buffer, capacity, planned); }
 ts_error* ts_image_plan_part(ts_image_decoder* decoder, const ts_image_head* head, const ts_image_geometry* geometry, ts_image_entries entries, size_t piece, ts_image_plans plans, ts_image_part* part) { return table.ts_image_plan_part(decoder, head, geometry, entries, piece, plans, part); }
-ts_error* ts_image_digest_pieces(const uint8_t* data, size_t bytes, size_t piece, uint64_t* digests) { return table.ts_image_digest_pieces(data, bytes, piece, digests); }
 ts_error* ts_image_plan_augment(uint8_t* buffer, size_t capacity, const ts_augment_op* ops, int64_t count, size_t* planned) { return table.ts_image_plan_augment(buffer, capacity, ops, count, planned); }
 ts_error* ts_inflater_new(size_t spacing, ts_inflater** inflater) { return table.ts_inflater_new(spacing, inflater); }
 void ts_inflater_free(ts_inflater* inflater) { table.ts_inflater_free(inflater); }

@@ -61,7 +61,9 @@ LAYERS = {
     "imageloader/internal/codec": ["imageloader/internal/raster", "internal/imagecapi"],
     "imageloader/internal/arena": [],
     "imageloader/internal/parquet": [],
+    "imageloader/internal/digest": [],
     "imageloader/internal/archive": [
+        "imageloader/internal/digest",
         "imageloader/internal/parquet",
         "internal/imagecapi",
         "internal/printable",
@@ -72,6 +74,7 @@ LAYERS = {
         "imageloader/internal/archive",
         "imageloader/internal/arena",
         "imageloader/internal/codec",
+        "imageloader/internal/digest",
         "internal/imagecapi",
         "internal/normalform",
         "internal/safefile",
@@ -96,6 +99,7 @@ LAYERS = {
     "imageloader/internal/mask": ["imageloader/internal/codec", "imageloader/transform", "internal/imagecapi", "tensor"],
     "imageloader/internal/devplan": [
         "imageloader/internal/arena",
+        "imageloader/internal/digest",
         "imageloader/internal/index",
         "imageloader/internal/sample",
         "internal/decodeplan",

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/digest"
 )
 
 // The tests are external, because package sourcetest imports this package. These names give them
@@ -62,7 +64,16 @@ func (r *Reader) CopyMapped(p []byte, at int64) bool {
 	if r.enter(0) != nil || r.mapped == nil {
 		return false
 	}
-	return r.mapped.copy(p, r.mapped.bytes[at:][:len(p)])
+	return r.mapped.try(func() { copy(p, r.mapped.bytes[at:][:len(p)]) })
+}
+
+// SumMapped is CopyMapped by the code that also computes digests.
+func (r *Reader) SumMapped(p []byte, at int64) bool {
+	if r.enter(0) != nil || r.mapped == nil {
+		return false
+	}
+	key, sums := digest.NewKey(), make([]uint64, digest.Count(len(p)))
+	return r.mapped.try(func() { key.Copy(p, r.mapped.bytes[at:][:len(p)], sums) })
 }
 
 // Mapped returns the mapping of shard 0.

@@ -101,24 +101,26 @@ func mapFile(file *os.File, size int) (bytes []byte, err error) {
 	return bytes, err
 }
 
-// copyAt fills p with the bytes at an offset. It returns false if the caller has to read them: some
+// part returns the bytes of a part of the file. It returns nil if the caller has to read them: some
 // are not in memory, and waiting for a page would block the processor on which the goroutine runs,
 // or the file does not have them any more.
-func (m *mapping) copyAt(p []byte, at int64) bool {
-	if m == nil || len(p) < minMapped || at < 0 || at > int64(len(m.bytes)-len(p)) {
-		return false
+func (m *mapping) part(size int, at int64) []byte {
+	if m == nil || size < minMapped || at < 0 || at > int64(len(m.bytes)-size) {
+		return nil
 	}
-	from := m.bytes[at:][:len(p)]
-	return system.InMemory(from) && m.copy(p, from)
+	if from := m.bytes[at:][:size]; system.InMemory(from) {
+		return from
+	}
+	return nil
 }
 
-// copy copies a part of the mapping to p. It returns false if a page of the part is beyond the
-// file's present end or cannot be read: the kernel then sends SIGBUS, which the Go runtime turns
+// try calls use, which reads the mapping. It returns false if a page is beyond the file's
+// present end or cannot be read: the kernel then sends SIGBUS, which the Go runtime turns
 // into a panic here. C code would crash.
-func (m *mapping) copy(p, from []byte) (copied bool) {
+func (m *mapping) try(use func()) (done bool) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		if copied {
+		if done {
 			return
 		}
 		fault := recover()
@@ -126,7 +128,7 @@ func (m *mapping) copy(p, from []byte) (copied bool) {
 			panic(fault)
 		}
 	}()
-	copy(p, from)
+	use()
 	return true
 }
 

@@ -5,10 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/digest"
 )
 
 // mappedTar writes a tar with a member of 100,000 bytes and returns its path and its bytes.
@@ -39,9 +41,10 @@ func mappedReader(t *testing.T, path string, m *archive.Mappings) *archive.Reade
 	return r
 }
 
-// sameReads compares ReadAgain with ReadAt, for parts of all kinds.
+// sameReads compares ReadAgain and ReadPieces with ReadAt, for parts of all kinds.
 func sameReads(t *testing.T, when string, r *archive.Reader, size int) {
 	t.Helper()
+	key := digest.NewKey()
 	for _, n := range []int{1, 5000, archive.MinMapped, 40_000, 90_001} {
 		for _, at := range []int{0, 1, 4096, max(0, size-n), max(0, size-n/2), size, size + 4096} {
 			want, got := make([]byte, n), make([]byte, n)
@@ -50,6 +53,15 @@ func sameReads(t *testing.T, when string, r *archive.Reader, size int) {
 			if gotN != wantN || err != wantErr || !bytes.Equal(got[:gotN], want[:wantN]) {
 				t.Errorf("%s: %d bytes from %d: ReadAgain = %d, %v, same bytes: %v; ReadAt = %d, %v", when, n, at,
 					gotN, err, bytes.Equal(got, want), wantN, wantErr)
+			}
+			clear(got)
+			wantSums, sums := make([]uint64, digest.Count(n)), make([]uint64, digest.Count(n))
+			key.Sum(want, wantSums)
+			gotN, err = r.ReadPieces(0, got, int64(at), key, sums)
+			if gotN != wantN || err != wantErr || !bytes.Equal(got[:gotN], want[:wantN]) ||
+				err == nil && !slices.Equal(sums, wantSums) {
+				t.Errorf("%s: %d bytes from %d: ReadPieces = %d, %v, same bytes: %v, digests %x; ReadAt = %d, %v, digests %x",
+					when, n, at, gotN, err, bytes.Equal(got, want), sums, wantN, wantErr, wantSums)
 			}
 		}
 	}
@@ -116,6 +128,9 @@ func TestTruncatedMappingIsNoCrash(t *testing.T) {
 	}
 	if r.CopyMapped(make([]byte, 50_000), 4000) {
 		t.Error("CopyMapped beyond the end of a truncated file = true, want false")
+	}
+	if r.SumMapped(make([]byte, 50_000), 4000) {
+		t.Error("SumMapped beyond the end of a truncated file = true, want false")
 	}
 	if !r.CopyMapped(make([]byte, 20_000), 4000) {
 		t.Error("CopyMapped of bytes that a truncated file still has = false, want true")

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/torchstream/torchstream/imageloader/internal/digest"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
@@ -26,6 +27,7 @@ type Head struct {
 // heads holds the heads of an index's samples. It is safe for concurrent use.
 type heads struct {
 	seed  maphash.Seed
+	key   *digest.Key // of Head.pieces
 	heads []atomic.Pointer[Head]
 
 	mu     sync.Mutex
@@ -38,7 +40,8 @@ type heads struct {
 const maxTables = 64 << 20
 
 func newHeads(samples int) *heads {
-	return &heads{seed: maphash.MakeSeed(), heads: make([]atomic.Pointer[Head], samples), tables: map[string]string{}}
+	return &heads{seed: maphash.MakeSeed(), key: digest.NewKey(), heads: make([]atomic.Pointer[Head], samples),
+		tables: map[string]string{}}
 }
 
 // Markers of JPEG segments.

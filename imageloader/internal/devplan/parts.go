@@ -4,9 +4,9 @@ import (
 	"hash/maphash"
 	"slices"
 
+	"github.com/torchstream/torchstream/imageloader/internal/digest"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/decodeplan"
-	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // A crop needs only a part of its file. The head, which an earlier pass of this process has stored,
@@ -15,16 +15,13 @@ import (
 // compared the whole file with its entry points, and stored the digests of the file's pieces. If a
 // piece now has another digest, the whole file is read and checked.
 
-// pieceBytes is the number of bytes that a digest covers. Parts are read in whole pieces.
-const pieceBytes = 4 << 10
-
 // maxPieces bounds the number of digests of an index's samples. The digests then take at most 256
 // MiB, and cover 128 GiB of images. Images without digests are read whole.
 const maxPieces = 32 << 20
 
 // PartReader reads a part of a sample. [index.Reader] documents the method.
 type PartReader interface {
-	ReadPart(i int, p []byte, from int, whole index.Inflated) error
+	ReadPart(i int, p *index.ContentPart) error
 }
 
 // partHeads returns the heads if a part of sample i's file may be read alone. It returns nil if the
@@ -48,15 +45,12 @@ func (p *Planner) KeepPartHead(m *Image, to *Staging) {
 		return
 	}
 	head := h.make(m.Data, m.Info, m.Inflated)
-	n := (len(m.Data) + pieceBytes - 1) / pieceBytes
+	n := digest.Count(len(m.Data))
 	if head == nil || !h.reserve(n) {
 		return
 	}
 	head.pieces = make([]uint64, n)
-	if imagecapi.DigestPieces(m.Data, pieceBytes, head.pieces) != nil {
-		h.reserve(-n)
-		return
-	}
+	h.key.Sum(m.Data, head.pieces)
 	h.replace(m.Index, before, head, p.Entries.blob)
 }
 
@@ -82,20 +76,20 @@ func (p *Planner) PlanPart(head *Head, m *Image, r PartReader, to *Staging) (Pla
 		return Placed{}, false
 	}
 	p.head = append(append(p.head[:0], head.tables...), head.frame...)
-	part, err := p.d.PlanPart(p.head, int(m.Size), head.scan, m.Geometry, blob, pieceBytes, to.plans.Memory, &to.used)
+	part, err := p.d.PlanPart(p.head, int(m.Size), head.scan, m.Geometry, blob, digest.Piece, to.plans.Memory, &to.used)
 	if err != nil || part.Bytes == 0 { // the host reports the image's error
 		return Placed{}, false
 	}
 	memory := to.plans.Memory[part.Begin:part.End:part.End]
 	// After an error a worker reads the sample again. The second read reports the error with its
 	// description.
-	if r.ReadPart(m.Index, memory, part.From, head.from) != nil {
+	first, n := part.From/digest.Piece, digest.Count(len(memory))
+	p.pieces = slices.Grow(p.pieces[:0], n)[:n]
+	if r.ReadPart(m.Index, &index.ContentPart{Bytes: memory, From: part.From, Whole: head.from, Key: h.key,
+		Sums: p.pieces}) != nil {
 		return Placed{}, false
 	}
-	first, n := part.From/pieceBytes, (len(memory)+pieceBytes-1)/pieceBytes
-	p.pieces = slices.Grow(p.pieces[:0], n)[:n]
-	if imagecapi.DigestPieces(memory, pieceBytes, p.pieces) != nil ||
-		!slices.Equal(p.pieces, head.pieces[first:first+n]) {
+	if !slices.Equal(p.pieces, head.pieces[first:first+n]) {
 		h.forget(m.Index, head)
 		return Placed{}, false
 	}

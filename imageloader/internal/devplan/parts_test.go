@@ -91,34 +91,6 @@ func TestPartsHaveWhatTheCropNeeds(t *testing.T) {
 	}
 }
 
-// TestDigestsOfPieces: each piece has a separate digest, also a short last one.
-func TestDigestsOfPieces(t *testing.T) {
-	data := archivetest.Photo(t, 6)
-	digests := func(data []byte) []uint64 {
-		d := make([]uint64, (len(data)+999)/1000)
-		if err := imagecapi.DigestPieces(data, 1000, d); err != nil {
-			t.Fatal(err)
-		}
-		return d
-	}
-	want := digests(data)
-	if part := digests(data[2000:5000]); !slices.Equal(part, want[2:5]) {
-		t.Errorf("the digests of bytes 2000 to 5000 = %x, want %x", part, want[2:5])
-	}
-	for _, i := range []int{0, 1000, 4321, len(data) - 1} {
-		data[i] ^= 1
-		for k, d := range digests(data) {
-			if (d != want[k]) != (k == i/1000) {
-				t.Errorf("byte %d: digest %d", i, k)
-			}
-		}
-		data[i] ^= 1
-	}
-	if err := imagecapi.DigestPieces(data, 1000, want[1:]); err == nil {
-		t.Error("DigestPieces with a digest too few = nil, want an error")
-	}
-}
-
 // TestDigestsAreCountedOnce: if two goroutines keep the digests of a sample, one set is kept and
 // counted. After forget none is counted.
 func TestDigestsAreCountedOnce(t *testing.T) {

@@ -50,9 +50,9 @@ func (r *timedReader) ReadPacked(p *index.Packed, window, input []byte) error {
 }
 
 // ReadPart is a method of devplan.PartReader.
-func (r *timedReader) ReadPart(i int, p []byte, from int, whole index.Inflated) error {
+func (r *timedReader) ReadPart(i int, p *index.ContentPart) error {
 	defer r.time()()
-	return r.Reader.ReadPart(i, p, from, whole)
+	return r.Reader.ReadPart(i, p)
 }
 
 // fetchPlans reports whether fetch plans images. It does not if workers write the samples' targets,

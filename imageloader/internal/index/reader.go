@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/digest"
 )
 
 // segmentBytes is the number of bytes of a stream that are inflated at once for samples that stay
@@ -126,17 +127,26 @@ func (x *Index) Parts(i int) bool {
 	return plain && m.kind == archive.Regular && !archive.IsURL(s.path) && !x.memory.holds()
 }
 
-// ReadPart fills p with the bytes of sample i's content that start at offset from. All of them must
-// be within the content, and Parts must have returned true. whole is the sample's Inflated, from a
-// Reader of this Index that has read the whole sample. The caller verifies the bytes.
-func (r *Reader) ReadPart(i int, p []byte, from int, whole Inflated) error {
+// ContentPart is a part of a sample's content to read.
+type ContentPart struct {
+	Bytes []byte // where to read it to; for a device, not for the host
+	From  int    // offset of the first byte in the content
+	// Whole is the sample's Inflated, from a Reader of this Index that has read the whole sample.
+	Whole Inflated
+	Key   *digest.Key
+	Sums  []uint64 // digests of the pieces of Bytes; ReadPart fills them
+}
+
+// ReadPart reads a part of sample i, and computes its digests. The part must be within the content,
+// and Parts must have returned true. The caller verifies the digests.
+func (r *Reader) ReadPart(i int, p *ContentPart) error {
 	defer runtime.KeepAlive(r.x)
 	m := &r.x.samples[r.x.at(i)]
 	begin := m.offset
 	if r.x.shards[m.shard].format == archive.Zip {
-		begin = whole.Begin
+		begin = p.Whole.Begin
 	}
-	if n, err := r.archive.ReadAgain(int(m.shard), p, begin+int64(from)); n < len(p) {
+	if n, err := r.archive.ReadPieces(int(m.shard), p.Bytes, begin+int64(p.From), p.Key, p.Sums); n < len(p.Bytes) {
 		return err
 	}
 	return nil
