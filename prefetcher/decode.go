@@ -46,6 +46,9 @@ import (
 //   - in each device slot, the entry points: a quarter of the size of a batch's plans without
 //     compressed members.
 //
+// An imageloader.Loader also maps a local archive. The pages that it has read then count in the
+// process's resident memory, although the kernel can reclaim them like the rest of the page cache.
+//
 // # Sources that embed a Loader
 //
 // If the device decodes, the prefetcher does not call the Fill of a source that embeds a Loader. To
