@@ -16,6 +16,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -1257,5 +1258,48 @@ func TestOpenWaitsForTheIndexOfAnother(t *testing.T) {
 				t.Errorf("%v, %v, want no error, len(files) = 1", files, err)
 			}
 		})
+	}
+}
+
+// TestInflatingAheadChangesNoBatch: an archive whose chunks several goroutines inflate gives the
+// same index, and in its first pass the same batches.
+func TestInflatingAheadChangesNoBatch(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(160)...)))
+	if info, err := os.Stat(path); err != nil || info.Size() < 10<<20 {
+		t.Fatalf("got an archive of %v, error %v, want 10 MB, which are five chunks", info.Size(), err)
+	}
+	var indexes [][]byte
+	var batches []string
+	for _, processors := range []int{1, 4} {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(processors))
+		file := filepath.Join(t.TempDir(), "a.tsidx")
+		if _, err := MakeIndex(t.Context(), path, Options{IndexFile: file}, nil); err != nil {
+			t.Fatal(err)
+		}
+		made, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		indexes = append(indexes, made)
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), Workers: processors, NoIndex: true,
+			Classes: []string{"class0", "class1", "class2"}, BadSamples: Skip}, nil, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		all := ""
+		for b, err := range l.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			all += fmt.Sprintf("%v %v %x\n", b.Samples, b.Labels, b.Images)
+		}
+		batches = append(batches, all)
+	}
+	if !bytes.Equal(indexes[0], indexes[1]) {
+		t.Errorf("got an index of %d bytes with four processors, want the %d bytes with one", len(indexes[1]), len(indexes[0]))
+	}
+	if batches[0] != batches[1] {
+		t.Error("got other batches with four workers than with one, want the same")
 	}
 }

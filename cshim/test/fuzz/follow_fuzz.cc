@@ -104,7 +104,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (size_t i = 0; i < got.points.size(); ++i) {
     demand(got.points[i].bit == want.points[i].bit);
     demand(got.points[i].output == want.points[i].output + kWindow);
-    demand(got.points[i].used == want.points[i].used);
+    // The known inflater marks no copies from its first window.
+    for (size_t k = 0; k < got.points[i].used.size(); ++k) {
+      demand((want.points[i].used[k] & ~got.points[i].used[k]) == 0);
+    }
   }
   return 0;
 }
