@@ -146,6 +146,7 @@ func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	if o.Boxes.oneFile() {
 		o.Boxes.File = "one" // the digest of the archive covers the boxes, and the path may differ
 	}
+	o.Columns.RowNames = false // the digest of the archive covers the names
 	v := reflect.ValueOf(o)
 	for i := range v.NumField() {
 		if name := v.Type().Field(i).Name; !slices.Contains(harmless, name) {
