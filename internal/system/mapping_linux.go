@@ -1,6 +1,7 @@
 package system
 
 import (
+	"io/fs"
 	"os"
 	"runtime"
 	"syscall"
@@ -19,8 +20,8 @@ func MapFile(fd uintptr, size int) ([]byte, error) {
 func UnmapFile(p []byte) error { return os.NewSyscallError("munmap", syscall.Munmap(p)) }
 
 // InMemory reports whether all pages of a part of a mapping are in memory, so that reading them
-// does not wait for a disk. For pages that have not been used through this mapping, it always
-// returns true if this process could not write to the file (mincore(2)).
+// does not wait for a disk. It may be wrong in two cases: for pages that the file has lost, and,
+// unless TellsInMemory, for pages that this process has not used through this mapping (mincore(2)).
 func InMemory(p []byte) bool {
 	if len(p) == 0 {
 		return true
@@ -42,4 +43,20 @@ func InMemory(p []byte) bool {
 		}
 	}
 	return true
+}
+
+// TellsInMemory reports whether InMemory is right for a file with this description. The kernel
+// tells its owner and the superuser, but not everybody who can read the file.
+func TellsInMemory(info fs.FileInfo) bool {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && (os.Geteuid() == 0 || uint32(os.Geteuid()) == stat.Uid)
+}
+
+// Memory returns the size of the machine's memory in bytes, or 0 if it is unknown.
+func Memory() int64 {
+	var info syscall.Sysinfo_t
+	if syscall.Sysinfo(&info) != nil {
+		return 0
+	}
+	return int64(info.Totalram) * int64(info.Unit)
 }
