@@ -86,8 +86,8 @@ type Config struct {
 	Again bool
 	// Requests records failed requests for URLs; nil: they are not recorded.
 	Requests *Requests
-	// Mappings speed up Reader.ReadAgain; nil: it is ReadAt. All archives that share Mappings have
-	// the same path.
+	// Mappings speed up Reader.ReadPieces; nil: it calls ReadAt. All archives that share Mappings
+	// have the same path.
 	Mappings *Mappings
 	// Ignore reports whether a pattern such as *.tar skips the file at path; nil: no file is
 	// skipped.

@@ -56,7 +56,7 @@ func (f *remoteFile) Await() {
 	}
 }
 
-// MinMapped is the size of the smallest part that ReadAgain copies from a mapping.
+// MinMapped is the size of the smallest part that ReadPieces copies from a mapping.
 const MinMapped = minMapped
 
 // CopyMapped copies a part of shard 0 from its mapping, without asking whether it is in memory. It

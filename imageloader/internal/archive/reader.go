@@ -42,27 +42,14 @@ func (r *Reader) ReadAt(shard int, p []byte, at int64) (int, error) {
 	return r.file.ReadAt(p, at)
 }
 
-// ReadAgain is ReadAt for bytes that the program has read before and now verifies. It is faster for
-// bytes that are cached, if the archive has Config.Mappings.
-func (r *Reader) ReadAgain(shard int, p []byte, at int64) (int, error) {
-	if err := r.enter(shard); err != nil {
-		return 0, err
-	}
-	defer runtime.KeepAlive(r.a.config.Mappings) // garbage collection of Mappings unmaps the files
-	if from := r.mapped.part(len(p), at); from != nil && r.mapped.try(func() { copy(p, from) }) {
-		return len(p), nil
-	}
-	return r.file.ReadAt(p, at)
-}
-
-// ReadPieces is ReadAgain for bytes that only a device reads. It also fills sums with the digests
-// of p's pieces, so that the caller can compare them with an earlier read. After an error the
-// digests are undefined.
+// ReadPieces is ReadAt for bytes that only a device reads. It also fills sums with the digests of
+// p's pieces, so that the caller can compare them with an earlier read. After an error the digests
+// are undefined. If the archive has Config.Mappings, ReadPieces is faster for bytes that are cached.
 func (r *Reader) ReadPieces(shard int, p []byte, at int64, key *digest.Key, sums []uint64) (int, error) {
 	if err := r.enter(shard); err != nil {
 		return 0, err
 	}
-	defer runtime.KeepAlive(r.a.config.Mappings)
+	defer runtime.KeepAlive(r.a.config.Mappings) // garbage collection of Mappings unmaps the files
 	if from := r.mapped.part(len(p), at); from != nil && r.mapped.try(func() { key.Copy(p, from, sums) }) {
 		return len(p), nil
 	}

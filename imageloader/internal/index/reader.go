@@ -227,7 +227,7 @@ func (r *Reader) ReadPacked(p *Packed, window, input []byte) error {
 	if n, err := r.x.windows.ReadAt(window, p.window); n < len(window) {
 		return err
 	}
-	if n, err := r.archive.ReadAgain(p.shard, input, p.input); n < len(input) {
+	if n, err := r.archive.ReadAt(p.shard, input, p.input); n < len(input) {
 		return err
 	}
 	return nil
