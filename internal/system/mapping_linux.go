@@ -1,6 +1,7 @@
 package system
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"runtime"
@@ -10,18 +11,36 @@ import (
 
 // MapFile maps the first size bytes of an open file, for reading only. The mapping shows later
 // writes to the file. A read of a page that the file no longer has, or that cannot be read, raises
-// SIGBUS. UnmapFile removes the mapping.
+// SIGBUS. UnmapFile removes the mapping. MapFile returns fs.ErrPermission for a file that the
+// process neither owns nor may write to: InMemory would be wrong.
 func MapFile(fd uintptr, size int) ([]byte, error) {
+	var info syscall.Stat_t
+	if err := syscall.Fstat(int(fd), &info); err != nil {
+		return nil, os.NewSyscallError("fstat", err)
+	}
+	if !seesPages(syscall.Geteuid(), int(info.Uid), func() bool { return mayWrite(fd) }) {
+		return nil, fmt.Errorf("mapping a file that another user owns: %w", fs.ErrPermission)
+	}
 	p, err := syscall.Mmap(int(fd), 0, size, syscall.PROT_READ, syscall.MAP_SHARED)
 	return p, os.NewSyscallError("mmap", err)
+}
+
+// seesPages reports whether mincore tells a process which pages of a file are in memory. Since
+// Linux 5.2 only the owner and those who may write to the file see it. For all others every page
+// seems to be in memory (mincore(2)).
+func seesPages(user, owner int, mayWrite func() bool) bool { return user == owner || mayWrite() }
+
+// mayWrite reports whether the process may write to an open file.
+func mayWrite(fd uintptr) bool {
+	const effective = 0x200 // AT_EACCESS: the effective user counts, as for mincore
+	return syscall.Faccessat(-1, fmt.Sprintf("/proc/self/fd/%d", fd), 2, effective) == nil
 }
 
 // UnmapFile removes a mapping of MapFile. p is the whole mapping.
 func UnmapFile(p []byte) error { return os.NewSyscallError("munmap", syscall.Munmap(p)) }
 
 // InMemory reports whether all pages of a part of a mapping are in memory, so that reading them
-// does not wait for a disk. It may be wrong in two cases: for pages that the file has lost, and,
-// unless TellsInMemory, for pages that this process has not used through this mapping (mincore(2)).
+// does not wait for a disk. It may be wrong for pages that the file has lost.
 func InMemory(p []byte) bool {
 	if len(p) == 0 {
 		return true
@@ -43,20 +62,4 @@ func InMemory(p []byte) bool {
 		}
 	}
 	return true
-}
-
-// TellsInMemory reports whether InMemory is right for a file with this description. The kernel
-// tells its owner and the superuser, but not everybody who can read the file.
-func TellsInMemory(info fs.FileInfo) bool {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	return ok && (os.Geteuid() == 0 || uint32(os.Geteuid()) == stat.Uid)
-}
-
-// Memory returns the size of the machine's memory in bytes, or 0 if it is unknown.
-func Memory() int64 {
-	var info syscall.Sysinfo_t
-	if syscall.Sysinfo(&info) != nil {
-		return 0
-	}
-	return int64(info.Totalram) * int64(info.Unit)
 }

@@ -5,7 +5,6 @@ package system
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"runtime"
 )
 
@@ -19,9 +18,3 @@ func UnmapFile([]byte) error { return nil }
 
 // InMemory returns false.
 func InMemory([]byte) bool { return false }
-
-// TellsInMemory returns false.
-func TellsInMemory(fs.FileInfo) bool { return false }
-
-// Memory returns 0.
-func Memory() int64 { return 0 }

@@ -3,7 +3,6 @@ package archive
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/digest"
@@ -75,12 +74,6 @@ func (r *Reader) SumMapped(p []byte, at int64) bool {
 	}
 	key, sums := digest.NewKey(), make([]uint64, digest.Count(len(p)))
 	return r.mapped.try(func() { key.Copy(p, r.mapped.bytes[at:][:len(p)], sums) })
-}
-
-// MayMap reports whether a file may be mapped when files of some size already are.
-func MayMap(file fs.FileInfo, mapped int64) bool {
-	h := heldMappings{shards: map[int]*mapping{}, bytes: mapped}
-	return h.allows(file)
 }
 
 // Mapped returns the mapping of shard 0.

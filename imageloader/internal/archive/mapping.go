@@ -29,7 +29,6 @@ type Mappings struct{ held *heldMappings }
 type heldMappings struct {
 	mu     sync.Mutex
 	shards map[int]*mapping
-	bytes  int64 // mapped
 }
 
 // mapping is a mapped file. Its bytes change if the file is written to, and pages vanish if the
@@ -64,8 +63,8 @@ func (h *heldMappings) close() {
 	h.shards = nil
 }
 
-// of returns the mapping of an open shard. It returns nil if the file cannot be mapped, or if
-// another file than now was mapped.
+// of returns the mapping of an open shard. It returns nil if the file cannot be mapped, such as a
+// file that the process neither owns nor may write to, or if another file than now was mapped.
 func (m *Mappings) of(shard int, opened File) *mapping {
 	file, local := opened.(*os.File)
 	if m == nil || !local {
@@ -79,24 +78,16 @@ func (m *Mappings) of(shard int, opened File) *mapping {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s, known := h.shards[shard]
-	if !known && h.allows(info) {
+	if !known && h.shards != nil && len(h.shards) < maxMappings {
 		if bytes, err := mapFile(file, int(info.Size())); err == nil {
 			s = &mapping{bytes: bytes, info: info}
 			h.shards[shard] = s
-			h.bytes += info.Size()
 		}
 	}
 	if s == nil || !os.SameFile(s.info, info) || changed("", describe(info), describe(s.info)) != nil {
 		return nil
 	}
 	return s
-}
-
-// allows reports whether one more file may be mapped. If the kernel does not say which of its pages
-// are in memory, all files have to be small enough to stay there.
-func (h *heldMappings) allows(info fs.FileInfo) bool {
-	return h.shards != nil && len(h.shards) < maxMappings &&
-		(system.TellsInMemory(info) || h.bytes+info.Size() <= system.Memory()/4)
 }
 
 func mapFile(file *os.File, size int) (bytes []byte, err error) {

@@ -153,34 +153,3 @@ func TestMappingPassesOtherPanicsOn(t *testing.T) {
 	}()
 	mappedReader(t, path, m).CopyMapped(to[:50_000], 4000)
 }
-
-// TestMappingOfAnothersFile: for a file of another user, the kernel does not say what is in memory.
-// All mapped files then have to fit in a quarter of the memory.
-func TestMappingOfAnothersFile(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("files are mapped on Linux only")
-	}
-	path, _ := mappedTar(t, 1)
-	own, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		file   os.FileInfo
-		mapped int64
-		want   bool
-	}{
-		{own, 1 << 60, true},
-		{others{own}, 0, true},
-		{others{own}, 1 << 60, false},
-	} {
-		if got := archive.MayMap(c.file, c.mapped); got != c.want {
-			t.Errorf("MayMap(%T, %d) = %v, want %v", c.file, c.mapped, got, c.want)
-		}
-	}
-}
-
-// others describes a file with an unknown owner.
-type others struct{ os.FileInfo }
-
-func (others) Sys() any { return nil }
