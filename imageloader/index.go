@@ -175,7 +175,7 @@ func (l *Loader) readList(ctx context.Context, a *archive.Archive) (err error) {
 		return l.readBoxSet(ctx)
 	}
 	if l.o.Unlabelled {
-		l.list = index.EveryImage()
+		l.list = index.EveryImage(a.Format() == archive.Parquet) // rows are in no directory
 		return nil
 	}
 	if l.o.List == "" {

@@ -127,7 +127,8 @@ type Options struct {
 	// Unlabelled makes every image a sample, without a label, also those outside of all
 	// directories. Images in hidden directories (.Trash) are ignored. Labels are 0, and there are
 	// no classes. Target can make targets from names. Open reads a whole archive if it has no
-	// index. It reads no column of labels of a Parquet file.
+	// index. Of Parquet files, every row with an image is a sample whatever its path is, and no
+	// column of labels is read.
 	Unlabelled bool
 	// Columns selects the columns of Parquet files with the images and the labels.
 	Columns Columns

@@ -72,6 +72,31 @@ func TestUnlabelledParquetNeedsNoLabels(t *testing.T) {
 	}
 }
 
+// TestUnlabelledLoadsRowsWithHiddenPaths: paths in rows are not directories of the archive.
+func TestUnlabelledLoadsRowsWithHiddenPaths(t *testing.T) {
+	photo := string(archivetest.Photo(t, 1))
+	want := []string{".a/b.jpg", "c.jpg", "home/u/.cache/d.jpg"}
+	rows := []parquettest.Row{{Path: "/home/u/.cache/d.jpg", Image: photo}, {Path: "c.jpg", Image: photo},
+		{Path: ".a/b.jpg", Image: photo}}
+	file := archivetest.WriteFile(t, "a.parquet", parquettest.File(t, rows, parquettest.Layout{}))
+	for _, pass := range []string{"that makes the index", "that reads the index"} {
+		l, err := Open(file, Options{Unlabelled: true, Transform: Eval(36, 32)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches, err := collect(t, l, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Sorted(slices.Values(names(batches))); !slices.Equal(got, want) {
+			t.Errorf("pass %s: samples %q, want %q", pass, got, want)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestUnlabelledContradictions(t *testing.T) {
 	folder := t.TempDir()
 	if err := os.WriteFile(filepath.Join(folder, "a.txt"), nil, 0o600); err != nil {

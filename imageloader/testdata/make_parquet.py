@@ -119,5 +119,24 @@ for name, objects, of in (
         if isinstance(o, list):
             o = {key: [item[key] for item in o] for key in ("bbox", "category")}
         boxed[name].append([[*b, CLASSES[c]] for b, c in zip(o["bbox"], o["category"])])
+# Rows that datasets writes and that have no boxes: row 1 of each file is wrong.
+os.makedirs(os.path.join(OUT, "wrong"), exist_ok=True)
+GOOD = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+for name, boxes, labels in (
+    ("sizes", [[0.0, 1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0]], [0, 1]), ("null-box", [GOOD[0], None, GOOD[1]], [0, 1]),
+    ("empty-box", [[], *GOOD], [0, 1]), ("null-number", [[0.0, None, 2.0, 3.0, 4.0], GOOD[0]], [0, 1]),
+    ("null-label", GOOD, [0, None, 1]), ("null-both", [GOOD[0], None], [0, None]), ("few-labels", GOOD, [0])):
+    for kind in "lists", "structs":
+        if kind == "structs" and len(boxes) != len(labels):
+            continue
+        pair = pa.list_(pa.list_(pa.float32())), pa.list_(pa.int64())
+        objects = [{"bbox": b, "category": c} for b, c in ((GOOD, [1, 0]), (boxes, labels))]
+        of = pa.struct([("bbox", pair[0]), ("category", pair[1])])
+        if kind == "structs":
+            objects = [[{"bbox": b, "category": c} for b, c in zip(o["bbox"], o["category"])] for o in objects]
+            of = pa.list_(pa.struct([("bbox", pair[0].value_type), ("category", pa.int64())]))
+        pq.write_table(pa.table({"image": pa.array(IMAGES[:2], pa.binary()), "objects": pa.array(objects, of)}),
+                       os.path.join(OUT, "wrong", f"{name}-{kind}.parquet"))
+
 with open(os.path.join(OUT, "boxes.json"), "w") as f:
     json.dump(boxed, f, ensure_ascii=False, separators=(",", ":"))

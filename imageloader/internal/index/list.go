@@ -35,6 +35,7 @@ type listKind struct {
 	numbered bool   // from NumberedList: lines are numbers of images, and there is no header
 	text     string // with numbered: where the file has names and boxes
 	every    bool   // from EveryImage: its only row stands for every image
+	hidden   bool   // with every: images in hidden directories are in the list
 }
 
 // errorAt returns an error in a line, or of an image if the list is numbered.

@@ -128,7 +128,7 @@ func (m *listMatcher) match(name string, image bool) (row int32, err error) {
 
 // matchEvery implements match for a list of every image.
 func (m *listMatcher) matchEvery(name string, image bool) (row int32) {
-	if !image || hiddenIn(name[:strings.LastIndexByte(name, '/')+1]) != "" {
+	if !image || !m.list.hidden && hiddenIn(name[:strings.LastIndexByte(name, '/')+1]) != "" {
 		return -1
 	}
 	return 0

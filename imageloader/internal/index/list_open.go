@@ -93,10 +93,10 @@ func NumberedList(file string, names []string, described string) (*List, error) 
 	return r.List, nil
 }
 
-// EveryImage returns a list of every image of an archive, without labels. Images in hidden
-// directories are not in the list.
-func EveryImage() *List {
-	return &List{columns: columns{group: -1}, rows: []listRow{{}}, listKind: listKind{every: true}}
+// EveryImage returns a list of every image of an archive, without labels. Unless hidden is set,
+// images in hidden directories are not in the list.
+func EveryImage(hidden bool) *List {
+	return &List{columns: columns{group: -1}, rows: []listRow{{}}, listKind: listKind{every: true, hidden: hidden}}
 }
 
 // checkListBytes returns an error if a list is too large.

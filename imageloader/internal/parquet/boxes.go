@@ -171,27 +171,68 @@ func (w *boxWalk) open() error {
 
 // boxes reads the boxes of row i.
 func (w *boxWalk) boxes(i int64) (boxes []Box, err error) {
-	var numbers []float64
-	err = w.numbers.each(func() error {
+	if boxes, err = w.readNumbers(); err != nil {
+		return nil, w.fail(i, w.numbers.leaf, err)
+	}
+	if err := w.readCategories(boxes); err != nil {
+		return nil, w.fail(i, w.categories.leaf, err)
+	}
+	return boxes, nil
+}
+
+// readNumbers reads the numbers of the next row's boxes. Each box has four, and none is null.
+func (w *boxWalk) readNumbers() (boxes []Box, err error) {
+	count := 4 // numbers of the last box
+	complete := func() error {
+		if count != 4 {
+			return fmt.Errorf("its box %d has %d numbers, and a box needs four", len(boxes)-1, count)
+		}
+		return nil
+	}
+	leaf := w.numbers.leaf
+	err = w.numbers.levels(func(rep, def int32) error {
+		if def < leaf.items[0] {
+			return nil // no boxes
+		}
+		if rep < 2 {
+			if err := complete(); err != nil {
+				return err
+			}
+			boxes, count = append(boxes, Box{}), 0
+		}
+		switch {
+		case def < leaf.items[1]:
+			return nil // a null or an empty list: complete refuses it
+		case def < leaf.maxDef:
+			return fmt.Errorf("a number of its box %d is null", len(boxes)-1)
+		}
 		text, err := w.numbers.nextText()
 		if err != nil {
 			return err
 		}
 		v, err := strconv.ParseFloat(text, 64)
-		numbers = append(numbers, v)
+		if count < 4 {
+			boxes[len(boxes)-1].Numbers[count] = v
+		}
+		count++
 		return err
 	})
-	if err == nil && len(numbers)%4 != 0 {
-		err = fmt.Errorf("its lists have %d numbers, and a box needs four", len(numbers))
+	if err == nil {
+		err = complete()
 	}
-	if err != nil {
-		return nil, w.fail(i, w.numbers.leaf, err)
-	}
-	for ; len(numbers) > 0; numbers = numbers[4:] {
-		boxes = append(boxes, Box{Numbers: [4]float64(numbers)})
-	}
+	return boxes, err
+}
+
+// readCategories reads the labels of the next row's boxes. None is null.
+func (w *boxWalk) readCategories(boxes []Box) error {
 	count := 0
-	err = w.categories.each(func() error {
+	err := w.categories.levels(func(_, def int32) error {
+		if def < w.categories.leaf.items[0] {
+			return nil // no boxes
+		}
+		if def < w.categories.leaf.maxDef {
+			return fmt.Errorf("the label of its box %d is null", count)
+		}
 		b := Box{}
 		if err := w.category(&b); err != nil {
 			return err
@@ -204,10 +245,7 @@ func (w *boxWalk) boxes(i int64) (boxes []Box, err error) {
 	if err == nil && count != len(boxes) {
 		err = fmt.Errorf("it has %d labels for %d boxes", count, len(boxes))
 	}
-	if err != nil {
-		return nil, w.fail(i, w.categories.leaf, err)
-	}
-	return boxes, nil
+	return err
 }
 
 // category reads a label.

@@ -277,8 +277,20 @@ type listCursor struct {
 	def   int32
 }
 
-// each calls read for each item of the next row's lists. read reads the item.
+// each calls read for each item of the next row's lists that is not null. read reads the item.
 func (c *listCursor) each(read func() error) error {
+	return c.levels(func(_, def int32) error {
+		if def < c.leaf.maxDef {
+			return nil
+		}
+		return read()
+	})
+}
+
+// levels calls read with the repetition and definition levels of each item of the next row's lists,
+// null or not. A list without items has the levels of one. read reads the item, unless def is below
+// the column's maximum.
+func (c *listCursor) levels(read func(rep, def int32) error) error {
 	def := c.def
 	if !c.known {
 		var err error
@@ -287,37 +299,33 @@ func (c *listCursor) each(read func() error) error {
 		}
 	}
 	c.known = false
+	rep := int32(0)
 	for items := 0; ; items++ {
 		if items == maxLabels {
-			return errManyLabels
+			return fmt.Errorf("the row has more than %d values", maxLabels)
 		}
-		if def == c.leaf.maxDef {
-			if err := read(); err != nil {
-				return err
-			}
+		if err := read(rep, def); err != nil {
+			return err
 		}
 		if c.done() {
 			return nil
 		}
-		rep, next, err := c.level()
-		if err != nil {
+		var err error
+		if rep, def, err = c.level(); err != nil {
 			return err
 		}
 		if rep == 0 {
-			c.known, c.def = true, next
+			c.known, c.def = true, def
 			return nil
 		}
-		def = next
 	}
 }
 
 // done reports whether the chunk has no more values.
 func (c *cursor) done() bool { return c.left == 0 && c.pages.at >= c.pages.chunk.end }
 
-// maxLabels is the maximum number of labels of a row.
+// maxLabels is the maximum number of values in a column of lists, in a row.
 const maxLabels = 1 << 16
-
-var errManyLabels = fmt.Errorf("the row has more than %d labels", maxLabels)
 
 // addLabel reads a label and adds it to the row.
 func (w *groupWalk) addLabel(c *cursor, r *Row) error {

@@ -366,6 +366,43 @@ func TestDamagedFilesOfAllWritersHaveNoImpossibleRows(t *testing.T) {
 	}
 }
 
+// TestWrongBoxesNameTheRow: a box of other than four numbers, a null number and a null label are
+// errors of the row, also if other boxes of the row make up for them.
+func TestWrongBoxesNameTheRow(t *testing.T) {
+	for name, want := range map[string]string{
+		"sizes-lists": "box 0 has 5 numbers", "sizes-structs": "box 0 has 5 numbers",
+		"null-box-lists": "box 1 has 0 numbers", "null-both-lists": "box 1 has 0 numbers",
+		"null-both-structs": "box 1 has 0 numbers", "empty-box-lists": "box 0 has 0 numbers",
+		"null-number-lists": "number of its box 0 is null", "null-number-structs": "number of its box 0 is null",
+		"null-label-lists": "label of its box 1 is null", "few-labels-lists": "1 labels for 2 boxes",
+	} {
+		data := fixture(t, "wrong/"+name)
+		f, err := Open(bytes.NewReader(data), int64(len(data)), boxed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows := 0
+		for _, e := range f.Boxes() {
+			if err = e; err == nil {
+				rows++
+			}
+		}
+		var in *RowError
+		if !errors.As(err, &in) || in.Row != 1 || rows != 1 || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %d rows and error %v, want 1 row, and a RowError of row 1 with %q", name, rows, err, want)
+		}
+	}
+}
+
+// TestWrongColumnOfBoxesIsTheError: an error about labels does not take its place.
+func TestWrongColumnOfBoxesIsTheError(t *testing.T) {
+	data := fixture(t, "boxes-lists")
+	_, err := Open(bytes.NewReader(data), int64(len(data)), Columns{Boxes: "bbox2"})
+	if err == nil || !strings.Contains(err.Error(), `"bbox2"`) {
+		t.Errorf("got error %v, want one with \"bbox2\"", err)
+	}
+}
+
 // failingReader fails after a number of reads.
 type failingReader struct {
 	*bytes.Reader

@@ -26,9 +26,9 @@ type leaf struct {
 	path       []string // names of the groups that contain it, and its own name
 	physical   int32
 	text       bool
-	maxDef     int32 // definition level of a value
-	maxRep     int32 // 1 inside a list, otherwise 0
-	listed     int32 // definition level of an item of a list, if maxRep is 1
+	maxDef     int32   // definition level of a value
+	maxRep     int32   // number of lists that contain the column
+	items      []int32 // for each of these lists, outermost first, the definition level of an item
 	classNames []string
 }
 
@@ -80,7 +80,7 @@ func (w *schemaWalk) children(n int32, above leaf) error {
 		}
 		if e.repetition == 2 {
 			at.maxRep++
-			at.listed = at.maxDef
+			at.items = append(slices.Clone(above.items), at.maxDef)
 		}
 		if e.physical < 0 || e.children > 0 {
 			if err := w.children(e.children, at); err != nil {
@@ -164,7 +164,9 @@ func (f *footer) choose(c Columns) (s selection, err error) {
 		return s, err
 	}
 	if c.Boxes != "" {
-		s.boxes, err = f.chooseBoxes(leaves, c.Boxes)
+		if s.boxes, err = f.chooseBoxes(leaves, c.Boxes); err != nil {
+			return s, err
+		}
 	}
 	if !c.Unlabelled {
 		err = s.chooseLabels(leaves, c)
