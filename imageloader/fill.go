@@ -105,13 +105,8 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 }
 
 // inflaters returns the number of goroutines that inflate a .tar.gz during an epoch. A few keep up
-// with the workers. Two workers need both processors, so they would only lose by it.
-func (l *Loader) inflaters() int {
-	if l.o.Workers <= 2 {
-		return 0
-	}
-	return 1 + (l.o.Workers+3)/4
-}
+// with the workers.
+func (l *Loader) inflaters() int { return 1 + (l.o.Workers+3)/4 }
 
 // plansOf returns the entry points and the searches of an index, for a consumer that decodes from
 // plans.

@@ -1270,7 +1270,7 @@ func TestInflatingAheadChangesNoBatch(t *testing.T) {
 	}
 	var indexes [][]byte
 	var batches []string
-	for _, processors := range []int{1, 4} {
+	for _, processors := range []int{1, 8} {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(processors))
 		file := filepath.Join(t.TempDir(), "a.tsidx")
 		if _, err := MakeIndex(t.Context(), path, Options{IndexFile: file}, nil); err != nil {
@@ -1297,9 +1297,9 @@ func TestInflatingAheadChangesNoBatch(t *testing.T) {
 		batches = append(batches, all)
 	}
 	if !bytes.Equal(indexes[0], indexes[1]) {
-		t.Errorf("got an index of %d bytes with four processors, want the %d bytes with one", len(indexes[1]), len(indexes[0]))
+		t.Errorf("got an index of %d bytes with eight processors, want the %d bytes with one", len(indexes[1]), len(indexes[0]))
 	}
 	if batches[0] != batches[1] {
-		t.Error("got other batches with four workers than with one, want the same")
+		t.Error("got other batches with eight workers than with one, want the same")
 	}
 }

@@ -61,8 +61,8 @@ type Options struct {
 
 	// Workers is the number of goroutines that decode, each using up to one core; 0: GOMAXPROCS,
 	// which follows the CPU quota of the process's cgroup. Reading and inflating use another
-	// goroutine. With more than two workers, a quarter as many goroutines inflate a local .tar.gz
-	// without an index.
+	// goroutine. With more than four workers, about a quarter as many goroutines inflate a local
+	// .tar.gz without an index.
 	Workers int
 	// WorkerNice lowers the priority of the workers' threads by this many steps of nice(2), 0 to
 	// 19. WorkerCPUs, if not empty, lists the only CPUs on which the workers run. The default of

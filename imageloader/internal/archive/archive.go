@@ -97,8 +97,8 @@ type Config struct {
 	// RowNames adds the file and the row to the names of Parquet files' images.
 	RowNames bool
 	// Inflaters is the number of goroutines that inflate a local .tar.gz ahead of a walk, at most
-	// 16. Each needs about 4 MB of memory, and up to 16 MB for a file that shrinks much. With 0 or
-	// 1, the walk inflates by itself.
+	// 16. Each needs about 4 MB of memory, and up to 16 MB for a file that shrinks much. With
+	// fewer than 3, the walk inflates by itself.
 	Inflaters int
 }
 

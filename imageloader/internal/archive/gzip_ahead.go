@@ -19,6 +19,7 @@ const (
 	gzipChunkRatio = 4         // a chunk's output is at most as many times its size
 	maxGzipCopies  = 1 << 18   // copies from an unknown window, after which a chunk ends
 	maxGzipMarks   = 1 << 10   // blocks, after which a chunk ends
+	minGzipTasks   = 3         // with fewer, searching and copying cost more than they save
 	maxGzipTasks   = 16        // chunks that are inflated at a time, at most
 	gzipMisses     = 4         // useless chunks, after which chunks are left out
 	maxGzipRest    = 64        // chunks that are left out at a time, at most
@@ -78,7 +79,7 @@ func (f *fileAt) Read(p []byte) (int, error) {
 // file of the given size. It must be called before the first read.
 func (r *gzipReader) inflateAhead(ctx context.Context, source *contextReader, file io.ReaderAt, size, bytes int64,
 	tasks int) {
-	if tasks = min(tasks, maxGzipTasks); tasks < 2 || size < 4*bytes {
+	if tasks = min(tasks, maxGzipTasks); tasks < minGzipTasks || size < 4*bytes {
 		return
 	}
 	at := &fileAt{file, source.count}
@@ -394,7 +395,9 @@ func (r *gzipReader) join() (joined bool, err error) {
 		joined := c.usable && r.startsAt(c, at, &state)
 		g.pop(joined)
 		if joined {
-			return true, r.take(c, at)
+			err := r.take(c, at)
+			g.head() // starts the next chunk while this one is delivered
+			return true, err
 		}
 	}
 	if !r.member.open {
