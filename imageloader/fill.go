@@ -89,8 +89,7 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 	}
 	opening := l.archiveConfig()
 	opening.Again, opening.Inflaters, opening.Mappings = true, l.inflaters(), l.mappings
-	first := l.indexConfig()
-	first.Progress = nil // only for Open
+	first := l.indexConfig(l.format)
 	source := epoch.Source{
 		Open:     func(ctx context.Context) (*archive.Archive, error) { return archive.Open(ctx, l.path, opening) },
 		Requests: opening.Requests,

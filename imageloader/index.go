@@ -30,8 +30,8 @@ type UnknownClassError = index.UnknownClassError
 // Orphan is an image without a label. It is not a sample.
 type Orphan = index.Orphan
 
-// indexConfig returns the configuration of the loader's index.
-func (l *Loader) indexConfig() index.Config {
+// indexConfig returns the configuration of the index of an archive in a format. It has no Progress.
+func (l *Loader) indexConfig(format string) index.Config {
 	pairs, _ := l.o.Masks.pairs() // withDefaults has already checked the pairs
 	classes := l.o.Classes
 	if l.o.Boxes.used() {
@@ -51,10 +51,9 @@ func (l *Loader) indexConfig() index.Config {
 		MaxPixels:      l.o.MaxPixels,
 		HoldBytes:      l.o.ShuffleBytes,
 		File:           l.o.IndexFile,
-		NoFile:         l.o.NoIndex || l.o.Columns.RowNames && l.format == archive.Parquet,
+		NoFile:         l.o.NoIndex || l.o.Columns.RowNames && format == archive.Parquet,
 		Codec:          l.codec,
 		Logger:         l.o.Logger,
-		Progress:       l.o.Progress,
 	}
 }
 
@@ -65,7 +64,7 @@ func (l *Loader) indexConfig() index.Config {
 // Unlabelled, MultiLabel, OpenSource and Logger. A loader can use the index only if its WebDataset
 // is the same, and if Masks, Boxes, List and Unlabelled are each set in both calls or in neither.
 // If progress is not nil, MakeIndex calls it now and then from the caller's goroutine. A directory
-// or a zip needs no index and is an error. MakeIndex does not wait for other processes.
+// or a zip needs no index and is an error, and so are Parquet files with Columns.RowNames. MakeIndex does not wait for other processes.
 // OpenContext, in any process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex, o.Part, o.ListFormat.GroupColumn = false, Part{}, "" // the index has all samples
@@ -85,10 +84,14 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	if f := a.Format(); f == archive.Tree || f == archive.Zip {
 		return nil, fmt.Errorf("imageloader: %s is a %s, which %w", a.Path(), f, ErrNeedsNoIndex)
 	}
+	if l.o.Columns.RowNames && a.Format() == archive.Parquet {
+		return nil, fmt.Errorf("imageloader: %s: an index with Options.Columns.RowNames is not stored: leave RowNames out, "+
+			"or open the files without an index", a.Path())
+	}
 	if err := l.readList(ctx, a); err != nil {
 		return nil, archive.StopCause(ctx, err)
 	}
-	c := l.indexConfig()
+	c := l.indexConfig(a.Format())
 	c.HoldBytes, c.Progress = 0, progress
 	r, err := index.Make(a, c)
 	return r, archive.StopCause(ctx, err)

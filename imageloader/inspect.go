@@ -122,7 +122,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *au
 	if err := l.o.checkFormat(a.Path(), a.Format()); err != nil {
 		return nil, err
 	}
-	config := l.indexConfig()
+	config := l.indexConfig(a.Format())
 	config.Parquet = a.InParquet() && l.list == nil
 	config.Progress, config.OneShard = progress, take != nil
 	b, err := index.NewBuilder(archive.Shown(l.path), config)
@@ -375,7 +375,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 	if err := l.readList(ctx, a); err != nil {
 		return nil, err
 	}
-	config := l.indexConfig()
+	config := l.indexConfig(a.Format())
 	config.RefuseOtherLabels = true // loaders use that index, so it must not be replaced
 	x, err := index.Load(a, config)
 	if x == nil || err != nil {

@@ -162,12 +162,14 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	if err := l.readList(ctx, a); err != nil {
 		return nil, archive.StopCause(ctx, err)
 	}
-	x, err := index.Load(a, l.indexConfig())
+	config := l.indexConfig(l.format)
+	config.Progress = o.Progress
+	x, err := index.Load(a, config)
 	if err != nil {
 		return nil, archive.StopCause(ctx, err)
 	}
 	if x == nil && len(o.Classes) > 0 && a.Streamed() && !o.needsIndex() && !o.WebDataset && o.List == "" {
-		b, err := index.NewBuilder(a.Path(), l.indexConfig()) // checks the classes
+		b, err := index.NewBuilder(a.Path(), config) // checks the classes
 		if err != nil {
 			return nil, err
 		}
@@ -177,7 +179,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 		return l, nil
 	}
 	if x == nil {
-		if x, err = index.Build(a, l.indexConfig()); err != nil {
+		if x, err = index.Build(a, config); err != nil {
 			return nil, archive.StopCause(ctx, err)
 		}
 	}

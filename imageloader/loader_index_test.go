@@ -197,6 +197,43 @@ func TestUnknownClassIsAnErrorByIndex(t *testing.T) {
 	}
 }
 
+// TestRestoreReportsNoProgress: Options.Progress is for Open. Restore may read the archive later,
+// in another goroutine.
+func TestRestoreReportsNoProgress(t *testing.T) {
+	photo := string(archivetest.Photo(t, 1))
+	data := archivetest.Tar(t, archivetest.Member{Name: "a/1.jpg", Data: photo}, archivetest.Member{Name: "a/2.jpg", Data: photo})
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))
+	calls := 0
+	with := func() *Loader {
+		l, err := Open(path, Options{BatchSize: 1, Classes: []string{"a"}, NoIndex: true, Transform: Eval(36, 32),
+			Progress: func(Progress) { calls++ }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	var state State
+	for b, err := range with().Epoch(t.Context(), 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = b.State
+		break
+	}
+	l := with()
+	if l.index.Load() != nil {
+		t.Fatal("Open has read the archive, want a loader without an index")
+	}
+	calls = 0
+	if err := l.Restore(t.Context(), state); err != nil || l.index.Load() == nil {
+		t.Fatalf("Restore: %v, read the archive: %v, want nil, true", err, l.index.Load() != nil)
+	}
+	if calls != 0 {
+		t.Errorf("Restore called Options.Progress %d times, want 0", calls)
+	}
+}
+
 // TestOpenReportsProgress: Open reports the first member of an archive without an index, and later
 // ones. With an index it reports nothing.
 func TestOpenReportsProgress(t *testing.T) {

@@ -181,7 +181,7 @@ func loads(l *Loader) error {
 		return err
 	}
 	defer a.Close()
-	x, err := index.Load(a, l.indexConfig())
+	x, err := index.Load(a, l.indexConfig(l.format))
 	if err == nil && x == nil {
 		return errors.New("the index is not used")
 	}

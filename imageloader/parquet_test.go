@@ -454,7 +454,19 @@ func TestRowNamesLeadToTheRow(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := Open(filepath.Join(dir, "x/train-0.parquet"), Options{List: "a.csv", Columns: Columns{RowNames: true}})
+	with := Options{Columns: Columns{RowNames: true}}
+	_, err := MakeIndex(t.Context(), filepath.Join(dir, "x/train-0.parquet"), with, nil)
+	if err == nil || !strings.Contains(err.Error(), "RowNames is not stored") {
+		t.Errorf("MakeIndex with RowNames: got %v, want an error", err)
+	}
+	_, err = InspectIndex(t.Context(), filepath.Join(dir, "x/train-0.parquet"), with, nil)
+	if err == nil || !strings.Contains(err.Error(), "RowNames is not stored") {
+		t.Errorf("InspectIndex with RowNames: got %v, want an error", err)
+	}
+	if files, err := filepath.Glob(filepath.Join(dir, "x", "*")); err != nil || len(files) != 2 {
+		t.Errorf("with RowNames: got the files %q, %v, want no index", files, err)
+	}
+	_, err = Open(filepath.Join(dir, "x/train-0.parquet"), Options{List: "a.csv", Columns: Columns{RowNames: true}})
 	if err == nil || !strings.Contains(err.Error(), "RowNames and Options.List") {
 		t.Errorf("with a list: got %v, want an error with both options", err)
 	}

@@ -120,7 +120,7 @@ func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
 		return nil, archive.StopCause(ctx, err)
 	}
 	defer a.Close()
-	x, err := index.Build(a, l.indexConfig())
+	x, err := index.Build(a, l.indexConfig(l.format))
 	if err != nil {
 		return nil, archive.StopCause(ctx, err)
 	}

@@ -40,6 +40,18 @@ func (s SampleState) Epoch() int {
 	return s.run.mark.Epoch
 }
 
+// Share returns the rank of the state's source, and the number of ranks that share the epoch:
+// SamplesOptions.Rank and World.
+func (s SampleState) Share() (rank, world int) {
+	if s.run == nil {
+		return 0, 1
+	}
+	return s.run.mark.Share.Rank, s.run.mark.Share.World
+}
+
+// Share returns SamplesOptions.Rank and World. World is at least 1.
+func (s *SampleSource) Share() (rank, world int) { return s.options.Rank, s.options.World }
+
 // Batches returns the number of batches of the epoch before the state.
 func (s SampleState) Batches() int {
 	if s.run == nil {
@@ -145,7 +157,9 @@ func (s *SampleSource) Restore(states ...SampleState) error {
 }
 
 // CheckState returns the error of Restore if the state is from a source with another number of
-// samples, other fields, another SamplesOptions.Data or other options. It changes nothing.
+// samples, other fields, another SamplesOptions.Data or other options. Like Restore, it accepts
+// another Rank or World, and with another World also another BatchSize: Share returns both. It does
+// not check whether Restore needs the states of other ranks, and changes nothing.
 func (s *SampleSource) CheckState(state SampleState) error {
 	if state.run == nil {
 		return errors.New("prefetcher: the zero SampleState is no place in an epoch")

@@ -2,6 +2,7 @@ package train
 
 import (
 	"bytes"
+	"encoding/json"
 	"image"
 	"image/color"
 	"image/png"
@@ -131,6 +132,26 @@ func TestSavedEpochsAreChecked(t *testing.T) {
 		if err := s.check(); err == nil {
 			t.Errorf("%s: epochs are accepted, want an error", name)
 		}
+	}
+}
+
+// An earlier program called the rate images_per_second.
+func TestFormerNameOfRateIsRead(t *testing.T) {
+	for _, text := range []string{
+		`{"version": 2, "epochs": [{"epoch": 3, "steps": 7, "train": {}, "images_per_second": 12.5, "seconds": 2}]}`,
+		`{"version": 2, "epochs": [{"epoch": 3, "steps": 7, "train": {}, "samples_per_second": 12.5, "seconds": 2}]}`,
+	} {
+		var s saved
+		if err := json.Unmarshal([]byte(text), &s); err != nil {
+			t.Fatal(err)
+		}
+		if e := s.Epochs[0]; e.SamplesPerSecond != 12.5 || e.Epoch != 3 || e.Steps != 7 || e.Seconds != 2 || e.Train == nil {
+			t.Errorf("%s: got %+v, want epoch 3, 7 steps, 12.5 samples/s, 2 s and metrics", text, e)
+		}
+	}
+	text, err := json.Marshal(Epoch{SamplesPerSecond: 12.5})
+	if err != nil || bytes.Contains(text, []byte("images")) || !bytes.Contains(text, []byte(`"samples_per_second":12.5`)) {
+		t.Errorf("an epoch is written as %s, %v, want samples_per_second alone", text, err)
 	}
 }
 

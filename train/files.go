@@ -249,10 +249,8 @@ func (r *runner) load(ctx context.Context, path string) error {
 		// The error says how the loader's archive or options differ from the checkpoint's.
 		return fmt.Errorf("train: %s: %w", path, err)
 	}
-	if source, ok := r.Feed.Source().(*prefetcher.SampleSource); ok && at.Samples != nil {
-		if err := source.CheckState(*at.Samples); err != nil {
-			return fmt.Errorf("train: %s: %w", path, err)
-		}
+	if err := r.checkSamples(&at); err != nil {
+		return fmt.Errorf("train: %s: %w", path, err)
 	}
 	if !r.job.leads() {
 		at.Sums = sums{Classes: at.Sums.Classes} // the totals cover all ranks, so only rank 0 continues with them
@@ -264,6 +262,26 @@ func (r *runner) load(ctx context.Context, path string) error {
 	}
 	r.at, r.state, r.report.Epochs = at, c.Loader, c.position.Epochs
 	return nil
+}
+
+// checkSamples returns an error if the epoch of a SampleSource has other batches now than at the
+// time of saving. In a job, each rank has its own share of that epoch.
+func (r *runner) checkSamples(at *position) error {
+	source, ok := r.Feed.Source().(*prefetcher.SampleSource)
+	if !ok || at.Samples == nil {
+		return nil
+	}
+	if at.Batches > 0 {
+		rank, world := source.Share()
+		wasRank, wasWorld := at.Samples.Share()
+		if world != wasWorld {
+			return fmt.Errorf("the samples can't go on in the epoch: SamplesOptions.World is %d here, and was %d", world, wasWorld)
+		}
+		if rank != wasRank && r.job.world == nil {
+			return fmt.Errorf("the samples can't go on in the epoch: SamplesOptions.Rank is %d here, and was %d", rank, wasRank)
+		}
+	}
+	return source.CheckState(*at.Samples)
 }
 
 // checkpoint returns a Checkpoint with all state that a resume needs.

@@ -41,6 +41,7 @@ func TestResumeNeedsSameOptionsOfSamples(t *testing.T) {
 		"SamplesOptions.Seed is 8 here, and was 7":           func(o *prefetcher.SamplesOptions) { o.Seed = 8 },
 		"SamplesOptions.BatchSize is 2 here, and was 4":      func(o *prefetcher.SamplesOptions) { o.BatchSize = 2 },
 		"SamplesOptions.Shuffle is false here, and was true": func(o *prefetcher.SamplesOptions) { o.Shuffle = false },
+		"SamplesOptions.World is 2 here, and was 1":          func(o *prefetcher.SamplesOptions) { o.World, o.BatchSize = 2, 2 },
 		`SamplesOptions.Data is "b" here, and was "a"`:       func(o *prefetcher.SamplesOptions) { o.Data = "b" },
 	} {
 		o := first
@@ -50,6 +51,21 @@ func TestResumeNeedsSameOptionsOfSamples(t *testing.T) {
 			t.Errorf("got %v, want an error with last.pt and %q", err, want)
 		}
 	}
+	ranked := func(rank int) prefetcher.SamplesOptions {
+		return prefetcher.SamplesOptions{BatchSize: 2, Rank: rank, World: 2}
+	}
+	shared := dir
+	dir = t.TempDir()
+	if err := run(ranked(0), true); err == nil || !strings.Contains(err.Error(), "stopped") {
+		t.Fatalf("got %v, want the error of OnStep", err)
+	}
+	if err := run(ranked(1), false); err == nil || !strings.Contains(err.Error(), "SamplesOptions.Rank is 1 here, and was 0") {
+		t.Errorf("another rank: got %v, want an error with both ranks", err)
+	}
+	if err := run(ranked(0), false); err != nil {
+		t.Errorf("the same rank: got %v, want no error", err)
+	}
+	dir = shared
 	first.Workers = 3 // does not change the batches
 	if err := run(first, false); err != nil {
 		t.Errorf("the same options: %v, want no error", err)

@@ -3,6 +3,7 @@ package train
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -149,6 +150,22 @@ type Epoch struct {
 
 	AllocatedBytes int64 `json:"device_allocated_bytes"` // 0 on the CPU
 	ReservedBytes  int64 `json:"device_reserved_bytes"`  // 0 on the CPU
+}
+
+// UnmarshalJSON reads an epoch of a checkpoint, also of one in which the rate has its former name.
+func (e *Epoch) UnmarshalJSON(data []byte) error {
+	type fields Epoch // without this method
+	former := struct {
+		*fields
+		Rate *float64 `json:"images_per_second"`
+	}{fields: (*fields)(e)}
+	if err := json.Unmarshal(data, &former); err != nil {
+		return err
+	}
+	if former.Rate != nil {
+		e.SamplesPerSecond = *former.Rate
+	}
+	return nil
 }
 
 // Report is the result of Run.
