@@ -44,7 +44,7 @@ func (r *Reader) ReadAt(shard int, p []byte, at int64) (int, error) {
 
 // ReadPieces is ReadAt for bytes that only a device reads. It also fills sums with the digests of
 // p's pieces, so that the caller can compare them with an earlier read. After an error the digests
-// are undefined. If the archive has Config.Mappings, ReadPieces is faster for bytes that are cached.
+// are undefined. With Config.Mappings, ReadPieces is faster for bytes that are cached.
 func (r *Reader) ReadPieces(shard int, p []byte, at int64, key *digest.Key, sums []uint64) (int, error) {
 	if err := r.enter(shard); err != nil {
 		return 0, err
