@@ -64,8 +64,9 @@ func (l *Loader) indexConfig(format string) index.Config {
 // Unlabelled, MultiLabel, OpenSource and Logger. A loader can use the index only if its WebDataset
 // is the same, and if Masks, Boxes, List and Unlabelled are each set in both calls or in neither.
 // If progress is not nil, MakeIndex calls it now and then from the caller's goroutine. A directory
-// or a zip needs no index and is an error, and so are Parquet files with Columns.RowNames. MakeIndex does not wait for other processes.
-// OpenContext, in any process, waits for MakeIndex.
+// or a zip needs no index and is an error. So are Parquet files with Columns.RowNames, whose index
+// is not stored. MakeIndex does not wait for other processes. OpenContext, in any
+// process, waits for MakeIndex.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex, o.Part, o.ListFormat.GroupColumn = false, Part{}, "" // the index has all samples
 	o, err := o.withDefaults()

@@ -376,13 +376,14 @@ type Masks struct {
 // A row without a label (null, or -1 of datasets) is not a sample: see Stats.Orphans. A row without
 // the bytes of an image is ignored and logged. The name of a sample is the path in the row, or else
 // the name of the file and the number of the row ("train-00000-of-00002/00000012"). RowNames makes
-// names unique.
+// names unique. Files in several folders have their paths below the common folder in these names
+// ("x/train-0/00000012"), so files that are added below this folder rename no rows.
 type Columns struct {
 	Image  string   // a column of bytes, or a struct with bytes; dots join the parts of a name
 	Labels []string // more than one needs MultiLabel
 	// RowNames adds the file and the row to all names, so that each name is unique:
 	// "train-00000-of-00002/00000012/cat.jpg". Rows are numbered from 0. The index is then not
-	// stored. It excludes Options.List.
+	// stored. It excludes Options.List. Archives of other formats ignore it.
 	RowNames bool
 }
 

@@ -83,3 +83,12 @@ func (r *Reader) Mapped() []byte {
 	}
 	return r.mapped.bytes
 }
+
+// RowName returns the name of a row of the last of several Parquet files.
+func RowName(image string, rowNames bool, paths ...string) string {
+	a := &Archive{config: Config{RowNames: rowNames}}
+	for _, p := range paths {
+		a.shards = append(a.shards, Shard{Path: p})
+	}
+	return a.rowName(a.stem(len(paths)-1), image, 7)
+}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"iter"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -198,35 +199,69 @@ func (a *Archive) nextOfParquet() (m Member, found bool, err error) {
 func (a *Archive) Imageless() int { return a.imageless }
 
 // rowName returns the name of a row's image. This is the path in the row, or else the name of the
-// file and the number of the row. With Config.RowNames it is all three.
+// file and the number of the row. With Config.RowNames it is all three. A row's path is below the
+// root, without dots and empty parts.
 func (a *Archive) rowName(stem, image string, row int64) string {
-	name := path.Clean(image)
-	named := image != "" && name != "." && name != "/"
-	if named && !a.config.RowNames {
-		return strings.TrimPrefix(name, "/")
+	name := path.Clean("/" + image)[1:]
+	if name != "" && !a.config.RowNames {
+		return name
 	}
-	place := fmt.Sprintf("%s/%08d", stem, row)
-	if named {
-		place += "/" + strings.TrimPrefix(name, "/")
-	}
-	return place
+	return path.Join(stem, fmt.Sprintf("%08d", row), name)
 }
 
-// stem returns the name of a shard's file without the extension. If another shard has the same
-// name, it returns the whole path.
+// stem returns the name of a shard in the names of its rows.
 func (a *Archive) stem(shard int) string {
-	of := func(shard int) string {
-		base := Shown(a.shards[shard].Path)
-		base = base[strings.LastIndexByte(base, '/')+1:]
-		return strings.TrimSuffix(base, path.Ext(base))
+	f := &a.parquets
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stems == nil {
+		f.stems = stems(a.shards)
 	}
-	stem := of(shard)
-	for i := range a.shards {
-		if i != shard && of(i) == stem {
-			return strings.Trim(Shown(a.shards[shard].Path), "/")
+	return f.stems[shard]
+}
+
+// stems returns the path of each shard below the common folder of all shards, without the
+// extension. It keeps the extension if two paths have no other difference. So the names depend
+// neither on how the paths are spelled nor, below one folder, on later files.
+func stems(shards []Shard) []string {
+	paths := make([]string, len(shards))
+	for i := range shards {
+		paths[i] = absolute(shards[i].Path)
+	}
+	folder := path.Dir(paths[0])
+	for _, p := range paths {
+		for !strings.HasPrefix(p, strings.TrimSuffix(folder, "/")+"/") {
+			folder = path.Dir(folder)
 		}
 	}
-	return stem
+	short, same := make([]string, len(paths)), map[string]int{}
+	for i, p := range paths {
+		paths[i] = strings.TrimPrefix(p[len(folder):], "/")
+		short[i] = paths[i]
+		if extension := path.Ext(p); extension != path.Base(p) {
+			short[i] = strings.TrimSuffix(short[i], extension)
+		}
+		same[short[i]]++
+	}
+	for i := range short {
+		if same[short[i]] > 1 {
+			short[i] = paths[i]
+		}
+	}
+	return short
+}
+
+// absolute returns the absolute path of a shard, with slashes. Of a URL it has the host and the
+// path.
+func absolute(shard string) string {
+	if IsURL(shard) {
+		_, place, _ := strings.Cut(Shown(shard), "://")
+		return path.Clean("/" + place)
+	}
+	if full, err := filepath.Abs(shard); err == nil { // fails only without a working directory
+		shard = full
+	}
+	return path.Clean("/" + Shown(filepath.ToSlash(shard)))
 }
 
 // placeInStream returns the offset of a row's page in the stream of decompressed pages. When a page
@@ -303,8 +338,9 @@ func damagedPage(err error) error {
 
 // parquetFiles holds the footers of the shards that have been read. It is safe for concurrent use.
 type parquetFiles struct {
-	mu sync.Mutex
-	of map[int]*parquet.File
+	mu    sync.Mutex
+	of    map[int]*parquet.File
+	stems []string // names of all shards in names of rows; nil: not needed yet
 }
 
 // open returns the Parquet file of a shard, which then reads from file. The first call for a shard
