@@ -50,12 +50,18 @@ func (w *worker) main(started chan<- error, left func()) {
 			w.serve(batch)
 		}
 	}
-	if w.stream != nil && (w.queue.isLost(w.device) || err != nil && w.synchronize() != nil) {
+	if w.lost() {
 		w.keep(left)
 	}
 	if err := w.close(); err != nil {
 		w.o.Logger.Warn("serve: closing a worker", "device", w.device.name, "error", err)
 	}
+}
+
+// lost reports whether the worker's GPU has failed. Without requests, another worker's failure shows
+// only when this worker waits for its work.
+func (w *worker) lost() bool {
+	return w.stream != nil && (w.queue.isLost(w.device) || w.hooks.probe(w) != nil)
 }
 
 // keep blocks until the process ends, and so keeps the memory of a worker on a lost GPU. LibTorch
@@ -162,11 +168,27 @@ func (w *worker) makeRoom(bucket int, err error) bool {
 	if w.graphed == nil || w.queue.limitOf(w.device) == bucket {
 		return w.shrink(bucket, err)
 	}
+	w.dropGraphs()
+	w.limit(bucket, bucket, err)
+	return true
+}
+
+// dropGraphs closes all graphs, which are captured again when they are needed.
+func (w *worker) dropGraphs() {
 	if err := w.graphed.Close(); err != nil {
 		w.o.Logger.Warn("serve: closing graphs", "device", w.device.name, "error", err)
 	}
 	w.graphed, w.hits = w.newGraphed(), 0
-	w.limit(bucket, bucket, err)
+}
+
+// dropRenewed drops the graphs if some have been captured again because they were stale. Captured
+// in another order than in warmUp, the graphs need more memory. It reports whether there were such
+// graphs: the batch may then have room.
+func (w *worker) dropRenewed() bool {
+	if w.graphed == nil || w.graphed.Stats().Stale == 0 {
+		return false
+	}
+	w.dropGraphs()
 	return true
 }
 
@@ -182,9 +204,14 @@ func (w *worker) serve(batch []*request) {
 	for batch = w.dropGone(batch); len(batch) > 0; batch = w.dropGone(batch) {
 		part := batch[:min(len(batch), w.queue.limitOf(w.device))]
 		err := w.attempt(part)
-		if err != nil && errors.Is(err, cuda.ErrOutOfMemory) && w.shrink(w.o.Buckets[w.bucketOf(len(part))], err) {
-			w.count.outOfMemory()
-			continue
+		if errors.Is(err, cuda.ErrOutOfMemory) {
+			if w.dropRenewed() {
+				continue
+			}
+			if w.shrink(w.o.Buckets[w.bucketOf(len(part))], err) {
+				w.count.outOfMemory()
+				continue
+			}
 		}
 		if err != nil {
 			err = w.failure(len(part), err)

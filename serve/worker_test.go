@@ -2,9 +2,12 @@ package serve
 
 import (
 	"bytes"
+	"errors"
 	"runtime"
 	"testing"
 	"testing/synctest"
+
+	"github.com/torchstream/torchstream/cuda"
 )
 
 // TestBatchWaitsForAllRows holds the rows of a large batch, as cancelled calls do, and lets all
@@ -66,6 +69,34 @@ func TestCancelledRowsAreZero(t *testing.T) {
 	for i, want := range []byte{7, 0, 7} {
 		if got := memory[i*len(row):][:len(row)]; bytes.Count(got, []byte{want}) != len(row) {
 			t.Errorf("row %d has other bytes than %d, want them alone", i, want)
+		}
+	}
+}
+
+// LibTorch ends the process if a worker frees memory of a failed GPU. A worker without requests
+// leaves because another one has failed, and learns of the failure only from its stream.
+func TestWorkerKeepsTheMemoryOfALostGPU(t *testing.T) {
+	for name, c := range map[string]struct {
+		known bool
+		probe error
+		want  bool
+	}{
+		"the GPU works":                      {},
+		"another worker's first batch fails": {probe: errors.New("lost"), want: true},
+		"a batch has failed":                 {known: true, want: true},
+	} {
+		d := &device{name: "cuda:0", limit: 1}
+		q := newQueue(1, 0, []*device{d, {name: "cuda:1", limit: 1}})
+		if c.known {
+			q.lose(d, errors.New("lost"))
+		}
+		w := &worker{core: &core{queue: q, hooks: hooks{probe: func(*worker) error { return c.probe }}}, device: d}
+		if w.lost() {
+			t.Errorf("%s: a worker on the CPU has lost its GPU", name)
+		}
+		w.stream = new(cuda.OwnedStream)
+		if got := w.lost(); got != c.want {
+			t.Errorf("%s: got lost %v, want %v", name, got, c.want)
 		}
 	}
 }

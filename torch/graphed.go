@@ -21,8 +21,9 @@ import (
 // than the argument's. To reuse a graph, pass data at the same address: in a device slot of a
 // prefetcher, or in a tensor that CopyFrom fills. Other tensors that the function uses, such as
 // parameters, may change their values but not their addresses. If such a tensor has received other
-// memory (SetData, nn.To, a dropped gradient), the call captures again, or is refused with
-// cuda.ErrStale.
+// memory (SetData, nn.To, a dropped gradient), the call drops all graphs and captures again, or is
+// refused with cuda.ErrStale. The other graphs would otherwise keep the old memory until their next
+// calls.
 //
 // The function receives handles that end with the call, so tensors that it computes from them are
 // freed with the call. Its results are kept, detached. The function must do the same work at every
@@ -228,21 +229,38 @@ func (g *Graphed) call(arguments []*Tensor) ([]*Tensor, error) {
 		if !errors.Is(err, cuda.ErrStale) || g.o.FixedArguments {
 			return nil, err
 		}
-		g.stats.Stale++
-		g.drop(at)
-		// The function may do the work of a first call again: an optimizer makes new state for
-		// parameters that moved.
-		clear(g.warmed)
+		g.dropStale()
 	} else if g.o.FixedArguments && g.order.Len() > 0 {
 		return nil, difference(g.order.Back().Value.(*graphedEntry).args, args)
 	}
-	e := &graphedEntry{key: string(g.buf), args: args, kin: kin(args)}
+	return g.warm(g.add(string(g.buf), args), device, arguments)
+}
+
+// add makes an entry, which replaces the least recently used one if there are MaxGraphs.
+func (g *Graphed) add(key string, args []argument) *graphedEntry {
+	e := &graphedEntry{key: key, args: args, kin: kin(args)}
 	for g.order.Len() >= g.o.MaxGraphs {
 		g.drop(g.order.Back())
 		g.stats.Evicted++
 	}
 	g.entries[e.key] = g.order.PushFront(e)
-	return g.warm(e, device, arguments)
+	return e
+}
+
+// dropStale drops all graphs, because one of them is stale. The others usually use the same tensors
+// and would keep their old memory.
+func (g *Graphed) dropStale() {
+	for at := g.order.Front(); at != nil; {
+		next := at.Next()
+		if at.Value.(*graphedEntry).graph != nil {
+			g.stats.Stale++
+			g.drop(at)
+		}
+		at = next
+	}
+	// The function may do the work of a first call again: an optimizer makes new state for
+	// parameters that moved.
+	clear(g.warmed)
 }
 
 // warm runs the function for e, and captures it after the last warm-up call. After an error it
@@ -297,13 +315,21 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 		return nil, err
 	}
 	if e.graph != nil && (g.o.ReplayFirst || !ran) {
-		if err := g.on.replay(e.graph, device); err != nil {
+		err := g.on.replay(e.graph, device)
+		switch {
+		case err == nil:
+			if !ran {
+				g.stats.Hits++
+			}
+			return e.results, nil
+		case !errors.Is(err, cuda.ErrStale) || g.o.FixedArguments:
 			return nil, err
 		}
-		if !ran {
-			g.stats.Hits++
+		// A tensor has moved since the capture, for example because another goroutine has replaced
+		// a model's weights. The next call captures again.
+		if g.dropStale(); !ran {
+			return g.warm(g.add(e.key, e.args), device, arguments) // runs the function: no kin is warm
 		}
-		return e.results, nil
 	}
 	return results, g.on.publish(device, results)
 }

@@ -311,6 +311,79 @@ func TestGraphedCapturesAgainWhenSomethingMoved(t *testing.T) {
 	}
 }
 
+// Another goroutine may move a tensor between the capture and the first replay, in the same call.
+func TestGraphedServesACallWhoseGraphIsStaleAtOnce(t *testing.T) {
+	for _, o := range []GraphedOptions{{ReplayFirst: true}, {WarmOnce: true}, {WarmOnce: true, ReplayFirst: true}} {
+		runs, movedIn, factor := 0, 0, 2.0
+		var g *Graphed
+		var r *recorder
+		g, r = graphed(func(in []*Tensor) ([]*Tensor, error) {
+			if runs++; runs == movedIn {
+				r.stale, factor = true, 3
+			}
+			return []*Tensor{in[0].MulScalar(factor)}, nil
+		}, o)
+		x, y := vector(t, 2), vector(t, 2)
+		call := func(x *Tensor) float32 {
+			t.Helper()
+			out, err := g.Call(x)
+			if err != nil {
+				t.Fatalf("%+v: got the error %v, want none", o, err)
+			}
+			v, err := out[0].Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return v[0]
+		}
+		call(x) // runs 1, and 2 in the capture
+		movedIn = 4
+		if o.WarmOnce {
+			movedIn = 3 // y needs no run before the capture
+		}
+		first := call(y)
+		if want := map[bool]float32{true: 3, false: 2}[o.WarmOnce]; first != want {
+			t.Errorf("%+v: got %v, want %v", o, first, want)
+		}
+		for _, x := range []*Tensor{x, y, x, y} {
+			if v := call(x); v != 3 {
+				t.Errorf("%+v: a later call got %v, want 3", o, v)
+			}
+		}
+		if s := g.Stats(); s.Stale != 2 || s.Graphs != 2 || r.open != 2 {
+			t.Errorf("%+v: got %+v and %d open graphs, want 2 stale and 2 open ones", o, s, r.open)
+		}
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	g, r := graphed(double, GraphedOptions{ReplayFirst: true, FixedArguments: true})
+	defer g.Close()
+	r.stale = true
+	if _, err := g.Call(vector(t, 2)); !errors.Is(err, cuda.ErrStale) {
+		t.Errorf("with FixedArguments: got the error %v, want ErrStale", err)
+	}
+}
+
+// A stale graph's tensors are usually the other graphs' too, and these would keep them in memory.
+func TestGraphedDropsAllGraphsIfOneIsStale(t *testing.T) {
+	g, r := graphed(double, GraphedOptions{ReplayFirst: true})
+	defer g.Close()
+	all := []*Tensor{vector(t, 1), vector(t, 2), vector(t, 3)}
+	for _, x := range all {
+		if _, err := g.Call(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.stale = true
+	if _, err := g.Call(all[1]); err != nil {
+		t.Fatal(err)
+	}
+	if s := g.Stats(); s.Stale != 3 || s.Graphs != 1 || r.open != 1 {
+		t.Errorf("got %+v and %d open graphs, want 3 stale ones and 1 open", s, r.open)
+	}
+}
+
 func TestGraphedReturnsErrors(t *testing.T) {
 	x := vector(t, 2)
 	live := settle.Wait(t, LiveTensors)
@@ -531,10 +604,10 @@ func TestGraphedWarmOnce(t *testing.T) {
 	want("another shape", 3, 2, 5, GraphedStats{Calls: 4, Hits: 2, Eager: 2, Captures: 3, Graphs: 3})
 	r.stale = true
 	call(a)
-	want("a stale graph", 4, 2, 7, GraphedStats{Calls: 5, Hits: 2, Eager: 3, Captures: 4, Stale: 1, Graphs: 3})
+	want("a stale graph", 4, 2, 7, GraphedStats{Calls: 5, Hits: 2, Eager: 3, Captures: 4, Stale: 3, Graphs: 1})
 	r.refuse = cuda.ErrCapture
 	call(c) // fails to capture, and runs
-	want("a refused capture", 4, 2, 9, GraphedStats{Calls: 6, Hits: 2, Eager: 4, Captures: 4, Stale: 1, Graphs: 3})
+	want("a refused capture", 4, 2, 9, GraphedStats{Calls: 6, Hits: 2, Eager: 4, Captures: 4, Stale: 3, Graphs: 1})
 	call(c)
-	want("without a graph", 4, 2, 10, GraphedStats{Calls: 7, Hits: 2, Eager: 5, Captures: 4, Stale: 1, Graphs: 3})
+	want("without a graph", 4, 2, 10, GraphedStats{Calls: 7, Hits: 2, Eager: 5, Captures: 4, Stale: 3, Graphs: 1})
 }

@@ -62,9 +62,10 @@ bool takes_weights(const std::string& library) {
 }  // namespace
 
 struct ts_model : std::enable_shared_from_this<ts_model> {
-  // other: another instance of the same library, to share the weights with, or nullptr.
+  // other: another instance of the same library, to share the weights with, or nullptr. After an
+  // exception the destructor runs, because the other constructor has ended.
   ts_model(std::string library, std::string kernels, c10::Device device, const ts_model* other)
-      : library_(std::move(library)), kernels_(std::move(kernels)), device_(device) {
+      : ts_model(std::move(library), std::move(kernels), device) {
     const OnDevice scope(device);
     const auto& makers = torch::inductor::getAOTIModelRunnerRegistry();
     const auto maker = makers.find(device.is_cuda() ? "cuda" : "cpu");
@@ -123,6 +124,9 @@ struct ts_model : std::enable_shared_from_this<ts_model> {
   void wait() { const std::lock_guard<std::mutex> lock(mutex_); }
 
  private:
+  ts_model(std::string library, std::string kernels, c10::Device device)
+      : library_(std::move(library)), kernels_(std::move(kernels)), device_(device) {}
+
   std::shared_ptr<ts::ModelWeights> load_weights() {
     const auto own = runner_->extract_constants_map(false);
     const auto names = runner_->getConstantNamesToOriginalFQNs();
@@ -280,6 +284,7 @@ ts_error* ts_model_add_instance(const ts_model* model, ts_model** instance) {
     ts::require(model != nullptr, "model is NULL");
     ts::require(instance != nullptr, "instance is NULL");
     ts::refuse_in_capture("loading a model");
+    const std::lock_guard<std::mutex> turn(model->weights().replacing());
     *instance = ts::add(model->another());
   });
 }
@@ -337,7 +342,10 @@ ts_error* ts_model_set_weights(ts_model* model, const int64_t* places, ts_tensor
     const c10::NoGradGuard no_grad;
     std::vector<at::Tensor> all;
     for (int64_t i = 0; i < count; ++i) all.push_back(ts::value_of(values[i]));
-    model->weights().replace({places, places + count}, all);
-    for (const auto& instance : ts::instances_of(model->weights())) instance->refresh();
+    ts::ModelWeights& weights = model->weights();
+    const std::lock_guard<std::mutex> turn(weights.replacing());
+    const auto last = weights.replace({places, places + count}, all);
+    for (const auto& instance : ts::instances_of(weights)) instance->refresh();
+    last->retire();
   });
 }

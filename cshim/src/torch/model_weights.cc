@@ -38,6 +38,14 @@ void log_copy(const at::Tensor& tensor, c10::Device gpu, bool write) {
   log_access(tensor, c10::cuda::getCurrentCUDAStream(gpu.index()), write);
 }
 
+// Throws an error with the weight's name if a tensor cannot replace the weight.
+void require_value(const Weight& weight, const at::Tensor& value) {
+  const std::string name = "weight " + weight.name;
+  require(!weight.fixed, (name + " cannot be replaced").c_str());
+  require(value.layout() == at::kStrided, (name + ": the new tensor is not dense").c_str());
+  require(value.sizes() == at::IntArrayRef(weight.sizes), (name + " has another shape").c_str());
+}
+
 }  // namespace
 
 void WeightSet::read_on(c10::cuda::CUDAStream stream) {
@@ -97,40 +105,38 @@ std::shared_ptr<WeightSet> ModelWeights::current() const {
   return current_;
 }
 
-void ModelWeights::publish(std::shared_ptr<WeightSet> next) {
+std::shared_ptr<WeightSet> ModelWeights::publish(std::shared_ptr<WeightSet> next) {
   log_copy(next->memory(), device_, true);
   if (device_.is_cuda()) {
     const LoggedFor library(LoggedFor::Doer::kLibrary);
     const auto stream = c10::cuda::getCurrentCUDAStream(device_.index());
     stream.synchronize();
   }
-  std::shared_ptr<WeightSet> last;
   const std::lock_guard<std::mutex> lock(mutex_);
-  last = std::exchange(current_, std::move(next));
-  if (last != nullptr) last->retire();
+  return std::exchange(current_, std::move(next));
 }
 
-void ModelWeights::replace(const std::vector<int64_t>& places,
-                           const std::vector<at::Tensor>& values) {
-  const std::lock_guard<std::mutex> lock(replacing_);
+std::shared_ptr<WeightSet> ModelWeights::replace(const std::vector<int64_t>& places,
+                                                 const std::vector<at::Tensor>& values) {
   const std::shared_ptr<WeightSet> last = current();
   std::vector<at::Tensor> from(list_.size());
   for (size_t i = 0; i < places.size(); ++i) {
     require(places[i] >= 0 && static_cast<size_t>(places[i]) < list_.size(),
             "the model has no such weight");
     const Weight& weight = list_[places[i]];
-    require(!weight.fixed, "the weight cannot be replaced");
-    require(values[i].sizes() == at::IntArrayRef(weight.sizes), "a weight has another shape");
+    require_value(weight, values[i]);
+    require(!from[places[i]].defined(), ("weight " + weight.name + " has two new values").c_str());
     from[places[i]] = values[i];
   }
   auto next = new_set();
   for (size_t i = 0; i < list_.size(); ++i) {
     if (list_[i].fixed) continue;
     if (!from[i].defined()) from[i] = view(*last, list_[i]);
-    view(*next, list_[i]).copy_(from[i], /*non_blocking=*/true);
+    // A model on the CPU reads the copy at once.
+    view(*next, list_[i]).copy_(from[i], /*non_blocking=*/device_.is_cuda());
     log_copy(from[i], device_, false);
   }
-  publish(std::move(next));
+  return publish(std::move(next));
 }
 
 }  // namespace ts

@@ -29,8 +29,9 @@ class WeightSet {
   WeightSet& operator=(const WeightSet&) = delete;
 
   const at::Tensor& memory() const { return memory_; }  // bytes
-  // Keeps the memory until the work that is now enqueued on the stream has read it. A captured
-  // stream's graph keeps the memory too, and becomes stale when the set is retired.
+  // Keeps the memory until the work that is now enqueued on the stream has read it. The stream must
+  // exist as long as the set. A captured stream's graph keeps the memory too, and becomes stale
+  // when the set is retired.
   void read_on(c10::cuda::CUDAStream stream);
   void retire() { retired_->store(true, std::memory_order_release); }
 
@@ -67,20 +68,27 @@ class ModelWeights {
   std::shared_ptr<WeightSet> current() const;
   // Returns a weight of a set, without a copy.
   at::Tensor view(const WeightSet& set, const Weight& weight) const;
-  // Makes a current set in which the weights at these places of list() have new values. Waits for
-  // the copies: work that is enqueued later, on any stream, reads complete values.
-  void replace(const std::vector<int64_t>& places, const std::vector<at::Tensor>& values);
+  // Held while a set is replaced and the instances are refreshed, or an instance is added. So only
+  // one more set is in memory, and all instances have the current one.
+  std::mutex& replacing() { return replacing_; }
+  // Makes a current set in which the weights at these places of list() have new values, and returns
+  // the last one. Waits for the copies: work that is enqueued later, on any stream, reads complete
+  // values. The caller holds replacing(), and retires the last set when no instance reads it: a
+  // graph of a run that has captured it is then stale, and captured again it has the current set.
+  std::shared_ptr<WeightSet> replace(const std::vector<int64_t>& places,
+                                     const std::vector<at::Tensor>& values);
 
  private:
   std::shared_ptr<WeightSet> new_set() const;
-  // Waits for the copies into the set on the current stream, and makes it the current one.
-  void publish(std::shared_ptr<WeightSet> next);
+  // Waits for the copies into the set on the current stream, and makes it the current one. Returns
+  // the last one.
+  std::shared_ptr<WeightSet> publish(std::shared_ptr<WeightSet> next);
 
   const c10::Device device_;
   std::vector<Weight> list_;
-  size_t fixed_ = 0;      // how many weights are fixed
-  size_t bytes_ = 0;      // of a set
-  std::mutex replacing_;  // held by replace, so that only one more set is in memory
+  size_t fixed_ = 0;  // how many weights are fixed
+  size_t bytes_ = 0;  // of a set
+  std::mutex replacing_;
   mutable std::mutex mutex_;
   std::shared_ptr<WeightSet> current_;  // guarded by mutex_
 };
