@@ -22,11 +22,12 @@
 // A model has [Options.Instances] instances, which share the weights. Run borrows an instance while
 // it enqueues its work. So at most that many goroutines enqueue at the same time, and others wait
 // in Run. A run on a GPU returns as soon as its work is enqueued. Runs on different streams overlap
-// on the GPU even with one instance.
+// on the GPU even with one instance. A program that writes its buffers needs one instance and one
+// stream: tools/export.py refuses such a program.
 //
 // # Weights
 //
-// [Model.SwapWeights] and [Model.LoadWeights] replace the weights while other goroutines run the
+// [Model.ReplaceWeights] and [Model.LoadWeights] replace the weights while other goroutines run the
 // model. The package must be exported with tools/export.py --replaceable. Otherwise PyTorch writes
 // small weights into the code, and with the option "freezing" values that it has computed from
 // several weights.
@@ -35,5 +36,5 @@
 //
 // A torch.Graphed may capture Run. The Graphed calls its function once before the capture, which
 // also loads the kernels. The graph keeps the instance that the captured run has used, and its
-// weights. After a swap of the weights it captures again.
+// weights. After ReplaceWeights it captures again, unless FixedArguments is set.
 package aoti

@@ -27,7 +27,7 @@ type Options struct {
 	// model that was compiled for a CPU runs on the CPU, whatever Device says.
 	Device cuda.Device
 	// Instances is how many runs can be enqueued, or computed on a CPU, at the same time. 0 means
-	// 1.
+	// 1. While Load makes an instance, the device holds the weights twice.
 	Instances int
 	// SHA256 is the hash of the file in hexadecimal digits. Load refuses a file with another hash
 	// before it runs anything. "" allows every file. No other program may write the file during

@@ -24,7 +24,7 @@ type Model struct {
 	instances []*capi.Model
 	idle      chan *capi.Model // the instances that no run is using
 	weights   weights
-	swapping  chan struct{} // has an element during SwapWeights, and after Close
+	swapping  chan struct{} // has an element during ReplaceWeights, and after Close
 	closed    chan struct{}
 
 	closing sync.Mutex // held by Close; guards ended
@@ -88,12 +88,23 @@ func runError(err error) error {
 	return err
 }
 
-// borrow takes an idle instance.
-func (m *Model) borrow(ctx context.Context) (*capi.Model, error) {
+// usable returns ErrClosed for a closed model, and for one that Load has not made.
+func (m *Model) usable() error {
+	if m.closed == nil {
+		return fmt.Errorf("%w: make a Model with Load", ErrClosed)
+	}
 	select {
 	case <-m.closed:
-		return nil, ErrClosed
+		return ErrClosed
 	default:
+		return nil
+	}
+}
+
+// borrow takes an idle instance.
+func (m *Model) borrow(ctx context.Context) (*capi.Model, error) {
+	if err := m.usable(); err != nil {
+		return nil, err
 	}
 	select {
 	case instance := <-m.idle:
@@ -160,14 +171,14 @@ func (v Value) check(x *torch.Tensor, device cuda.Device) error {
 	return nil
 }
 
-// Close waits for runs that are being enqueued, for SwapWeights and for the device's work, and
+// Close waits for runs that are being enqueued, for ReplaceWeights and for the device's work, and
 // frees the model. On a goroutine that is capturing a graph, Close returns an error and changes
 // nothing. Later runs return ErrClosed. A graph that has captured a run may be replayed after
 // Close. Close may be called again, and from any goroutine.
 func (m *Model) Close() error {
 	m.closing.Lock()
 	defer m.closing.Unlock()
-	if m.ended {
+	if m.ended || m.closed == nil {
 		return nil
 	}
 	if err := m.synchronize(); err != nil {

@@ -18,11 +18,11 @@ import (
 // package runs, but its weights cannot be replaced.
 var ErrFixedWeights = errors.New("the package's weights cannot be replaced")
 
-// weight is a tensor that SwapWeights replaces.
+// weight is a tensor that ReplaceWeights replaces.
 type weight struct {
 	torch.Spec
-	place int64   // in capi.ModelWeights
-	names []state // the names of the tensor, Spec.Name first
+	places []int64 // in capi.ModelWeights: several if the code has several constants for one tensor
+	names  []state // the names of the tensor, Spec.Name first
 }
 
 // weights are all weights of a model.
@@ -42,8 +42,8 @@ func (m *Model) readWeights(states []state) error {
 	if states == nil {
 		states = guessStates(all)
 	}
-	m.weights = newWeights(all, states)
-	return nil
+	m.weights, err = newWeights(all, states)
+	return err
 }
 
 // guessStates describes the weights of a package that has no description of them. PyTorch's names
@@ -63,23 +63,34 @@ func guessStates(all []capi.ModelWeight) []state {
 }
 
 // newWeights pairs the names of a state_dict with the weights of the compiled code.
-func newWeights(all []capi.ModelWeight, states []state) weights {
+func newWeights(all []capi.ModelWeight, states []state) (weights, error) {
 	w := weights{byName: map[string]int{}, unused: map[string]bool{}}
-	places := map[string]int64{}
+	groups, err := groupTied(states)
+	if err != nil {
+		return w, err
+	}
+	constants := map[string]int64{}
 	for i, c := range all {
-		if !c.Fixed && !strings.HasPrefix(c.Name, frozenPrefix) {
-			places[c.Name] = int64(i)
+		if !strings.HasPrefix(c.Name, frozenPrefix) {
+			constants[c.Name] = int64(i)
 		}
 	}
 	var compiled []string
-	for _, names := range groupTied(states) {
-		place, found, used := find(names, places)
+	for _, names := range groups {
+		places, used := find(names, constants)
+		fixed := slices.ContainsFunc(places, func(at int64) bool { return all[at].Fixed })
 		switch {
-		case found:
-			c := all[place]
-			spec := torch.Spec{Name: names[0].Name, DType: torch.DType(c.DType), Shape: c.Shape}
-			w.list = append(w.list, weight{spec, place, names})
-		case used:
+		case len(places) > 0 && !fixed:
+			first := all[places[0]]
+			for _, at := range places[1:] {
+				if c := all[at]; c.DType != first.DType || !slices.Equal(c.Shape, first.Shape) {
+					return w, malformed("%s and %s are one weight in the description, and differ in dtype or shape", first.Name,
+						c.Name)
+				}
+			}
+			spec := torch.Spec{Name: names[0].Name, DType: torch.DType(first.DType), Shape: first.Shape}
+			w.list = append(w.list, weight{spec, places, names})
+		case used || fixed:
 			compiled = append(compiled, names[0].Name)
 		default:
 			for _, s := range names {
@@ -97,18 +108,18 @@ func newWeights(all []capi.ModelWeight, states []state) weights {
 		w.fixed = fmt.Errorf("%w: its code contains %s: export it with tools/export.py --replaceable", ErrFixedWeights,
 			listed(compiled))
 	}
-	return w
+	return w, nil
 }
 
-// find returns the place of a tensor that has several names, and whether the program uses it.
-func find(names []state, places map[string]int64) (place int64, found, used bool) {
+// find returns the places of a tensor that has several names, and whether the program uses it.
+func find(names []state, constants map[string]int64) (places []int64, used bool) {
 	for _, s := range names {
 		used = used || s.Used
-		if at, ok := places[s.Name]; ok {
-			place, found = at, true
+		if at, ok := constants[s.Name]; ok {
+			places = append(places, at)
 		}
 	}
-	return place, found, used
+	return places, used
 }
 
 // frozenPrefix begins the names that Inductor's option "freezing" gives to weights that it has
@@ -116,10 +127,14 @@ func find(names []state, places map[string]int64) (place int64, found, used bool
 const frozenPrefix = "_frozen_param"
 
 // groupTied returns the states with the same tensor together, each with the first name first.
-func groupTied(states []state) [][]state {
+func groupTied(states []state) ([][]state, error) {
 	var groups [][]state
-	index := map[string]int{}
+	index, seen := map[string]int{}, map[string]bool{}
 	for _, s := range states {
+		if seen[s.Name] {
+			return nil, malformed("its description lists the weight %q twice", s.Name)
+		}
+		seen[s.Name] = true
 		first := s.Tied
 		if first == "" {
 			first = s.Name
@@ -132,7 +147,7 @@ func groupTied(states []state) [][]state {
 		}
 		groups[i] = append(groups[i], s)
 	}
-	return groups
+	return groups, nil
 }
 
 // listed returns at most ten names, and the number of the others.
@@ -144,8 +159,9 @@ func listed(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// Weights lists the weights that SwapWeights replaces, sorted by name: parameters and buffers, by
-// their names in the module's state_dict. Of several names of one tensor it lists one.
+// Weights lists the weights that ReplaceWeights replaces, sorted by name: parameters and buffers, by
+// their names in the module's state_dict. Of several names of one tensor it lists one. Of a package
+// for which ReplaceWeights returns [ErrFixedWeights], it lists the weights outside of the code.
 func (m *Model) Weights() []torch.Spec {
 	all := make([]torch.Spec, len(m.weights.list))
 	for i, w := range m.weights.list {
@@ -156,55 +172,73 @@ func (m *Model) Weights() []torch.Spec {
 }
 
 // Weight returns a copy of a weight, on the model's device. The copy is enqueued on the goroutine's
-// current stream. The caller closes it.
+// current stream. The caller closes it. Weight waits for an idle instance, as Run does.
 func (m *Model) Weight(name string) (*torch.Tensor, error) {
-	select {
-	case <-m.closed:
-		return nil, ErrClosed
-	default:
+	if err := m.usable(); err != nil {
+		return nil, err
 	}
 	i, ok := m.weights.byName[name]
 	if !ok {
 		return nil, fmt.Errorf("aoti: %s has no weight %q: Weights lists the names", m.title(), name)
 	}
-	t := torch.Call1(capi.ReadWeight, capi.ModelAddress(m.instances[0]), m.weights.list[i].place)
+	instance, err := m.borrow(context.Background()) // Close waits for it
+	if err != nil {
+		return nil, err
+	}
+	defer func() { m.idle <- instance }()
+	t := torch.Call1(capi.ReadWeight, capi.ModelAddress(instance), m.weights.list[i].places[0])
 	if err := t.Err(); err != nil {
 		return nil, fmt.Errorf("aoti: %s: weight %s: %w", m.title(), name, reason(err))
 	}
 	return t, nil
 }
 
-// SwapWeights replaces all weights of all instances by copies of tensors on any device. The keys
+// ReplaceWeights replaces all weights of all instances by copies of tensors on any device. The keys
 // are names of the module's state_dict. Names that the model does not use, such as
 // num_batches_tracked, are ignored. If a weight is missing, unknown or has another shape,
-// SwapWeights returns an error that lists the differences, and changes nothing. Floating-point
+// ReplaceWeights returns an error that lists the differences, and changes nothing. Floating-point
 // numbers are converted to the weight's dtype. Other dtypes must be equal.
 //
 // Runs continue meanwhile. Each run uses either all old weights or all new ones. A run that begins
-// after SwapWeights uses the new ones. The device needs memory for both until the last run with the
-// old weights is done. Without this memory SwapWeights returns cuda.ErrOutOfMemory, and changes
-// nothing. A graph that has captured a run keeps the old weights in memory, and its replay returns
-// cuda.ErrStale. A torch.Graphed then captures again.
+// after ReplaceWeights uses the new ones. The device needs memory for both until the last run with
+// the old weights is done. Without this memory ReplaceWeights returns an error that wraps
+// cuda.ErrOutOfMemory, and changes nothing. A stream on which the model runs must exist until the
+// weights of that run are replaced or the model is closed.
 //
-// SwapWeights waits for another SwapWeights, unless ctx ends, and for the copies, which it enqueues
-// on the goroutine's current stream. On a CPU it also waits for the runs of this moment. In a
-// captured function it returns cuda.ErrCapture. If the code of the package contains weights, it
-// returns [ErrFixedWeights].
-func (m *Model) SwapWeights(ctx context.Context, tensors map[string]*torch.Tensor) error {
-	if err := m.swapWeights(ctx, tensors); err != nil {
-		return fmt.Errorf("aoti: %s: SwapWeights: %w", m.title(), err)
+// A graph that has captured a run keeps the old weights in memory, and its replay returns
+// cuda.ErrStale. At its next call a torch.Graphed without FixedArguments drops all its graphs, and
+// captures again. So the device holds at most one old set of weights for each replacement since the
+// last call of each Graphed: for a serve.Batcher, since the last batch of each worker.
+//
+// ReplaceWeights waits for another ReplaceWeights, unless ctx ends, and for the copies, which it
+// enqueues on the goroutine's current stream. On a CPU it also waits for the runs of this moment.
+// In a captured function it returns an error that wraps cuda.ErrCapture. If the code of the package
+// contains weights, the error wraps [ErrFixedWeights].
+func (m *Model) ReplaceWeights(ctx context.Context, tensors map[string]*torch.Tensor) error {
+	err := m.replaceable()
+	if err == nil {
+		var places []int64
+		var values []*torch.Tensor
+		if places, values, err = m.weights.match(tensors); err == nil {
+			err = m.replace(ctx, places, values)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("aoti: %s: ReplaceWeights: %w", m.title(), err)
 	}
 	return nil
 }
 
-func (m *Model) swapWeights(ctx context.Context, tensors map[string]*torch.Tensor) error {
-	if m.weights.fixed != nil {
-		return m.weights.fixed
-	}
-	places, values, err := m.weights.match(tensors)
-	if err != nil {
+// replaceable returns an error if the model is closed or has fixed weights.
+func (m *Model) replaceable() error {
+	if err := m.usable(); err != nil {
 		return err
 	}
+	return m.weights.fixed
+}
+
+// replace gives the weights at these places new values. The other weights keep their values.
+func (m *Model) replace(ctx context.Context, places []int64, values []*torch.Tensor) error {
 	select {
 	case m.swapping <- struct{}{}:
 	case <-m.closed:
@@ -219,40 +253,45 @@ func (m *Model) swapWeights(ctx context.Context, tensors map[string]*torch.Tenso
 	if len(places) == 0 {
 		return nil // a model without weights
 	}
-	err = torch.CAPI("SwapWeights", values, func(c []*capi.Tensor) error {
+	err := torch.CAPI("ReplaceWeights", values, func(c []*capi.Tensor) error {
 		return capi.SetModelWeights(m.instances[0], places, c)
 	})
 	return reason(err)
 }
 
-// match returns the tensor for each weight, in the order of list.
+// match returns the places of all weights, and the tensor for each place.
 func (w *weights) match(tensors map[string]*torch.Tensor) (places []int64, values []*torch.Tensor, err error) {
-	given := make([]*torch.Tensor, len(w.list))
+	given := make([]string, len(w.list)) // the first name of each weight in tensors
 	var unknown []string
 	var wrong []error
 	for _, name := range slices.Sorted(maps.Keys(tensors)) {
 		i, ok := w.byName[name]
-		switch {
-		case ok && given[i] == nil:
-			given[i] = tensors[name]
-			if err := w.list[i].check(given[i]); err != nil {
-				wrong = append(wrong, fmt.Errorf("%s: %w", name, err))
+		if !ok {
+			if !w.unused[name] {
+				unknown = append(unknown, name)
 			}
-		case ok && given[i] != tensors[name]:
-			same, err := given[i].Equal(tensors[name])
-			if err != nil || !same {
-				wrong = append(wrong, fmt.Errorf("%s is another name of %s, and their values differ", name, w.list[i].Name))
-			}
-		case !ok && !w.unused[name]:
-			unknown = append(unknown, name)
+			continue
+		}
+		err := w.list[i].check(tensors[name])
+		if first := given[i]; err == nil && first != "" {
+			err = w.list[i].equal(first, tensors[first], tensors[name])
+		}
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("%s: %w", name, err))
+		}
+		if given[i] == "" {
+			given[i] = name
 		}
 	}
 	var missing []string
 	for i, each := range w.list {
-		if given[i] == nil {
+		if given[i] == "" {
 			missing = append(missing, each.Name)
+			continue
 		}
-		places = append(places, each.place)
+		for _, place := range each.places {
+			places, values = append(places, place), append(values, tensors[given[i]])
+		}
 	}
 	var errs []error
 	if len(missing) > 0 {
@@ -261,7 +300,26 @@ func (w *weights) match(tensors map[string]*torch.Tensor) (places []int64, value
 	if len(unknown) > 0 {
 		errs = append(errs, fmt.Errorf("not in the model: %s", listed(unknown)))
 	}
-	return places, given, errors.Join(append(errs, wrong...)...)
+	return places, values, errors.Join(append(errs, wrong...)...)
+}
+
+// equal returns an error if two tensors for the weight differ in the weight's dtype. name is the
+// first one's name.
+func (w *weight) equal(name string, first, second *torch.Tensor) error {
+	if first == second || w.check(first) != nil { // the error about the first tensor is enough
+		return nil
+	}
+	scope := torch.NewScope("tied weights")
+	defer scope.Close()
+	a := first.In(scope).ToDType(w.DType)
+	same, err := a.Equal(second.In(scope).ToDType(w.DType).To(a.Device()))
+	switch {
+	case err != nil:
+		return fmt.Errorf("comparing it with %s, a name of the same weight: %w", name, err)
+	case !same:
+		return fmt.Errorf("%s is a name of the same weight, and has other values", name)
+	}
+	return nil
 }
 
 // check returns an error if a tensor cannot replace the weight.
@@ -284,57 +342,134 @@ func floating(d torch.DType) bool {
 }
 
 // LoadWeights reads weights from a file of package checkpoint (.safetensors, .pt, .pth) as nn.Load
-// does, and replaces the model's weights by them as SwapWeights does. With LoadOptions.Partial,
-// weights that the file lacks keep their values. The host needs memory for twice the weights.
+// does, and replaces the model's weights by them as ReplaceWeights does. With LoadOptions.Partial,
+// weights that the file lacks keep their values. If the file has different values for two names of
+// one weight, LoadWeights returns an error. It does not observe ctx while it reads the file. The
+// host needs memory for twice the weights.
 func (m *Model) LoadWeights(ctx context.Context, path string, o nn.LoadOptions) (*nn.LoadReport, error) {
-	if m.weights.fixed != nil {
-		return nil, fmt.Errorf("aoti: %s: LoadWeights: %w", m.title(), m.weights.fixed)
-	}
-	scope := torch.NewScope("aoti.LoadWeights")
-	defer scope.Close()
-	loaded, err := m.hostState(scope, o.Partial)
-	if err != nil {
-		return nil, err
-	}
-	report, err := nn.LoadWith(path, loaded, o)
+	report, err := m.loadWeights(ctx, path, o)
 	if err != nil {
 		return nil, fmt.Errorf("aoti: %s: LoadWeights: %w", m.title(), err)
 	}
-	tensors := map[string]*torch.Tensor{}
-	for _, n := range loaded.parts.Parameters {
-		tensors[n.Name] = n.Tensor
-	}
-	return report, m.SwapWeights(ctx, tensors)
+	return report, nil
 }
 
-// hostState returns tensors in host memory for all weights. If copies is set, they have the model's
-// values.
-func (m *Model) hostState(scope *torch.Scope, copies bool) (*hostState, error) {
-	s := &hostState{parts: nn.Parts{Unused: slices.Sorted(maps.Keys(m.weights.unused))}}
+func (m *Model) loadWeights(ctx context.Context, path string, o nn.LoadOptions) (*nn.LoadReport, error) {
+	scope := torch.NewScope("aoti.LoadWeights")
+	defer scope.Close()
+	f, err := m.readFile(ctx, scope, path, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.replace(ctx, f.places, f.values); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return f.report, nil
+}
+
+// fileWeights are weights of a file in host memory.
+type fileWeights struct {
+	report *nn.LoadReport
+	places []int64
+	values []*torch.Tensor // for each place
+}
+
+// readFile reads a file of weights, and checks that it fits. The scope owns the values.
+func (m *Model) readFile(ctx context.Context, scope *torch.Scope, path string, o nn.LoadOptions) (*fileWeights, error) {
+	if err := m.replaceable(); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	loaded, err := m.weights.host(scope)
+	if err != nil {
+		return nil, err
+	}
+	f := &fileWeights{}
+	if f.report, err = nn.LoadWith(path, loaded, o); err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, name := range f.report.Loaded {
+		names[name] = true
+	}
 	for _, w := range m.weights.list {
-		t, err := torch.Empty(cuda.CPU, w.DType, w.Shape...)
+		if !slices.ContainsFunc(w.names, func(s state) bool { return names[s.Name] }) {
+			continue // the file lacks it
+		}
+		for _, place := range w.places {
+			f.places, f.values = append(f.places, place), append(f.values, loaded.tensors[w.Name])
+		}
+	}
+	return f, m.weights.compareTied(path, o, names)
+}
+
+// compareTied returns an error if a file has different values for two names of one weight. loaded
+// has the names that the file has. nn.Load reads such names into one tensor, so compareTied reads
+// them again into different tensors.
+func (w *weights) compareTied(path string, o nn.LoadOptions, loaded map[string]bool) error {
+	tied := weights{unused: map[string]bool{}}
+	for _, each := range w.list {
+		several := len(each.names) > 1
+		for _, s := range each.names {
+			if several && loaded[s.Name] {
+				one := each
+				one.Name, one.names = s.Name, []state{s}
+				tied.list = append(tied.list, one)
+			}
+		}
+	}
+	if len(tied.list) == 0 {
+		return nil
+	}
+	scope := torch.NewScope("aoti.LoadWeights: tied weights")
+	defer scope.Close()
+	apart, err := tied.host(scope)
+	if err != nil {
+		return err
+	}
+	o.Partial = true
+	report, err := nn.LoadWith(path, apart, o)
+	if err != nil {
+		return err
+	}
+	first := map[int]string{}
+	for _, name := range report.Loaded {
+		i := w.byName[name]
+		if other, ok := first[i]; ok {
+			if err := w.list[i].equal(other, apart.tensors[other], apart.tensors[name]); err != nil {
+				return fmt.Errorf("%s: %s: %w", path, name, err)
+			}
+			continue
+		}
+		first[i] = name
+	}
+	return nil
+}
+
+// host returns tensors in host memory for all weights. Their values are undefined.
+func (w *weights) host(scope *torch.Scope) (*hostState, error) {
+	s := &hostState{parts: nn.Parts{Unused: slices.Sorted(maps.Keys(w.unused))}, tensors: map[string]*torch.Tensor{}}
+	for _, each := range w.list {
+		t, err := torch.Empty(cuda.CPU, each.DType, each.Shape...)
 		if err != nil {
-			return nil, fmt.Errorf("aoti: %s: weight %s: %w", m.title(), w.Name, err)
+			return nil, fmt.Errorf("weight %s: %w", each.Name, err)
 		}
 		t = scope.Own(t)
-		if copies {
-			now, err := m.Weight(w.Name)
-			if err != nil {
-				return nil, err
-			}
-			if err := errors.Join(t.CopyFrom(now, torch.CopyOptions{}), now.Close()); err != nil {
-				return nil, fmt.Errorf("aoti: %s: weight %s: %w", m.title(), w.Name, err)
-			}
-		}
-		for _, n := range w.names {
+		for _, n := range each.names {
 			s.parts.Parameters = append(s.parts.Parameters, torch.Named{Name: n.Name, Tensor: t})
+			s.tensors[n.Name] = t
 		}
 	}
 	return s, nil
 }
 
 // hostState is a module for nn.Load, which uses its parts only.
-type hostState struct{ parts nn.Parts }
+type hostState struct {
+	parts   nn.Parts
+	tensors map[string]*torch.Tensor
+}
 
 func (s *hostState) Parts() nn.Parts { return s.parts }
 

@@ -84,7 +84,7 @@ func TestSanitizerOfWeights(t *testing.T) {
 func TestGPUWeightsOfQueuedRunsStay(t *testing.T) {
 	e, s := scaledExample(t)
 	stream := cudatest.Stream(t, e.model.Device())
-	if err := e.model.SwapWeights(t.Context(), s.sets[0]); err != nil {
+	if err := e.model.ReplaceWeights(t.Context(), s.sets[0]); err != nil {
 		t.Fatal(err)
 	}
 	scope := torch.NewScope("runs")
@@ -100,7 +100,7 @@ func TestGPUWeightsOfQueuedRunsStay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := e.model.SwapWeights(t.Context(), s.sets[i+1]); err != nil {
+		if err := e.model.ReplaceWeights(t.Context(), s.sets[i+1]); err != nil {
 			t.Fatal(err)
 		}
 		// New memory of the default stream, in which a set that was freed too early would be.
@@ -133,7 +133,7 @@ func TestGPUGraphOfReplacedWeightsIsStale(t *testing.T) {
 	graphed := torch.NewGraphed(call, torch.GraphedOptions{})
 	defer graphed.Close()
 	for set := range 3 {
-		if err := e.model.SwapWeights(t.Context(), s.sets[set]); err != nil {
+		if err := e.model.ReplaceWeights(t.Context(), s.sets[set]); err != nil {
 			t.Fatal(err)
 		}
 		for range 3 { // capture, and two replays
@@ -157,8 +157,8 @@ func TestGPUGraphOfReplacedWeightsIsStale(t *testing.T) {
 	scope := torch.NewScope("capture")
 	defer scope.Close()
 	graph, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
-		if err := e.model.SwapWeights(t.Context(), s.sets[0]); !errors.Is(err, cuda.ErrCapture) {
-			t.Errorf("SwapWeights in a capture: got the error %v, want ErrCapture", err)
+		if err := e.model.ReplaceWeights(t.Context(), s.sets[0]); !errors.Is(err, cuda.ErrCapture) {
+			t.Errorf("ReplaceWeights in a capture: got the error %v, want ErrCapture", err)
 		}
 		_, err := e.model.Run(t.Context(), x.In(scope))
 		return err
@@ -170,7 +170,7 @@ func TestGPUGraphOfReplacedWeightsIsStale(t *testing.T) {
 	if err := graph.Replay(cuda.DefaultStream(e.model.Device())); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.model.SwapWeights(t.Context(), s.sets[0]); err != nil {
+	if err := e.model.ReplaceWeights(t.Context(), s.sets[0]); err != nil {
 		t.Fatal(err)
 	}
 	if err := graph.Replay(cuda.DefaultStream(e.model.Device())); !errors.Is(err, cuda.ErrStale) {

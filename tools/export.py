@@ -53,7 +53,8 @@ def weights(program):
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     used = {targets[node.name] for node in program.graph.nodes if node.name in targets and node.users}
     for name, value in program.state_dict.items():
-        key = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride()) if value.numel() else name
+        place = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
+        key = place if value.numel() else name
         root = first.setdefault(key, name)
         found.append({"name": name, "used": name in used, **({"tied": root} if root != name else {})})
     return found
@@ -104,6 +105,11 @@ def export(module, arguments, keywords=None, *, path, dynamic_shapes=None, confi
     module = module.eval()
     with torch.no_grad():
         program = torch.export.export(module, arguments, keywords or {}, dynamic_shapes=dynamic_shapes)
+        if written := sorted(program.graph_signature.buffers_to_mutate.values()):
+            raise ValueError(
+                f"the module writes its buffers {', '.join(written)}, and concurrent runs of a package share them: return their "
+                "new values as outputs instead"
+            )
         metadata = {"torchstream": describe(program, spare), **(metadata or {})}
         # Package aoti checks the ranges of the description. The check of the compiled code refuses a batch of 1.
         options = {"aot_inductor.metadata": metadata, "aot_inductor.check_lowerbound": False, **(config or {})}
@@ -246,7 +252,7 @@ def main():
                    help="cuda or cpu (default: cuda if PyTorch has a GPU, otherwise cpu; here %(default)s)")
     p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     p.add_argument("--no-measure", action="store_true", help="on a CPU: do not compile in two ways to keep the faster")
-    p.add_argument("--replaceable", action="store_true", help="a program can replace the weights (Model.SwapWeights)")
+    p.add_argument("--replaceable", action="store_true", help="a program can replace the weights (Model.ReplaceWeights); on a CPU this may be slower")
     p.add_argument("--channels-last", action="store_true", help="the images are in this memory format")
     a = p.parse_args()
 

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "cuda/allocator.h"
 #include "cuda/capture.h"
+#include "cuda/order.h"
 #include "cuda/same_stream.h"
 #include "cuda/sanitizer.h"
 #include "cuda/storage.h"
@@ -83,6 +84,11 @@ ModelWeights::ModelWeights(const Constants& own,
   }
   std::sort(list_.begin(), list_.end(),
             [](const Weight& a, const Weight& b) { return a.name < b.name; });
+  // LibTorch has copied its weights to the GPU on the default stream, perhaps without a wait.
+  if (device.is_cuda()) {
+    order_after(c10::cuda::getCurrentCUDAStream(device.index()),
+                c10::cuda::getDefaultCUDAStream(device.index()));
+  }
   auto first = new_set();
   for (const Weight& weight : list_) {
     if (!weight.fixed) view(*first, weight).copy_(own.at(weight.name));
