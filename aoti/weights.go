@@ -159,8 +159,8 @@ func listed(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// Weights lists the weights that ReplaceWeights replaces, sorted by name: parameters and buffers, by
-// their names in the module's state_dict. Of several names of one tensor it lists one. Of a package
+// Weights lists the weights that ReplaceWeights replaces, sorted by name: parameters and buffers,
+// by their names in the module's state_dict. Of several names of one tensor it lists one. Of a package
 // for which ReplaceWeights returns [ErrFixedWeights], it lists the weights outside of the code.
 func (m *Model) Weights() []torch.Spec {
 	all := make([]torch.Spec, len(m.weights.list))

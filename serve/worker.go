@@ -58,8 +58,8 @@ func (w *worker) main(started chan<- error, left func()) {
 	}
 }
 
-// lost reports whether the worker's GPU has failed. Without requests, another worker's failure shows
-// only when this worker waits for its work.
+// lost reports whether the worker's GPU has failed. Without requests, another worker's failure
+// shows only when this worker waits for its work.
 func (w *worker) lost() bool {
 	return w.stream != nil && (w.queue.isLost(w.device) || w.hooks.probe(w) != nil)
 }

@@ -60,6 +60,13 @@ def weights(program):
     return found
 
 
+def written_buffers(program):
+    """The buffers that the program changes, by name."""
+    if not any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in program.graph.nodes):
+        return []
+    return sorted(program.run_decompositions({}).graph_signature.buffers_to_mutate.values())
+
+
 def describe(program, spare):
     """The JSON that package aoti reads: names, dtypes, ranges and memory formats of the inputs and outputs, and the weights."""
     values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
@@ -105,7 +112,7 @@ def export(module, arguments, keywords=None, *, path, dynamic_shapes=None, confi
     module = module.eval()
     with torch.no_grad():
         program = torch.export.export(module, arguments, keywords or {}, dynamic_shapes=dynamic_shapes)
-        if written := sorted(program.graph_signature.buffers_to_mutate.values()):
+        if written := written_buffers(program):
             raise ValueError(
                 f"the module writes its buffers {', '.join(written)}, and concurrent runs of a package share them: return their "
                 "new values as outputs instead"

@@ -314,22 +314,30 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 	if err != nil {
 		return nil, err
 	}
-	if e.graph != nil && (g.o.ReplayFirst || !ran) {
-		err := g.on.replay(e.graph, device)
-		switch {
-		case err == nil:
-			if !ran {
-				g.stats.Hits++
-			}
-			return e.results, nil
-		case !errors.Is(err, cuda.ErrStale) || g.o.FixedArguments:
-			return nil, err
+	if e.graph == nil || ran && !g.o.ReplayFirst {
+		return results, g.on.publish(device, results)
+	}
+	return g.firstReplay(e, device, arguments, ran, results)
+}
+
+// firstReplay replays a new graph in the call that captured it. results are those of the run, if
+// the function ran before the capture. The graph may be stale already, for example because another
+// goroutine has replaced a model's weights. firstReplay then returns the results of a run, and the
+// next call captures again.
+func (g *Graphed) firstReplay(e *graphedEntry, device cuda.Device, arguments []*Tensor, ran bool,
+	results []*Tensor) ([]*Tensor, error) {
+	err := g.on.replay(e.graph, device)
+	switch {
+	case err == nil:
+		if !ran {
+			g.stats.Hits++
 		}
-		// A tensor has moved since the capture, for example because another goroutine has replaced
-		// a model's weights. The next call captures again.
-		if g.dropStale(); !ran {
-			return g.warm(g.add(e.key, e.args), device, arguments) // runs the function: no kin is warm
-		}
+		return e.results, nil
+	case !errors.Is(err, cuda.ErrStale) || g.o.FixedArguments:
+		return nil, err
+	}
+	if g.dropStale(); !ran {
+		return g.warm(g.add(e.key, e.args), device, arguments) // runs the function: no kin is warm
 	}
 	return results, g.on.publish(device, results)
 }
