@@ -308,7 +308,8 @@ func (c *gzipChunk) grow(g *gzipAhead) bool {
 
 // step inflates the next bytes. ended means that the chunk ends here. ok is false if it is useless.
 func (c *gzipChunk) step() (ended, ok bool) {
-	if err := imagecapi.StopInflaterAt(c.inflater, uint64(8*(c.end-c.origin))); err != nil || c.in.more(1<<10) != nil {
+	stop := uint64(8 * max(0, c.end-c.origin)) // the header of a member may end after the chunk
+	if err := imagecapi.StopInflaterAt(c.inflater, stop); err != nil || c.in.more(1<<10) != nil {
 		return false, false
 	}
 	consumed, produced, done, err := imagecapi.Inflate(c.inflater, c.in.waiting(), c.in.end,
@@ -395,9 +396,12 @@ func (r *gzipReader) join() (joined bool, err error) {
 		joined := c.usable && r.startsAt(c, at, &state)
 		g.pop(joined)
 		if joined {
-			err := r.take(c, at)
+			if err := r.take(c, at); err != nil {
+				g.drop(c)
+				return true, err
+			}
 			g.head() // starts the next chunk while this one is delivered
-			return true, err
+			return true, nil
 		}
 	}
 	if !r.member.open {

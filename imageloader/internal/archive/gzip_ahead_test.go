@@ -65,20 +65,25 @@ func compare(t testing.TB, what string, file []byte, chunk int64) int {
 		t.Fatalf("%s: got the error %v, want %v", what, got.err, want.err)
 	}
 	if want.err != io.EOF { // how much comes before an error depends on the size of the steps
-		n := min(len(got.data), len(want.data))
+		n, points := min(len(got.data), len(want.data)), min(len(got.points), len(want.points))
 		if !bytes.Equal(got.data[:n], want.data[:n]) {
 			t.Fatalf("%s: got other bytes before the error %v", what, want.err)
+		}
+		if len(got.data) < len(want.data)-inflateRoom {
+			t.Fatalf("%s: got %d bytes before the error %v, want %d less at most a step of %d", what, len(got.data),
+				want.err, len(want.data), inflateRoom)
+		}
+		if !slices.EqualFunc(got.points[:points], want.points[:points], equalPoints) {
+			t.Fatalf("%s: got other checkpoints before the error %v", what, want.err)
 		}
 		return got.joined
 	}
 	if !bytes.Equal(got.data, want.data) {
 		t.Fatalf("%s: got %d bytes, want %d, or other ones", what, len(got.data), len(want.data))
 	}
-	if !slices.EqualFunc(got.points, want.points, func(a, b Checkpoint) bool {
-		return a.Bit == b.Bit && a.Output == b.Output && bytes.Equal(a.Window, b.Window)
-	}) {
+	if !slices.EqualFunc(got.points, want.points, equalPoints) {
 		for i := range min(len(got.points), len(want.points)) {
-			if g, w := got.points[i], want.points[i]; g.Bit != w.Bit || g.Output != w.Output || !bytes.Equal(g.Window, w.Window) {
+			if g, w := got.points[i], want.points[i]; !equalPoints(g, w) {
 				t.Fatalf("%s: checkpoint %d of %d: got bit %d, output %d, window of %d bytes, want %d, %d, %d of %d", what, i,
 					len(got.points), g.Bit, g.Output, len(g.Window), w.Bit, w.Output, len(w.Window), len(want.points))
 			}
@@ -86,6 +91,10 @@ func compare(t testing.TB, what string, file []byte, chunk int64) int {
 		t.Fatalf("%s: got %d checkpoints, want %d", what, len(got.points), len(want.points))
 	}
 	return got.joined
+}
+
+func equalPoints(a, b Checkpoint) bool {
+	return a.Bit == b.Bit && a.Output == b.Output && bytes.Equal(a.Window, b.Window)
 }
 
 // kinds returns bytes of several kinds: like photographs, with headers that are alike; text; and
@@ -118,11 +127,13 @@ func kinds(rng *rand.Rand, n int) map[string][]byte {
 // contents, the compressor's level and the members. It joins the chunks of photographs.
 func TestInflatingAheadChangesNothing(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for name, data := range kinds(rng, 2<<20) {
+	cases := 0
+	for name, all := range kinds(rng, 2<<20) {
 		for _, level := range []int{1, 6, flate.HuffmanOnly, flate.NoCompression} {
-			for _, every := range []int{len(data), 1_000_000, 65_280, 900} {
+			for _, every := range []int{len(all), 1_000_000, 65_280, 900} {
+				data := all
 				if every < 1000 {
-					data = data[:1<<20]
+					data = all[:1<<20]
 				}
 				what := fmt.Sprintf("%s, level %d, members of %d", name, level, every)
 				file := archivetest.GzipSplit(t, data, every, level)
@@ -130,6 +141,7 @@ func TestInflatingAheadChangesNothing(t *testing.T) {
 					if int64(len(file)) < 4*chunk {
 						continue
 					}
+					cases++
 					joined := compare(t, what, file, chunk)
 					if name == "photographs" && joined < int(int64(len(file))/chunk)*3/4-1 {
 						t.Errorf("%s: got %d of %d chunks joined, want three quarters", what, joined, int64(len(file))/chunk)
@@ -137,6 +149,54 @@ func TestInflatingAheadChangesNothing(t *testing.T) {
 				}
 			}
 		}
+	}
+	if cases < 60 {
+		t.Errorf("got %d cases of large enough files, want 60 or more", cases)
+	}
+}
+
+// TestChunkEndsAtAHeaderAcrossItsEnd: a chunk ends at the member whose header starts in the chunk
+// and ends after it, and does not inflate that member.
+func TestChunkEndsAtAHeaderAcrossItsEnd(t *testing.T) {
+	data := kinds(rand.New(rand.NewPCG(11, 12)), 2<<20)["photographs"]
+	first := archivetest.GzipSplit(t, data[:1<<20], 1<<20, 6)
+	second := archivetest.GzipSplit(t, data, 2<<20, 6)
+	const named = 200 // bytes of the second member's header after the first ten
+	file := slices.Clone(first)
+	file = append(file, second[:3]...)
+	file = append(file, second[3]|8) // FNAME
+	file = append(file, second[4:10]...)
+	file = append(file, bytes.Repeat([]byte("n"), named-1)...)
+	file = append(file, 0)
+	file = append(file, second[10:]...)
+	chunk := int64(len(first)+named) / 4 // the fourth chunk ends in the name
+	if at := 4 * chunk; at <= int64(len(first)) || at >= int64(len(first)+10+named) {
+		t.Fatalf("the chunk ends at %d, want a place in the header from %d on", at, len(first))
+	}
+	compare(t, "a header across the end", file, chunk)
+	var spent time.Duration
+	source := &contextReader{ctx: t.Context(), reader: bytes.NewReader(file), spent: &spent}
+	r, err := newGzipReader(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	r.inflateAhead(t.Context(), source, bytes.NewReader(file), int64(len(file)), chunk, 4)
+	entered := false
+	for c := r.ahead.head(); c != nil && !entered; c = r.ahead.head() {
+		<-c.done
+		if c.end == 4*chunk {
+			entered = c.origin > c.end
+			if inside := c.wr - c.base; !c.usable || inside > 300_000 {
+				t.Errorf("got a chunk that ends at %d, usable: %v, after %d bytes of the member at %d; want a usable chunk "+
+					"with few bytes of the member", c.end, c.usable, inside, c.origin)
+			}
+			break
+		}
+		r.ahead.pop(true)
+	}
+	if !entered {
+		t.Error("no chunk has entered the member whose header is across its end")
 	}
 }
 
