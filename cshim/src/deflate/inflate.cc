@@ -249,6 +249,7 @@ bool Inflater::coded(BitReader* in, Output* out) {
     }
     if (out->next == out->end) return false;
     if (in->end - in->next >= kFastInput && out->end - out->next >= kFastOutput) {
+      in->give_back();  // so that next is where the bits that were used end
       const uint8_t* const from = in->next;
       const size_t span = chain_span(*in, *out);
       if (span > 0) coded_chains(span, in, out);
