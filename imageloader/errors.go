@@ -16,6 +16,9 @@ var (
 	ErrClosed = errors.New("imageloader: the loader is closed")
 	// ErrNoSamples means that an archive or an epoch has no sample to deliver.
 	ErrNoSamples = index.ErrNoSamples
+	// ErrLabels means that a Parquet file has no usable column of labels, or that a sample has an
+	// impossible label. Options.Unlabelled needs no labels.
+	ErrLabels = archive.ErrLabels
 	// ErrNoLibrary means that the image library is not installed, or has another version than this
 	// program needs. The message gives the installed and the wanted version, and the command that
 	// installs it.

@@ -104,7 +104,7 @@ func (l *Loader) archiveConfig() archive.Config {
 		Columns: archive.Columns{Image: l.o.Columns.Image, Labels: l.o.Columns.Labels, Lists: l.o.MultiLabel,
 			Unlabelled: l.o.List != "" || l.o.Unlabelled || l.o.Boxes.used(), Boxes: l.o.Boxes.column()},
 		RowNames: l.o.Columns.RowNames || l.o.Boxes.oneFile(), // lists need unique names
-		Requests: &archive.Requests{Logger: l.o.Logger}, Inflaters: runtime.GOMAXPROCS(0)}
+		Requests: &archive.Requests{Logger: l.o.Logger}, Inflaters: min(runtime.GOMAXPROCS(0), l.o.Workers)}
 }
 
 // openAgain opens the loader's archive again.

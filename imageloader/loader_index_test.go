@@ -5,6 +5,7 @@ package imageloader
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/binary"
@@ -231,6 +232,23 @@ func TestRestoreReportsNoProgress(t *testing.T) {
 	}
 	if calls != 0 {
 		t.Errorf("Restore called Options.Progress %d times, want 0", calls)
+	}
+}
+
+func TestWorkersLimitTheInflatersOfOpen(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 4, nil))
+	for _, workers := range []int{0, 1, 2, 1000} {
+		l, err := Open(path, Options{NoIndex: true, Workers: workers, Transform: Eval(36, 32)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := min(cmp.Or(workers, 1000), runtime.GOMAXPROCS(0))
+		if got := l.archiveConfig().Inflaters; got != want {
+			t.Errorf("%d workers: got %d inflaters, want %d", workers, got, want)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -151,16 +151,19 @@ func (o *embedOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 	return e.print(loader)
 }
 
-// openImages opens the archive. If no option says where labels come from, and an image has no
-// label, it opens the archive again, without labels. All images are then samples.
+// openImages opens the archive. If no option says where labels come from, and labels are missing or
+// impossible, it opens the archive again, without labels. All images are then samples.
 func (o *embedOptions) openImages(ctx context.Context, device cuda.Device, options imageloader.Options) (
 	loader *imageloader.Loader, feed *prefetcher.Prefetcher, err error) {
 	loader, feed, err = o.open(ctx, device, o.archive, math.MaxInt, options, trace.Window{})
-	if !o.images.ByDirectory() || len(o.images.Columns.Labels) > 0 || err == nil && loader.Stats().Orphans == 0 ||
-		ctx.Err() != nil {
+	if !o.images.ByDirectory() || len(o.images.Columns.Labels) > 0 {
 		return loader, feed, err
 	}
-	if err == nil {
+	switch {
+	case errors.Is(err, imageloader.ErrNoSamples), errors.Is(err, imageloader.ErrLabels):
+	case err != nil || loader.Stats().Orphans == 0:
+		return loader, feed, err
+	default:
 		if err = errors.Join(feed.Close(), loader.Close()); err != nil {
 			return nil, nil, err
 		}

@@ -244,6 +244,29 @@ func TestEmbedNeedsNoClasses(t *testing.T) {
 	}
 }
 
+// Only missing or impossible labels are a reason to read an archive again, without labels. Another
+// error is reported.
+func TestEmbedReportsErrorsOtherThanLabels(t *testing.T) {
+	readPyTorchImages(t)
+	data := string(photo(t, "test/cat/000.jpg"))
+	args := []string{"-model", imagesPackage, "-output", "features", "-archive"}
+	damaged := filepath.Join(t.TempDir(), "a.parquet")
+	writeFile(t, damaged, string(parquettest.File(t, []parquettest.Row{{Path: "a.jpg", Image: data, Label: 3}},
+		parquettest.Layout{Classes: []string{"a", "b"}})))
+	status, _, stderr := command(t, append([]string{"embed", "-o", filepath.Join(t.TempDir(), "v.npy")},
+		append(args, damaged)...)...)
+	if want := "the label is 3, and the file names 2 classes"; status != 1 || !strings.Contains(stderr, want) {
+		t.Errorf("got status %d, %s, want 1 and %q", status, stderr, want)
+	}
+	table := filepath.Join(t.TempDir(), "a.parquet")
+	writeFile(t, table, string(parquettest.File(t, []parquettest.Row{{Path: "a.jpg", Image: data, Label: 1 << 20}},
+		parquettest.Layout{})))
+	names, _, _ := embed(t, filepath.Join(t.TempDir(), "v.safetensors"), append(args, table)...)
+	if !slices.Equal(names, []string{"a/00000000/a.jpg"}) {
+		t.Errorf("a column label with numbers that are no classes: got %q, want the row", names)
+	}
+}
+
 // A .npy file has the same rows, after a header of NumPy's format.
 func TestEmbedWritesNumPyFiles(t *testing.T) {
 	readPyTorchImages(t)

@@ -166,7 +166,7 @@ TEST_P(FollowKinds, CopiesMadeAgainGiveTheOutput) {
       }
     }
   }
-  EXPECT_GT(entered, GetParam() == 4 ? -1 : 2);
+  EXPECT_GT(entered, 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Bytes, FollowKinds, ::testing::Range(0, 5));

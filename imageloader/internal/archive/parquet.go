@@ -18,6 +18,9 @@ import (
 // Columns selects the columns of images and labels in Parquet files.
 type Columns = parquet.Columns
 
+// ErrLabels is the error for Parquet files without a usable column of labels.
+var ErrLabels = parquet.ErrLabels
+
 // RowError is an error in a row of a Parquet file.
 type RowError = parquet.RowError
 
@@ -94,7 +97,8 @@ func (a *Archive) Table() (classes, columns []string) {
 	return f.Classes(), f.Columns()
 }
 
-// Boxes calls add with the name and the boxes of each row of the Parquet files, in order.
+// Boxes calls add with the name and the boxes of each row of the Parquet files, in order. It ends
+// with the archive's context.
 func (r *Reader) Boxes(add func(name string, boxes []parquet.Box) error) error {
 	classes, err := r.BoxClasses()
 	if err != nil {
@@ -111,6 +115,9 @@ func (r *Reader) Boxes(add func(name string, boxes []parquet.Box) error) error {
 		}
 		stem := r.a.stem(shard)
 		for row, err := range f.Boxes() {
+			if err == nil {
+				err = r.a.ctx.Err()
+			}
 			if err == nil {
 				err = add(r.a.rowName(stem, row.Path, row.Number), row.Boxes)
 			}

@@ -1,10 +1,13 @@
 package archive_test
 
 import (
+	"context"
+	"errors"
 	"path/filepath"
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/parquet"
 )
 
 // TestNamesOfRowsDoNotDependOnTheSpelling: Options.Part hashes names, so another spelling of the
@@ -36,6 +39,29 @@ func TestNamesOfRowsDoNotDependOnTheSpelling(t *testing.T) {
 		if got := archive.RowName("", false, c.paths...); got != c.want {
 			t.Errorf("%q: the row is called %q, want %q", c.paths, got, c.want)
 		}
+	}
+}
+
+// TestEndedContextEndsReadingBoxes: no later row is read, although the file is open.
+func TestEndedContextEndsReadingBoxes(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	a, err := archive.Open(ctx, "../../testdata/parquet/boxes-lists.parquet",
+		archive.Config{Columns: archive.Columns{Unlabelled: true, Boxes: "objects"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	r := archive.NewReader(a)
+	defer r.Close()
+	rows := 0
+	err = r.Boxes(func(string, []parquet.Box) error {
+		if rows++; rows == 3 {
+			cancel()
+		}
+		return nil
+	})
+	if !errors.Is(err, context.Canceled) || rows != 3 {
+		t.Errorf("got %d rows and the error %v, want 3 and %v", rows, err, context.Canceled)
 	}
 }
 

@@ -45,6 +45,9 @@ type LabelError struct {
 	Label string
 }
 
+// Is reports whether target is archive.ErrLabels.
+func (e *LabelError) Is(target error) bool { return target == archive.ErrLabels }
+
 func (e *LabelError) Error() string {
 	return fmt.Sprintf("imageloader: %s: %q has the label %q: all labels are numbers, "+
 		"so each has to be a whole number from 0 to %d "+

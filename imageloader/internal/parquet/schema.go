@@ -168,11 +168,25 @@ func (f *footer) choose(c Columns) (s selection, err error) {
 			return s, err
 		}
 	}
-	if !c.Unlabelled {
-		err = s.chooseLabels(leaves, c)
+	if c.Unlabelled {
+		return s, nil
 	}
-	return s, err
+	if err := s.chooseLabels(leaves, c); err != nil {
+		return s, labelsError{err}
+	}
+	return s, nil
 }
+
+// ErrLabels is the error of Open if a file has no column of labels, if several columns may have
+// them, or if the column can't have labels.
+var ErrLabels = errors.New("no column of labels")
+
+// labelsError is an error that is ErrLabels.
+type labelsError struct{ error }
+
+func (labelsError) Is(target error) bool { return target == ErrLabels }
+
+func (e labelsError) Unwrap() error { return e.error }
 
 // imageNames are the usual names of columns of images.
 var imageNames = []string{"image", "img", "images", "picture", "photo", "jpg", "jpeg", "png", "pixel_values",
