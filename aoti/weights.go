@@ -160,8 +160,9 @@ func listed(names []string) string {
 }
 
 // Weights lists the weights that ReplaceWeights replaces, sorted by name: parameters and buffers,
-// by their names in the module's state_dict. Of several names of one tensor it lists one. Of a package
-// for which ReplaceWeights returns [ErrFixedWeights], it lists the weights outside of the code.
+// by their names in the module's state_dict. Of several names of one tensor it lists one. Of a
+// package for which ReplaceWeights returns [ErrFixedWeights], it lists the weights outside of the
+// code.
 func (m *Model) Weights() []torch.Spec {
 	all := make([]torch.Spec, len(m.weights.list))
 	for i, w := range m.weights.list {

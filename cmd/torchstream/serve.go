@@ -101,6 +101,8 @@ func (o *serveOptions) check() error {
 
 // run serves until ctx ends.
 func (o *serveOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stderr io.Writer) (err error) {
+	signals, stop := reloadSignals()
+	defer stop()
 	if err := cmp.Or(cli.SpinBriefly(), cli.SetThreads(o.threads)); err != nil {
 		return err
 	}
@@ -144,7 +146,7 @@ func (o *serveOptions) run(ctx context.Context, set *flag.FlagSet, stdout, stder
 		defer cancel()
 		err = errors.Join(err, batcher.Close(limit))
 	}()
-	defer o.reloadOnSignal(ctx, networks, stdout, log)()
+	defer o.reloadOnSignal(ctx, signals, networks, stdout, log)()
 	h := &imageHandler{batcher: batcher, classes: classes, top: o.top,
 		uploads: httpserve.NewUploads(o.maxBytes, o.maxMemory)}
 	fmt.Fprintf(stdout, "http://%v/ in a browser, or: curl --data-binary @photo.jpg http://%[1]v/\n", listener.Addr())

@@ -7,7 +7,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
+	"log/slog"
 	"math"
 	"net/http"
 	"os"
@@ -62,7 +64,7 @@ func TestServeReadsWeightsAgainOnSIGUSR1(t *testing.T) {
 		ended <- program().Run(ctx, []string{"serve", "-address", "localhost:0", "-model", imagesPackage, "-weights", weights},
 			toStdout, toStderr)
 	}()
-	lines, errors := bufio.NewReader(stdout), bufio.NewReader(stderr)
+	lines, failures := bufio.NewReader(stdout), bufio.NewReader(stderr)
 	var none bytes.Buffer
 	url := addressOf(t, lines, &none)
 	image := photo(t, want.Names[0])
@@ -100,7 +102,8 @@ func TestServeReadsWeightsAgainOnSIGUSR1(t *testing.T) {
 	if err := os.WriteFile(weights, []byte("no weights"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	reload(errors, "the weights are not replaced")
+	reload(failures, "the weights are not replaced")
+	go func() { _, _ = io.Copy(io.Discard, failures) }() // later lines must not block the server
 	check(2)
 	cancel()
 	if status := <-ended; status != 0 {
@@ -114,5 +117,42 @@ func TestServeRefusesWeightsForACheckpoint(t *testing.T) {
 	if err := o.loadWeights(context.Background(), []*network{{path: "best.pt"}}); err == nil ||
 		!strings.Contains(err.Error(), "best.pt is a checkpoint") {
 		t.Errorf("got the error %v, want one that best.pt is a checkpoint", err)
+	}
+}
+
+// SIGUSR1 without -weights is an error in the log, and does not end the process.
+func TestServeWithoutWeightsAnswersSIGUSR1(t *testing.T) {
+	signals, stop := reloadSignals()
+	defer stop()
+	read, write := io.Pipe()
+	defer (&serveOptions{}).reloadOnSignal(t.Context(), signals, nil, io.Discard, slog.New(slog.NewTextHandler(write, nil)))()
+	if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(read).ReadString('\n'); err != nil || !strings.Contains(line, "serve has no -weights") {
+		t.Errorf("got the line %q, error %v, want one that serve has no -weights", line, err)
+	}
+}
+
+// If a device fails, the error names the devices that have the new weights.
+func TestServeNamesTheDevicesWithNewWeights(t *testing.T) {
+	weights := filepath.Join(t.TempDir(), "w.safetensors")
+	saveScaled(t, weights, 2)
+	var networks []*network
+	for range 2 {
+		m, err := aoti.Load(imagesPackage, aoti.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		networks = append(networks, &network{path: imagesPackage, model: m, device: m.Device()})
+	}
+	if err := networks[1].model.Close(); err != nil {
+		t.Fatal(err)
+	}
+	o := serveOptions{weights: weights}
+	err := o.loadWeights(t.Context(), networks)
+	if !errors.Is(err, aoti.ErrClosed) || !strings.Contains(err.Error(), "cpu already has the new weights") {
+		t.Errorf("got the error %v, want ErrClosed, and that cpu already has the new weights", err)
 	}
 }

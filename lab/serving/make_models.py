@@ -92,7 +92,7 @@ def main():
     p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     p.add_argument("--channels-last", action="store_true")
     p.add_argument("--no-onnx", action="store_true")
-    p.add_argument("--swappable", action="store_true", help="on a CPU: do not freeze the weights, so that they can be replaced")
+    p.add_argument("--replaceable", action="store_true", help="on a CPU: do not freeze the weights, so that they can be replaced")
     a = p.parse_args()
 
     torch.manual_seed(1)
@@ -120,7 +120,7 @@ def main():
     for batch in filter(None, a.batch.split(",")):
         least, _, most = batch.partition(":")
         dynamic = ({0: torch.export.Dim("batch", min=int(least), max=int(most) + 1)},) if most else None
-        write = export_fastest if a.device == "cpu" and not a.swappable else export
+        write = export_fastest if a.device == "cpu" and not a.replaceable else export
         out = f"{path}-{batch.replace(':', '-')}.pt2"
         write(net, (images[: int(most or least)],), path=out, dynamic_shapes=dynamic, metadata=metadata, spare=int(bool(most)))
         print(out)

@@ -69,7 +69,7 @@ func benchSoak(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	set.Float64Var(&o.minutes, "minutes", 10, "how long")
 	set.DurationVar(&o.every, "every", 5*time.Second, "`TIME` between two readings of /proc")
 	set.DurationVar(&o.swap, "swap-every", 0, "let the server read its weights again every so often (0: never); needs a "+
-		"package of make_models.py --swappable")
+		"package of make_models.py --replaceable")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
