@@ -52,8 +52,8 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	o.network.register(set)
 	o.images.Register(set, cli.UprightOption)
 	set.StringVar(&o.labels, "labels", "", "`FILE` with the name of each class, one a line (default: the model's names)")
-	set.StringVar(&o.weights, "weights", "", "with a package: `FILE` of weights (.safetensors, .pt) in the place of the "+
-		"package's. SIGUSR1 reads it again")
+	set.StringVar(&o.weights, "weights", "", "with a package: `FILE` of weights (.safetensors, .pt) to use instead of "+
+		"the package's. SIGUSR1 reads it again")
 	set.StringVar(&o.address, "address", "localhost:8080", "`HOST:PORT` to listen on; port 0 picks a free one, and "+
 		":8080 listens on all addresses")
 	set.IntVar(&o.batch, "batch", 32, "largest number of images in a batch; at most what a package takes")
