@@ -457,11 +457,12 @@ func (d *gpuDevice) Check(ctx context.Context, slot, _ int, info any, busy func(
 }
 
 // HostWait polls, because a thread that waits inside CUDA can't be interrupted when the context
-// ends. It first spins, because a copy whose batch has passed Check is complete in a few
-// microseconds. The longer the wait, the longer are the intervals: they delay the source by a
+// ends. With enough CPUs it first spins, because a copy whose batch has passed Check is complete in
+// a few microseconds. The longer the wait, the longer are the intervals: they delay the source by a
 // sixteenth.
 func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) error {
 	const spin, shortest, longest = 100 * time.Microsecond, 20 * time.Microsecond, 500 * time.Microsecond
+	var p poller
 	for began := time.Now(); ; {
 		done, err := copied.Query()
 		if err != nil {
@@ -475,7 +476,7 @@ func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) er
 		if err := stop(); err != nil {
 			return err
 		}
-		if waited := time.Since(began); waited > spin {
+		if waited := time.Since(began); waited > spin || !p.maySpin() {
 			system.Sleep(min(max(waited/16, shortest), longest))
 		}
 	}

@@ -20,12 +20,13 @@ const (
 type poller struct {
 	late  time.Duration       // mean time by which recent sleeps were late
 	sleep func(time.Duration) // nil: system.Sleep
+	cpus  int                 // GOMAXPROCS at the start of the wait; 0: not asked yet
 }
 
 // pause pauses for about d. waited is the time since the start of the wait.
 func (p *poller) pause(d, waited time.Duration) {
 	began := time.Now()
-	if p.late > maxLate && waited < maxSpin && runtime.GOMAXPROCS(0) >= minCPUs {
+	if p.late > maxLate && waited < maxSpin && p.maySpin() {
 		for time.Since(began) < spinEach {
 		}
 		return
@@ -40,4 +41,12 @@ func (p *poller) pause(d, waited time.Duration) {
 
 // forget is called after each wait. It makes the poller sleep again some hundred waits after a late
 // sleep, to find out whether sleeps are still late.
-func (p *poller) forget() { p.late -= p.late / 512 }
+func (p *poller) forget() { p.late, p.cpus = p.late-p.late/512, 0 }
+
+// maySpin reports whether the program has enough CPUs to spin in this wait.
+func (p *poller) maySpin() bool {
+	if p.cpus == 0 {
+		p.cpus = runtime.GOMAXPROCS(0)
+	}
+	return p.cpus >= minCPUs
+}

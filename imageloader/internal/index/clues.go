@@ -66,6 +66,10 @@ func (c *clues) advice() (advice, instead string) {
 		return fmt.Sprintf("%q is a Parquet file: unpack it, and open that file", c.parquet), ""
 	case c.parquet != "":
 		instead = filepath.Join(c.folder, filepath.FromSlash(parquetShards(c.parquet)))
+		if strings.ContainsAny(c.folder, "*?[{'") { // no pattern, and in no quotes
+			instead = filepath.Join(c.folder, filepath.FromSlash(c.parquet))
+			return fmt.Sprintf("%q is a Parquet file: open %q", c.parquet, instead), instead
+		}
 		return fmt.Sprintf("%q is a Parquet file: open '%s'", c.parquet, instead), instead
 	case c.arrow != "":
 		return fmt.Sprintf("%q is an Arrow file, as save_to_disk of Hugging Face's datasets writes it: "+

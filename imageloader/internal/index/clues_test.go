@@ -42,3 +42,13 @@ func TestArchiveWithoutSamplesSaysWhatItIs(t *testing.T) {
 		t.Errorf("a Parquet file in a .tar: got %q, want advice to unpack it", err)
 	}
 }
+
+func TestAdviceForFoldersThatLookLikePatterns(t *testing.T) {
+	for folder, want := range map[string]string{"/d": "/d/t-*.parquet", "/d[1]": "/d[1]/t-0.parquet",
+		"/a*": "/a*/t-0.parquet", "/it's": "/it's/t-0.parquet"} {
+		c := clues{folder: folder, parquet: "t-0.parquet"}
+		if advice, got := c.advice(); got != want || !strings.Contains(advice, want) {
+			t.Errorf("%s: got %q and the path %q, want the path %q in both", folder, advice, got, want)
+		}
+	}
+}

@@ -260,8 +260,7 @@ func (m *listMatcher) unlisted(name string, image bool) int32 {
 }
 
 // finish reports on all rows, after the last member. It returns an error if no row has an image, or
-// if the first line looks like a header. A list of every image has an
-// empty report.
+// if the first line looks like a header. A list of every image has an empty report.
 func (m *listMatcher) finish(log *slog.Logger) (*ListReport, error) {
 	l, r := m.list, &m.report
 	if l.every {
