@@ -40,7 +40,7 @@ type call struct {
 	gpu  *capi.Group // nil on the CPU
 }
 
-// backend returns the group of the tensors' device.
+// backend returns the library's group for the device of the call's tensors: the GPU's or the CPU's.
 func (c *call) backend() *capi.Group {
 	if c.gpu != nil {
 		return c.gpu
@@ -78,7 +78,7 @@ func (g *Group) beginPair(name string, from, to int, t *torch.Tensor) (*call, er
 	}
 	if from == to || min(from, to) < 0 || max(from, to) >= len(g.ranks) {
 		return nil, fmt.Errorf("distributed: %s from rank %d to rank %d of a group of %d: they must be "+
-			"two ranks of it: %w", name, from, to, len(g.ranks), cuda.ErrInvalidArgument)
+			"two different ranks of the group: %w", name, from, to, len(g.ranks), cuda.ErrInvalidArgument)
 	}
 	if err := g.lock(); err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (g *Group) check(name string, tensors []*torch.Tensor) error {
 			return fmt.Errorf("distributed: %s: %w", name, err)
 		}
 		if d := t.Device(); d != cuda.CPU && d != g.job.device {
-			return fmt.Errorf("distributed: %s: a tensor is on %v, and this rank's tensors on %v or the "+
+			return fmt.Errorf("distributed: %s: a tensor is on %v, and must be on this rank's device %v or the "+
 				"CPU: %w", name, d, g.job.device, cuda.ErrInvalidArgument)
 		}
 	}

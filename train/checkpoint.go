@@ -66,7 +66,8 @@ type Checkpoint struct {
 	// over World, each rank writes its shard to a separate file next to rank 0's. On each rank,
 	// Load reads only the rank's own shards. No host holds whole tensors of sharded state: see
 	// checkpoint.RankWriter. If the state is sharded over a group other than World, Save first
-	// gathers it within that group. World's rank 0 then writes the state gathered in its own group.
+	// gathers it within that group. Such groups are replicas: World's rank 0 writes the state of its
+	// own group.
 	//
 	// A job of any number of ranks, or a single process, can read the file: see RestoreLoader. A
 	// rank without an entry in the file seeds its generators from rank 0's state and its own rank
@@ -123,11 +124,11 @@ func (w *writing) free() { closeAll(w.made) }
 // parts returns this rank's shards of tensors.
 func (w *writing) parts() []torch.Named { return w.divided.Parts(w.file) }
 
-// leads reports whether this process writes the file itself.
+// leads reports whether this process writes the main file, and not only a file of shards.
 func (w *writing) leads() bool { return w.world == nil || w.world.Rank() == 0 }
 
-// collect gathers everything to write. In a job, a failure of one rank is an error of all ranks: of
-// collect, or of agree at the end.
+// collect gathers everything to write. In a job, all ranks learn of a failure of one rank: collect
+// returns an error on each, or agree does at the end of Save.
 func (c *Checkpoint) collect(path string) (*writing, error) {
 	w := &writing{path: path, world: c.World, divided: checkpoint.Divided{},
 		file: map[string]any{metadataKey: metadata(c.Metadata)}}

@@ -14,12 +14,12 @@ func (s *Stepper) sayIfSlow(device cuda.Device) {
 	s.looked = true
 	switch s.halfDType() {
 	case torch.Float16:
-		s.o.Log.Warn("train: float16 on a CPU is many times slower than float32, in LibTorch itself: use " +
+		s.o.Log.Warn("train: float16 on a CPU is many times slower than float32 in LibTorch: use " +
 			"BFloat16 on a CPU with AVX512, or float32, or a GPU")
 	case torch.BFloat16:
 		if !bfloat16IsFast() {
 			s.o.Log.Warn("train: bfloat16 on this CPU, without AVX512, is many times slower than " +
-				"float32, in LibTorch itself: use float32, a CPU with AVX512, or a GPU")
+				"float32 in LibTorch: use float32, a CPU with AVX512, or a GPU")
 		}
 	}
 }

@@ -37,17 +37,18 @@ type serveOptions struct {
 	maxBytes, maxMemory     int64
 }
 
-// maxDrain is the maximum of -drain. It is less than the time that a command has to end after a
-// signal.
+// maxDrain is the maximum of -drain. A command that has not ended a minute after a signal is ended
+// at once, so maxDrain is shorter.
 const maxDrain = 50 * time.Second
 
 // serveCommand classifies images that are uploaded over HTTP.
 func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o serveOptions
 	set := cli.Flags("torchstream serve",
-		"Classifies images that clients POST to /, in batches, with a package (.pt2) of tools/export.py or a checkpoint\n"+
-			"of torchstream train. A GET of / is a page to try it, /metrics has figures for Prometheus, and /healthz is 200\n"+
-			"while the server can answer. SIGTERM and SIGINT end it when the requests that have started are answered.", stderr)
+		"Classifies the image of each POST to / with a package (.pt2) of tools/export.py or a checkpoint of\n"+
+			"torchstream train. Requests at the same time form batches. A GET of / is a page to try it, /metrics has figures\n"+
+			"for Prometheus, and /healthz is 200 while the server can answer. SIGTERM and SIGINT end it when the requests\n"+
+			"that have started are answered.", stderr)
 	o.network.usual = "logits"
 	o.network.register(set)
 	o.images.Register(set, cli.UprightOption)
@@ -63,7 +64,8 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.Func("max-bytes", "largest `SIZE` of an upload, such as 10M (default 10M)", sizeOption(&o.maxBytes))
 	set.Func("max-memory", "`SIZE` of all uploads in memory; further ones are answered with 503 (default 256M)",
 		sizeOption(&o.maxMemory))
-	set.DurationVar(&o.drain, "drain", 30*time.Second, "longest `TIME` to answer the requests that have started, at the end")
+	set.DurationVar(&o.drain, "drain", 30*time.Second,
+		"after a signal, longest `TIME` to answer the requests that have started")
 	threads := cli.ThreadsOption(set)
 	o.maxBytes, o.maxMemory = 10<<20, 256<<20
 	if err := cli.Parse(set, args, 0); err != nil {
