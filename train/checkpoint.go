@@ -66,8 +66,8 @@ type Checkpoint struct {
 	// over World, each rank writes its shard to a separate file next to rank 0's. On each rank,
 	// Load reads only the rank's own shards. No host holds whole tensors of sharded state: see
 	// checkpoint.RankWriter. If the state is sharded over a group other than World, Save first
-	// gathers it within that group. Such groups are replicas: World's rank 0 writes the state of its
-	// own group.
+	// gathers it within that group. Such groups are replicas: World's rank 0 writes the state of
+	// its own group.
 	//
 	// A job of any number of ranks, or a single process, can read the file: see RestoreLoader. A
 	// rank without an entry in the file seeds its generators from rank 0's state and its own rank
