@@ -253,7 +253,7 @@ bool Inflater::coded(BitReader* in, Output* out) {
       const uint8_t* const from = in->next;
       const size_t span = chain_span(*in, *out);
       if (span > 0) coded_chains(span, in, out);
-      if (in->next == from) coded_fast(in, out);
+      if (state_ == State::kCoded && in->next == from) coded_fast(in, out);
       block_used_ += static_cast<size_t>(in->next - from);
       continue;
     }
