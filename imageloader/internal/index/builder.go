@@ -195,8 +195,8 @@ func (b *Builder) addRow(m *archive.Member) (number, label int, err error) {
 		text = m.Labels[0]
 	}
 	if len(text) > archive.MaxNameBytes {
-		return -1, 0, fmt.Errorf("imageloader: %s: %q: a label of %d bytes, over the limit of %d", b.file, m.Name,
-			len(text), archive.MaxNameBytes)
+		return -1, 0, labelTooLong{fmt.Errorf("imageloader: %s: %q: a label of %d bytes, over the limit of %d", b.file,
+			m.Name, len(text), archive.MaxNameBytes)}
 	}
 	if class, unknown := b.dirs.unknownIn(text); unknown {
 		return -1, 0, b.dirs.unknown(m.Name, class)

@@ -242,7 +242,8 @@ func (w *walk) addLabel(m *archive.Member, extension string) error {
 		return fmt.Errorf("%q: %w", m.Name, err)
 	}
 	if len(text) > archive.MaxNameBytes {
-		return fmt.Errorf("%q: a label of %d bytes, over the limit of %d", m.Name, len(text), archive.MaxNameBytes)
+		return labelTooLong{fmt.Errorf("%q: a label of %d bytes, over the limit of %d", m.Name, len(text),
+			archive.MaxNameBytes)}
 	}
 	if text == "" {
 		g.noField = true

@@ -55,6 +55,13 @@ func (e *LabelError) Error() string {
 		e.File, e.Name, e.Label, maxNumberedClasses-1)
 }
 
+// labelTooLong is an error that is archive.ErrLabels.
+type labelTooLong struct{ error }
+
+func (labelTooLong) Is(target error) bool { return target == archive.ErrLabels }
+
+func (e labelTooLong) Unwrap() error { return e.error }
+
 // table describes the columns of Parquet files.
 type table struct {
 	named   []string // class names by label; nil: the files do not name the classes
@@ -110,8 +117,8 @@ func (d *directories) number(name string) (int32, error) {
 	number, seen := d.numbers[name]
 	if !seen {
 		if d.bytes += 4 + len(name); d.bytes > maxDirBytes {
-			return -1, fmt.Errorf("imageloader: %s: more than %d MB of names of directories, or of labels",
-				d.file, maxDirBytes>>20)
+			return -1, labelTooLong{fmt.Errorf("imageloader: %s: more than %d MB of names of directories, or of labels",
+				d.file, maxDirBytes>>20)}
 		}
 		number = int32(len(d.names))
 		name = strings.Clone(name)

@@ -354,7 +354,7 @@ func (w *groupWalk) addLabel(c *cursor, r *Row) error {
 		text = names[n]
 	}
 	if text == "" {
-		return errors.New("the label is empty")
+		return labelsError{errors.New("the label is empty")}
 	}
 	r.Labels = append(r.Labels, text)
 	return nil

@@ -181,7 +181,7 @@ func (f *footer) choose(c Columns) (s selection, err error) {
 // them, or if the column can't have labels.
 var ErrLabels = errors.New("no column of labels")
 
-// labelsError is an error that is ErrLabels.
+// labelsError is an error that is ErrLabels. Errors of single rows are, too.
 type labelsError struct{ error }
 
 func (labelsError) Is(target error) bool { return target == ErrLabels }
