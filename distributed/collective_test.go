@@ -218,7 +218,7 @@ func TestRefusedCalls(t *testing.T) {
 				AllToAllRows{[]int64{1, 1}, []int64{4, 1}}), "its parts 2"},
 			"rows for other ranks": {g.AllToAll(short, short, AllToAllRows{[]int64{5}, []int64{5}}),
 				"a number for each rank"},
-			"a send to itself":       {g.Send(x, g.Rank()), "two ranks"},
+			"a send to itself":       {g.Send(x, g.Rank()), "two different ranks"},
 			"a failed tensor":        {g.AllReduce(broken, Sum), "is broken"},
 			"nil":                    {g.AllReduce(nil, Sum), "nil"},
 			"an average of integers": {g.AllReduce(full(cuda.CPU, torch.Int64, 1, 1), Average), "floating point"},
