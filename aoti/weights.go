@@ -122,8 +122,8 @@ func find(names []state, constants map[string]int64) (places []int64, used bool)
 	return places, used
 }
 
-// frozenPrefix begins the names that Inductor's option "freezing" gives to weights that it has
-// computed from others.
+// frozenPrefix is the prefix of the names that Inductor's option "freezing" gives to weights that
+// it has computed from others.
 const frozenPrefix = "_frozen_param"
 
 // groupTied returns the states with the same tensor together, each with the first name first.
@@ -200,7 +200,7 @@ func (m *Model) Weight(name string) (*torch.Tensor, error) {
 // ReplaceWeights returns an error that lists the differences, and changes nothing. Floating-point
 // numbers are converted to the weight's dtype. Other dtypes must be equal.
 //
-// Runs continue meanwhile. Each run uses either all old weights or all new ones. A run that begins
+// Runs continue meanwhile. Each run uses either all old weights or all new ones. A run that starts
 // after ReplaceWeights uses the new ones. The device needs memory for both until the last run with
 // the old weights is done. Without this memory ReplaceWeights returns an error that wraps
 // cuda.ErrOutOfMemory, and changes nothing. A stream on which the model runs must exist until the

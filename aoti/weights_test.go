@@ -599,7 +599,7 @@ func scaledSets(t *testing.T, base map[string]*torch.Tensor) []map[string]*torch
 }
 
 // 64 goroutines run the model while its weights are swapped. Every answer belongs to one set of
-// weights. A run that begins after a swap has its weights.
+// weights. A run that starts after a swap has its weights.
 func TestEveryRunHasOneSetOfWeights(t *testing.T) {
 	m := loadTiny(t, Options{Instances: 4})
 	x, mask := inputs(t)

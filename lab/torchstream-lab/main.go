@@ -9,7 +9,7 @@
 //	torchstream-lab serve -images FOLDER  the latency of requests of encoded images to a batch
 //	torchstream-lab load -archive FILE    requests a second and latencies of an HTTP server
 //	torchstream-lab servers -models FOLDER -archive FILE  torchstream serve, compared with servers in Python
-//	torchstream-lab soak -models FOLDER -archive FILE     torchstream serve, loaded for minutes with good and bad clients
+//	torchstream-lab soak -models FOLDER -archive FILE     torchstream serve under good and bad clients
 //	torchstream-lab embed -model FILE -archive FILE       torchstream embed, compared with its model alone
 //
 // Output and exit statuses are the same as torchstream's.
