@@ -2,11 +2,13 @@ package cuda
 
 import (
 	"log/slog"
+	"os"
 	"runtime"
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/origin"
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // Pinned is page-locked host memory. The GPU's copy engines read and write it directly, so that a
@@ -34,6 +36,23 @@ func NewPinned(bytes int) (*Pinned, error) {
 		return nil, checked(err)
 	}
 	return newPinned(c, capi.PinnedBytes(c)), nil
+}
+
+// NewPinnedNear is [NewPinned] with memory of the NUMA node to which the GPU is attached. A copy
+// from or to the memory of another node may be slower. The driver chooses the memory if the machine
+// has one node, if the GPU's node is unknown, or if the process may use neither that node's memory
+// nor its CPUs.
+func NewPinnedNear(d Device, bytes int) (*Pinned, error) {
+	node, found := d.hostNode(os.DirFS("/"))
+	if !found {
+		return NewPinned(bytes)
+	}
+	var p *Pinned
+	err := system.OnNode(node, func() (err error) {
+		p, err = NewPinned(bytes)
+		return err
+	})
+	return p, err
 }
 
 // RegisterPinned pins existing memory, such as a mapped file or a buffer of another library, so

@@ -65,6 +65,7 @@ func (c *copyCounters) addTo(s *Stats) {
 
 // allocations holds the tensors and buffers of a device. close frees them.
 type allocations struct {
+	near   cuda.Device     // pinned memory is on its NUMA node
 	owned  []*torch.Tensor // each one once
 	pinned []*cuda.Pinned
 }
@@ -82,7 +83,7 @@ func (a *allocations) own(t *torch.Tensor, err error) (*torch.Tensor, error) {
 
 // pin allocates pinned host memory, which close frees.
 func (a *allocations) pin(bytes int) (*cuda.Pinned, error) {
-	p, err := cuda.NewPinned(bytes)
+	p, err := cuda.NewPinnedNear(a.near, bytes)
 	if err == nil {
 		a.pinned = append(a.pinned, p)
 	}

@@ -210,6 +210,7 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 		device = &cpuDevice{slots: s}
 	} else {
 		idle = &starved{device: o.Device}
+		s.near = o.Device
 		gpu := &gpuDevice{slots: s, options: o, starved: idle}
 		device = gpu
 		tracer.name(gpu.streams)

@@ -100,7 +100,7 @@ func (u *unit) open(head int) (err error) {
 		return err
 	}
 	for _, bytes := range []int{head + plansBytes, 4 * maxPlanned} {
-		p, err := cuda.NewPinned(bytes)
+		p, err := cuda.NewPinnedNear(u.device, bytes)
 		if err != nil {
 			return err
 		}

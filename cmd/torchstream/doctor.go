@@ -129,7 +129,8 @@ func libtorch() []finding {
 	} else {
 		found = append(found, driverAndDevices(mapped["libcuda.so"])...)
 	}
-	found = append(found, threads(), compute(cuda.CPU))
+	found = append(append(found, threads()), nodesAndCopies()...)
+	found = append(found, compute(cuda.CPU))
 	for d := range cuda.DeviceCount() {
 		found = append(found, compute(cuda.Device(d)))
 	}

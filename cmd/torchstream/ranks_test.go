@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -235,5 +236,32 @@ func TestKilledRankIsNamed(t *testing.T) {
 	}
 	if err := awaitRanks(t.Context(), nil, nil); err != nil {
 		t.Errorf("no ranks: %v, want no error", errors.Unwrap(err))
+	}
+}
+
+// The workers of a rank run near its GPU, unless too few CPUs are there.
+func TestWorkersRunNearTheRanksGPU(t *testing.T) {
+	low, high := []int{0, 1, 2, 3}, []int{4, 5, 6, 7}
+	two, one := [][]int{low, low, high, high}, [][]int{low, low, low, high}
+	for _, c := range []struct {
+		name           string
+		near           [][]int
+		device         cuda.Device
+		ranks, workers int
+		want           []int
+	}{
+		{"two GPUs a node", two, 0, 4, 2, low},
+		{"the other node", two, 3, 4, 2, high},
+		{"too many workers", two, 0, 4, 3, nil},
+		{"three GPUs on a node", one, 0, 4, 2, nil},
+		{"the fourth GPU", one, 3, 4, 2, high},
+		{"ranks without GPUs", two, cuda.CPU, 4, 2, nil},
+		{"one rank", two, 0, 1, 2, nil},
+		{"more ranks than visible GPUs", two[:1], 0, 4, 2, nil},
+		{"one node", [][]int{nil, nil}, 1, 2, 1, nil},
+	} {
+		if got := nearWorkers(c.near, c.device, c.ranks, c.workers); !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
+		}
 	}
 }

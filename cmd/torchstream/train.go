@@ -55,6 +55,7 @@ type trainOptions struct {
 // feeding configures how images become batches.
 type feeding struct {
 	batch, workers, decodeSMs int
+	workerCPUs                []int
 	threads                   *int
 	decode                    string
 	seed                      uint64
@@ -729,6 +730,7 @@ func (o *trainOptions) start(ctx context.Context, stdout, stderr io.Writer) erro
 			stdout, stderr = io.Discard, io.Discard
 		}
 		o.shareCores()
+		o.workerCPUs = nearWorkers(nearCPUs(), device, o.job.onHost(), o.workers)
 	}
 	return o.job.close(o.run(ctx, device, stdout, stderr))
 }
@@ -743,6 +745,34 @@ func (o *trainOptions) shareCores() {
 	if *o.threads == 0 && o.job.onHost() > 1 {
 		*o.threads = share
 	}
+}
+
+// nearCPUs returns for each GPU the CPUs of its NUMA node, or nil if all are equally near.
+func nearCPUs() (near [][]int) {
+	for d := range cuda.DeviceCount() {
+		near = append(near, cuda.Device(d).NearCPUs())
+	}
+	return near
+}
+
+// nearWorkers returns the CPUs for the workers of a rank: those near its GPU, if they suffice for
+// the workers of all ranks with GPUs of the same NUMA node. Otherwise it returns nil, for any CPU.
+// near has the CPUs near each GPU. The host's ranks have the first GPUs.
+func nearWorkers(near [][]int, device cuda.Device, ranks, workers int) []int {
+	if device < 0 || ranks < 2 || len(near) < ranks {
+		return nil
+	}
+	own := near[device]
+	same := 0
+	for _, other := range near[:ranks] {
+		if slices.Equal(other, own) {
+			same++
+		}
+	}
+	if len(own) < same*workers {
+		return nil
+	}
+	return own
 }
 
 // checkFiles refuses unusable files and folders before any work.
@@ -902,7 +932,7 @@ func (o feeding) open(ctx context.Context, device cuda.Device, path string, imag
 	window trace.Window) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	ranks := max(1, o.world)
 	options.BatchSize, options.Workers, options.Seed = (min(o.batch, images)+ranks-1)/ranks, o.workers, o.seed
-	options.Rank, options.World = o.rank, ranks
+	options.WorkerCPUs, options.Rank, options.World = o.workerCPUs, o.rank, ranks
 	loader, err := imageloader.OpenContext(ctx, path, options)
 	if err != nil {
 		return nil, nil, err

@@ -48,6 +48,7 @@ import (
 	_ "github.com/torchstream/torchstream/cshim/include" // the headers, for go mod vendor
 	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/library"
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 //go:generate go run ../trampoline . ../../cshim/include/torchstream.h
@@ -95,15 +96,19 @@ func load() error {
 	return loading.err
 }
 
-// boundThreads bounds LibTorch's threads inside an operator by GOMAXPROCS, which follows the CPU
-// quota of the process's cgroup. LibTorch counts cores. With more threads than the quota has CPUs,
-// threads wait for others that the kernel has throttled. The environment variables for LibTorch's
-// threads take precedence.
+// boundThreads bounds LibTorch's threads inside an operator by GOMAXPROCS and by the CPU quota of
+// the process's cgroup, rounded up. LibTorch counts cores, and GOMAXPROCS is at least 2 under a
+// quota. With more threads than the quota has CPUs, threads wait for others that the kernel has
+// throttled. The environment variables for the two numbers of threads take precedence.
 func boundThreads() error {
 	if os.Getenv("OMP_NUM_THREADS") != "" || os.Getenv("MKL_NUM_THREADS") != "" {
 		return nil
 	}
-	limit := C.int32_t(min(runtime.GOMAXPROCS(0), math.MaxInt32))
+	threads := runtime.GOMAXPROCS(0)
+	if os.Getenv("GOMAXPROCS") == "" {
+		threads = system.WithinQuota(threads, system.CPUQuota(os.DirFS("/")))
+	}
+	limit := C.int32_t(min(threads, math.MaxInt32))
 	if C.ts_parallelism() <= limit {
 		return nil
 	}

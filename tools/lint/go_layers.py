@@ -41,6 +41,7 @@ LAYERS = {
         "internal/imagecapi",
         "internal/library",
         "internal/racecheck",
+        "internal/system",
     ],
     # Small packages that import no other, or nearly none.
     "internal/decodeplan": [],
@@ -250,6 +251,7 @@ LAYERS = {
         "internal/printable",
         "internal/safefile",
         "internal/setup",
+        "internal/system",
         "models",
         "nn",
         "optim",
