@@ -41,7 +41,7 @@ type Batch struct {
 //	defer feed.Close()
 //	for batch, err := range feed.Epoch(ctx, 0) {
 //
-// To train from the feed, set Feed: feed.Prefetcher and Loader: feed.Loader in a train.Config.
+// To train from the feed, set Feed: feed.Prefetcher in a train.Config.
 func Open(ctx context.Context, path string, o Options) (*Feed, error) {
 	loader, err := imageloader.OpenContext(ctx, path, o.Loader)
 	if err != nil {

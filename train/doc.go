@@ -3,7 +3,7 @@
 // interruption.
 //
 //	report, err := train.Run(ctx, train.Config{
-//		Model: net, Optimizer: opt, Feed: feed, Loader: loader, Eval: evalFeed, Epochs: 10,
+//		Model: net, Optimizer: opt, Feed: feed, Eval: evalFeed, Epochs: 10,
 //		Schedule: optim.CosineLR{Steps: 10 * loader.Batches()},
 //		Dir:      "run1", Resume: true, Progress: os.Stdout,
 //	})

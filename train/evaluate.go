@@ -15,10 +15,10 @@ import (
 // EvaluateOptions configures Evaluate. The zero value is for classifiers that compute in the dtype
 // of their parameters.
 type EvaluateOptions struct {
-	// Loader is the feed's source, if the source is an image loader. A model with fewer outputs
-	// than the loader has classes is then an error. Without Loader, only the device detects a label
-	// that is too large for the number of outputs. On a GPU such a label makes CUDA unusable in
-	// this process.
+	// Loader is the image loader that the feed's source reads from. nil means the source itself, if
+	// it is an *imageloader.Loader. A model with fewer outputs than the loader has classes is an
+	// error. Without an image loader, only the device detects a label that is too large for the
+	// number of outputs. On a GPU such a label makes CUDA unusable in this process.
 	Loader *imageloader.Loader
 	// Loss computes the mean loss of a batch, a scalar. nil means the cross-entropy of output and
 	// batch.Labels.
@@ -49,11 +49,15 @@ func Evaluate(ctx context.Context, model nn.Module, feed *prefetcher.Prefetcher,
 	if err := nn.Err(model); err != nil {
 		return nil, err
 	}
+	loader := o.Loader
+	if loader == nil {
+		loader = sourceLoader(feed)
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	c := criterion{call: call, own: o.Loss, multi: o.MultiLabel}
-	if o.Loader != nil {
-		c.classes = len(o.Loader.Classes())
+	if loader != nil {
+		c.classes = len(loader.Classes())
 	}
 	m, err := evaluate(ctx, model, feed, o.Autocast, c, &job{})
 	if err != nil {

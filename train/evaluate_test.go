@@ -31,8 +31,7 @@ func TestEvaluateEqualsRun(t *testing.T) {
 			before := j.bits(t)
 			nn.Train(j.Model, true)
 			live := torch.LiveTensors()
-			got, err := train.Evaluate(t.Context(), j.Model, j.Eval,
-				train.EvaluateOptions{Loader: j.Loader, Autocast: dtype})
+			got, err := train.Evaluate(t.Context(), j.Model, j.Eval, train.EvaluateOptions{Autocast: dtype})
 			if err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("%+v, %v; want %+v", got, err, want)
 			}
@@ -63,12 +62,11 @@ func TestGPUEvaluate(t *testing.T) {
 	if err := nn.To(few, j.Eval.Device()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := train.Evaluate(t.Context(), few, j.Eval,
-		train.EvaluateOptions{Loader: j.Loader}); err == nil ||
+	if _, err := train.Evaluate(t.Context(), few, j.Eval, train.EvaluateOptions{}); err == nil ||
 		!strings.Contains(err.Error(), "the model has 2 outputs") {
 		t.Fatal(err)
 	}
-	got, err := train.Evaluate(t.Context(), j.Model, j.Eval, train.EvaluateOptions{Loader: j.Loader})
+	got, err := train.Evaluate(t.Context(), j.Model, j.Eval, train.EvaluateOptions{})
 	if err != nil || got.Samples != want.Samples || math.Abs(got.Loss-want.Loss) > 1e-5*want.Loss {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
@@ -104,12 +102,10 @@ func TestEvaluateMistakes(t *testing.T) {
 		ctx   context.Context
 		model nn.Module
 		feed  *prefetcher.Prefetcher
-		o     train.EvaluateOptions
 	}{
-		"needs a model and a feed":      {feed: j.Eval},
-		"train.Evaluate: needs a model": {model: j.Model},
-		"the model has 2 outputs, and the loader 3 classes": {model: few, feed: j.Eval,
-			o: train.EvaluateOptions{Loader: j.Loader}},
+		"needs a model and a feed":                          {feed: j.Eval},
+		"train.Evaluate: needs a model":                     {model: j.Model},
+		"the model has 2 outputs, and the loader 3 classes": {model: few, feed: j.Eval},
 		"the batches have no field \"labels\": set Loss": {model: j.Model,
 			feed: feed(t, unlabelled{})},
 		"the evaluation feed has no samples": {model: rows.Model,
@@ -123,7 +119,7 @@ func TestEvaluateMistakes(t *testing.T) {
 		if c.ctx == nil {
 			c.ctx = t.Context()
 		}
-		m, err := train.Evaluate(c.ctx, c.model, c.feed, c.o)
+		m, err := train.Evaluate(c.ctx, c.model, c.feed, train.EvaluateOptions{})
 		if m != nil || err == nil || !strings.Contains(err.Error(), says) || c.ctx == ended &&
 			!errors.Is(err, context.Canceled) {
 			t.Errorf("%+v, %v does not say %q", m, err, says)

@@ -240,7 +240,7 @@ func (r *runner) load(ctx context.Context, path string) error {
 	noPlace := r.Loader == nil || c.Loader == nil && len(c.loaders) == 0
 	if was := max(1, at.Ranks); at.Batches > 0 && noPlace && was != r.job.size() {
 		return fmt.Errorf("train: %s is of an epoch that %d ranks have started, and there are %d now: only a run with "+
-			"Config.Loader goes on with another number of ranks in an epoch: %w", path, was, r.job.size(),
+			"an image loader goes on with another number of ranks in an epoch: %w", path, was, r.job.size(),
 			cuda.ErrInvalidArgument)
 	}
 	if r.Loader == nil {

@@ -256,7 +256,7 @@ func TestCheckpoint(t *testing.T) {
 			if c.Metadata["run"] != "7" || scheduler.Count() != from {
 				t.Errorf("metadata %v, count %d", c.Metadata, scheduler.Count())
 			}
-			if err := j.Loader.Restore(t.Context(), *c.Loader); err != nil {
+			if err := j.Feed.Source().(*imageloader.Loader).Restore(t.Context(), *c.Loader); err != nil {
 				t.Fatal(err)
 			}
 			if s, err := scaler.Scale(); err != nil || s != 3 {

@@ -31,7 +31,7 @@ func newNormalised(t *testing.T, path string, dropLast bool, c train.Config) *jo
 	if err := torch.ManualSeed(5); err != nil {
 		t.Fatal(err)
 	}
-	c.Loader, c.Feed, c.Epochs = loader, feed(t, loader), 2
+	c.Feed, c.Epochs = feed(t, loader), 2
 	c.Model = nn.NewSequential(
 		nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}),
 		nn.NewReLU(), nn.NewFlatten(),

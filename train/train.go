@@ -35,11 +35,12 @@ type Config struct {
 	Feed      *prefetcher.Prefetcher
 	Epochs    int // total number of epochs, including those before a resume
 
-	// Loader is Feed's source, if the source is an image loader. Run then resumes immediately with
-	// Loader.Restore, and gets the number of steps per epoch from the loader. Without Loader, a
-	// resumed run reads the batches that were already trained on and drops them, so the source must
-	// give the same batches again. If a prefetcher.SampleSource was made with other options, Run
-	// returns an error that names the first.
+	// Loader is the image loader that Feed's source reads from. nil means the source itself, if it
+	// is an *imageloader.Loader. With an image loader Run resumes immediately with Loader.Restore,
+	// refuses other archives and options, and gets the number of steps per epoch from the loader.
+	// Without one, a resumed run reads the batches that were already trained on and drops them, so
+	// the source must give the same batches again. If a prefetcher.SampleSource was made with other
+	// options, Run returns an error that names the first.
 	Loader *imageloader.Loader
 	// Eval feeds the held-out samples. Run evaluates the model on them after every epoch, as
 	// Evaluate does, and reads epoch 0 each time. nil means no evaluation.
@@ -237,8 +238,11 @@ func Run(ctx context.Context, c Config) (report *Report, err error) {
 		return r.report, err
 	}
 	r.criterion = criterion{call: "train.Run", own: c.Loss, multi: c.MultiLabel}
-	if c.Loader != nil {
-		r.criterion.classes = len(c.Loader.Classes())
+	if r.Loader == nil {
+		r.Loader = sourceLoader(c.Feed)
+	}
+	if r.Loader != nil {
+		r.criterion.classes = len(r.Loader.Classes())
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -318,8 +322,17 @@ func (c *Config) check() error {
 			c.SaveSteps, c.Patience, c.LogEvery, cuda.ErrInvalidArgument)
 	case c.Dir == "" && (c.Resume || c.SaveSteps > 0 || c.TensorBoard):
 		return fmt.Errorf("train.Run: Resume, SaveSteps and TensorBoard need Dir: %w", cuda.ErrInvalidArgument)
+	case c.Loader != nil && sourceLoader(c.Feed) != nil && sourceLoader(c.Feed) != c.Loader:
+		return fmt.Errorf("train.Run: Feed reads from another loader than Loader: leave Loader nil: %w",
+			cuda.ErrInvalidArgument)
 	}
 	return nn.Err(c.Model)
+}
+
+// sourceLoader returns the feed's source if it is an image loader, or else nil.
+func sourceLoader(feed *prefetcher.Prefetcher) *imageloader.Loader {
+	loader, _ := feed.Source().(*imageloader.Loader)
+	return loader
 }
 
 // epochs runs the remaining epochs.

@@ -83,7 +83,11 @@ type job struct {
 	ema      bool
 	gpu      bool
 	noNorm   bool // no BatchNorm
+	wrapped  bool // the feed's source only wraps the loader, so Run does not know the loader
 }
+
+// wrapper is a source that is not an image loader.
+type wrapper struct{ *imageloader.Loader }
 
 // newJob returns a training run, with two epochs if Epochs is 0.
 func newJob(t *testing.T, o job) *job {
@@ -100,7 +104,10 @@ func newJob(t *testing.T, o job) *job {
 	if o.gpu {
 		device = cuda.Device(0)
 	}
-	o.Loader, o.Feed = loader, feedOn(t, device, loader)
+	o.Feed = feedOn(t, device, loader)
+	if o.wrapped {
+		o.Feed = feedOn(t, device, wrapper{loader})
+	}
 	if o.withEval {
 		held, err := imageloader.Open(o.path,
 			imageloader.Options{BatchSize: batch, Transform: imageloader.Eval(side, side), Workers: 2})
@@ -247,18 +254,11 @@ func TestResumeIsExact(t *testing.T) {
 			for _, stops := range allStops {
 				for _, plain := range []bool{false, true} {
 					t.Run(fmt.Sprintf("stops %v, without loader %v", stops, plain), func(t *testing.T) {
-						o.Dir, o.Resume = t.TempDir(), true
+						o.Dir, o.Resume, o.wrapped = t.TempDir(), true, plain
 						for _, stop := range stops {
-							stopped := newJob(t, o)
-							if plain {
-								stopped.Loader = nil
-							}
-							stopped.stopAfter(t, stop)
+							newJob(t, o).stopAfter(t, stop)
 						}
 						resumed := newJob(t, o)
-						if plain {
-							resumed.Loader = nil
-						}
 						got := resumed.run(t)
 						if !reflect.DeepEqual(figures(got), figures(want)) || got.Steps != want.Steps {
 							t.Errorf("figures %+v\nwant %+v", figures(got), figures(want))
@@ -272,6 +272,32 @@ func TestResumeIsExact(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestRunKnowsTheFeedsLoader: without Config.Loader, Run takes the loader from the feed. It resumes
+// neither with the options of another run nor with a Loader that the feed does not read from.
+func TestRunKnowsTheFeedsLoader(t *testing.T) {
+	o := job{path: archive(t), Config: train.Config{Dir: t.TempDir(), Resume: true}}
+	newJob(t, o).stopAfter(t, 2)
+	for want, options := range map[string]imageloader.Options{
+		"Seed": {BatchSize: batch, Transform: imageloader.Train(side), Shuffle: true, Seed: 4},
+		"Feed reads from another loader than Loader": {BatchSize: batch},
+	} {
+		loader, err := imageloader.Open(o.path, options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer loader.Close()
+		c := newJob(t, o).Config
+		if want == "Seed" {
+			c.Feed = feed(t, loader)
+		} else {
+			c.Loader = loader
+		}
+		if _, err := train.Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got the error %v, want one with %q", err, want)
+		}
 	}
 }
 
@@ -1005,7 +1031,7 @@ func TestMistakes(t *testing.T) {
 				"my own table")
 		},
 		"it is no checkpoint of a training": func(c *train.Config) { c.Dir, c.Resume = withModel(t, c.Model), true },
-		"the batches have no field":         func(c *train.Config) { c.Feed, c.Loader = feed(t, unlabelled{}), nil },
+		"the batches have no field":         func(c *train.Config) { c.Feed = feed(t, unlabelled{}) },
 	} {
 		t.Run(says, func(t *testing.T) {
 			c := newJob(t, job{path: path}).Config
