@@ -24,22 +24,27 @@ type inflated struct {
 	joined int // chunks
 }
 
-// inflate reads a gzip file. With tasks > 1, goroutines inflate chunks of the given size ahead.
-func inflate(t testing.TB, file []byte, chunk int64, tasks int, keep bool) (got inflated) {
+// aheadReader returns the reader of a gzip file. With tasks > 1, goroutines inflate chunks of the
+// given size ahead. The reader has not started any of them yet.
+func aheadReader(ctx context.Context, t testing.TB, file []byte, chunk int64, tasks int) (*gzipReader, *contextReader) {
 	t.Helper()
-	var spent time.Duration
-	source := &contextReader{ctx: t.Context(), reader: bytes.NewReader(file), spent: &spent}
+	source := &contextReader{ctx: ctx, reader: bytes.NewReader(file), spent: new(time.Duration)}
 	r, err := newGzipReader(source)
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.inflateAhead(ctx, source, bytes.NewReader(file), int64(len(file)), chunk, tasks)
+	return r, source
+}
+
+// inflate reads a gzip file. With tasks > 1, goroutines inflate chunks of the given size ahead.
+func inflate(t testing.TB, file []byte, chunk int64, tasks int) (got inflated) {
+	t.Helper()
+	r, source := aheadReader(t.Context(), t, file, chunk, tasks)
 	defer r.close()
-	if keep {
-		if err := r.mark(func(c Checkpoint) { got.points = append(got.points, c) }); err != nil {
-			t.Fatal(err)
-		}
+	if err := r.mark(func(c Checkpoint) { got.points = append(got.points, c) }); err != nil {
+		t.Fatal(err)
 	}
-	r.inflateAhead(t.Context(), source, bytes.NewReader(file), int64(len(file)), chunk, tasks)
 	piece := make([]byte, 100_000)
 	for got.err == nil {
 		var n int
@@ -59,8 +64,8 @@ func inflate(t testing.TB, file []byte, chunk int64, tasks int, keep bool) (got 
 // of chunks that were joined.
 func compare(t testing.TB, what string, file []byte, chunk int64) int {
 	t.Helper()
-	want := inflate(t, file, chunk, 1, true)
-	got := inflate(t, file, chunk, 3, true)
+	want := inflate(t, file, chunk, 1)
+	got := inflate(t, file, chunk, 3)
 	if !errors.Is(got.err, want.err) && got.err.Error() != want.err.Error() {
 		t.Fatalf("%s: got the error %v, want %v", what, got.err, want.err)
 	}
@@ -174,14 +179,8 @@ func TestChunkEndsAtAHeaderAcrossItsEnd(t *testing.T) {
 		t.Fatalf("the chunk ends at %d, want a place in the header from %d on", at, len(first))
 	}
 	compare(t, "a header across the end", file, chunk)
-	var spent time.Duration
-	source := &contextReader{ctx: t.Context(), reader: bytes.NewReader(file), spent: &spent}
-	r, err := newGzipReader(source)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, _ := aheadReader(t.Context(), t, file, chunk, 4)
 	defer r.close()
-	r.inflateAhead(t.Context(), source, bytes.NewReader(file), int64(len(file)), chunk, 4)
 	entered := false
 	for c := r.ahead.head(); c != nil && !entered; c = r.ahead.head() {
 		<-c.done
@@ -193,7 +192,7 @@ func TestChunkEndsAtAHeaderAcrossItsEnd(t *testing.T) {
 			}
 			break
 		}
-		r.ahead.pop(true)
+		r.ahead.pop(false) // frees the chunk's inflater
 	}
 	if !entered {
 		t.Error("no chunk has entered the member whose header is across its end")
@@ -296,13 +295,7 @@ func TestEndedContextEndsInflatingAhead(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	file := archivetest.GzipSplit(t, kinds(rng, 4<<20)["photographs"], 4<<20, 6)
 	ctx, cancel := context.WithCancel(t.Context())
-	var spent time.Duration
-	source := &contextReader{ctx: ctx, reader: bytes.NewReader(file), spent: &spent}
-	r, err := newGzipReader(source)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.inflateAhead(ctx, source, bytes.NewReader(file), int64(len(file)), 256<<10, 4)
+	r, _ := aheadReader(ctx, t, file, 256<<10, 4)
 	if _, err := io.CopyN(io.Discard, r, 600_000); err != nil {
 		t.Fatal(err)
 	}
@@ -324,14 +317,8 @@ func TestMemoryOfInflatingAheadIsBounded(t *testing.T) {
 	}
 	file := archivetest.GzipSplit(t, data, len(data), 1)
 	chunk := int64(len(file) / 5)
-	var spent time.Duration
-	source := &contextReader{ctx: t.Context(), reader: bytes.NewReader(file), spent: &spent}
-	r, err := newGzipReader(source)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, _ := aheadReader(t.Context(), t, file, chunk, 4)
 	defer r.close()
-	r.inflateAhead(t.Context(), source, bytes.NewReader(file), int64(len(file)), chunk, 4)
 	for c := r.ahead.head(); c != nil; c = r.ahead.head() {
 		<-c.done
 		if limit := windowBytes + gzipChunkRatio*int(chunk) + gzipChunkRoom; len(c.out) > limit {

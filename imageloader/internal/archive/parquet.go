@@ -228,8 +228,9 @@ func (a *Archive) stem(shard int) string {
 }
 
 // stems returns the path of each shard below the common folder of all shards, without the
-// extension. It keeps the extension if two paths have no other difference. So the names depend
-// neither on how the paths are spelled nor, below one folder, on later files.
+// extension. It keeps the extension if the path without it is also another shard's name: a.pq is
+// "a.pq" if there is an a.parquet, and a.parquet.pq is "a.parquet.pq". So the names depend neither
+// on how the paths are spelled nor, below one folder, on later files of other names.
 func stems(shards []Shard) []string {
 	paths := make([]string, len(shards))
 	for i := range shards {
@@ -241,17 +242,20 @@ func stems(shards []Shard) []string {
 			folder = path.Dir(folder)
 		}
 	}
-	short, same := make([]string, len(paths)), map[string]int{}
+	short, others := make([]string, len(paths)), map[string]int{}
 	for i, p := range paths {
 		paths[i] = strings.TrimPrefix(p[len(folder):], "/")
 		short[i] = paths[i]
 		if extension := path.Ext(p); extension != path.Base(p) {
 			short[i] = strings.TrimSuffix(short[i], extension)
 		}
-		same[short[i]]++
+		others[short[i]]++
+		if paths[i] != short[i] {
+			others[paths[i]]++
+		}
 	}
 	for i := range short {
-		if same[short[i]] > 1 {
+		if others[short[i]] > 1 {
 			short[i] = paths[i]
 		}
 	}

@@ -30,6 +30,9 @@ func TestNamesOfRowsDoNotDependOnTheSpelling(t *testing.T) {
 		{[]string{"d/x/t-1.parquet", "d/y/t-0.parquet"}, "y/t-0/00000007"}, // before the file of an equal name
 		{[]string{"d/t.parquet", "d/x/t.parquet"}, "x/t/00000007"},
 		{[]string{"d/t.pq", "d/t.parquet"}, "t.parquet/00000007"},
+		{[]string{"d/a.parquet", "d/a.pq", "d/a.parquet.pq"}, "a.parquet.pq/00000007"},
+		{[]string{"d/a.parquet.pq", "d/a.pq", "d/a.parquet"}, "a.parquet/00000007"},
+		{[]string{"d/a.parquet", "d/a.parquet.pq", "d/a.pq"}, "a.pq/00000007"},
 		{[]string{"d/.parquet"}, ".parquet/00000007"},
 		{[]string{"/a/t.parquet", "/b/t.parquet"}, "b/t/00000007"},
 		{[]string{"https://h/a/t.parquet?key=secret"}, "t/00000007"},
