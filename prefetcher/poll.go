@@ -18,25 +18,29 @@ const (
 // not, as in some virtual machines and sandboxes, it spins at the start of each wait, because a
 // decoder may have no work until the wait ends. The zero value is ready for use by one goroutine.
 type poller struct {
-	late  time.Duration       // mean time by which recent sleeps were late
-	sleep func(time.Duration) // nil: system.Sleep
-	cpus  int                 // GOMAXPROCS at the start of the wait; 0: not asked yet
+	late  time.Duration                     // mean time by which recent sleeps were late
+	sleep func(time.Duration) time.Duration // nil: sleep
+	cpus  int                               // GOMAXPROCS at the start of the wait; 0: not asked yet
 }
 
 // pause pauses for about d. waited is the time since the start of the wait.
 func (p *poller) pause(d, waited time.Duration) {
-	began := time.Now()
 	if p.late > maxLate && waited < maxSpin && p.maySpin() {
-		for time.Since(began) < spinEach {
+		for began := time.Now(); time.Since(began) < spinEach; {
 		}
 		return
 	}
-	if p.sleep != nil {
-		p.sleep(d)
-	} else {
-		system.Sleep(d)
+	if p.sleep == nil {
+		p.sleep = sleep
 	}
-	p.late += (time.Since(began) - d - p.late) / 8
+	p.late += (p.sleep(d) - d - p.late) / 8
+}
+
+// sleep sleeps for about d, and returns the time that it slept.
+func sleep(d time.Duration) time.Duration {
+	began := time.Now()
+	system.Sleep(d)
+	return time.Since(began)
 }
 
 // forget is called after each wait. It makes the poller sleep again some hundred waits after a late

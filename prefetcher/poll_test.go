@@ -9,8 +9,8 @@ import (
 // TestPollerSpinsWhereSleepsAreLate counts the sleeps of a poller.
 func TestPollerSpinsWhereSleepsAreLate(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(minCPUs))
-	sleeps, late := 0, 10*time.Millisecond
-	p := &poller{sleep: func(time.Duration) { sleeps++; time.Sleep(late) }}
+	sleeps := 0
+	p := &poller{sleep: func(d time.Duration) time.Duration { sleeps++; return d + 10*time.Millisecond }}
 	wait := func(pauses int, waited time.Duration) int {
 		before := sleeps
 		for range pauses {
@@ -26,7 +26,7 @@ func TestPollerSpinsWhereSleepsAreLate(t *testing.T) {
 		t.Errorf("%d of 10 pauses were sleeps after %v of a wait, want 10", n, maxSpin)
 	}
 	waits := 0
-	for p.sleep = func(time.Duration) { sleeps++ }; p.late > maxLate; waits++ {
+	for p.sleep = func(d time.Duration) time.Duration { sleeps++; return d }; p.late > maxLate; waits++ {
 		wait(1, 0)
 	}
 	if waits < 100 || waits > 10000 {
