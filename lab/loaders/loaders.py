@@ -4,10 +4,11 @@
     make bench-loader                                    (an archive of 1,000 photographs is made first)
     make bench-loader ARCHIVE=train.tgz BENCH="-rounds 5 -contracts train -peers pytorch,dali"
 
-The script installs the peers of lab/loaders/requirements.txt into TORCHSTREAM_CACHE, once, in their own virtual environment. SPDL also
-needs the system's FFmpeg. A peer that cannot run has a row with the reason.
+The script installs the peers of lab/loaders/requirements.txt into TORCHSTREAM_CACHE, once, in their own virtual environment, if a
+step needs them: a peer, the comparison of outputs, the archive of photographs, or the Parquet file. SPDL also needs the system's
+FFmpeg. A peer that cannot run has a row with the reason.
 
-First the script compares outputs: it runs the first images through contract eval and compares them with Pillow's (peak
+With peers the script first compares outputs: it runs the first images through contract eval and compares them with Pillow's (peak
 signal-to-noise ratio in dB; over 35 means the same picture). Then every round runs each entry once, after some warm-up batches, on
 the same cores (taskset). The table has medians over the rounds, for a peer those of its best number of workers. -json FILE keeps
 every measurement, and is written after each round.
@@ -57,14 +58,26 @@ def cache():
     return os.environ.get('TORCHSTREAM_CACHE') or os.path.expanduser('~/.cache/torchstream')
 
 
-def peers_python():
+def needs(args):
+    """Return the steps that need the peers' environment."""
+    steps = [f'peer "{name}"' for name in args.peers]
+    if args.outputs:
+        steps.append('the comparison of outputs')
+    if 'parquet' in args.ours:
+        steps.append('the Parquet file, which "datasets" writes')
+    if not args.archive and not os.path.exists(photos()):
+        steps.append('the archive of photographs')
+    return steps
+
+
+def peers_python(steps):
     """Return the interpreter of the peers' environment; install it if necessary."""
     wanted = os.path.join(HERE, 'requirements.txt')
     with open(wanted, 'rb') as f:
         digest = hashlib.sha256(f.read() + sys.version.encode()).hexdigest()[:12]
     target = os.path.join(cache(), f'bench-peers-{digest}')
     if not os.path.exists(os.path.join(target, 'complete')):
-        say(f'bench: installing the peers into {target} (about 4 GB; this takes minutes)')
+        say(f'bench: installing the peers into {target} (about 4 GB; this takes minutes) for {", ".join(steps)}; -python sets another interpreter')
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run([sys.executable, '-m', 'venv', target], check=True)
         done = subprocess.run([os.path.join(target, 'bin', 'pip'), 'install', '--quiet', '--no-deps', '--no-cache-dir', '--disable-pip-version-check', '-r', wanted])
@@ -74,20 +87,26 @@ def peers_python():
     return os.path.join(target, 'bin', 'python')
 
 
-def environment(args):
-    """Return an environment in which torch and DALI find NVIDIA's libraries, and datasets asks no server."""
-    if args.python:
+def environment(own):
+    """Return an environment in which torch and DALI find NVIDIA's libraries, and datasets asks no server. own: the script installed the peers."""
+    if not own:
         return {**os.environ, 'OMP_NUM_THREADS': '1', 'HF_HUB_OFFLINE': '1'}
     site = subprocess.run(['make', '-s', '-C', ROOT, 'libtorch-path'], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     folders = [os.path.join(site, 'nvidia', n, 'lib') for n in sorted(os.listdir(os.path.join(site, 'nvidia')))]
     return {**os.environ, 'LD_LIBRARY_PATH': ':'.join(f for f in folders if os.path.isdir(f)), 'TF_CPP_MIN_LOG_LEVEL': '3', 'OMP_NUM_THREADS': '1', 'HF_HUB_OFFLINE': '1'}
 
 
-def photographs(folder, python):
-    path = os.path.join(folder, 'photos-1000.tgz')
+def photos():
+    """Return the path of the archive of photographs."""
+    return os.path.join(cache(), 'photos-1000.tgz')
+
+
+def photographs(python):
+    """Return the path of the archive of photographs; make it if necessary."""
+    path = photos()
     if not os.path.exists(path):
         say(f'bench: making {path}')
-        part = os.path.join(folder, 'part-photos-1000.tgz')  # the suffix makes the script compress it
+        part = os.path.join(cache(), 'part-photos-1000.tgz')  # the suffix makes the script compress it
         subprocess.run([python, os.path.join(ROOT, 'examples/data/make_photos.py'), 'big', os.path.join(ROOT, 'examples/data/photos-train.tgz'), part, '1000'], check=True)
         os.replace(part, path)
     return path
@@ -114,7 +133,7 @@ def prepare(kind, tgz, tar, folder, python):
 class Bench:
     def __init__(self, args, python, archives, scratch):
         self.args, self.python, self.archives, self.scratch = args, python, archives, scratch
-        self.env, self.cores = environment(args), args.cores.split(',')
+        self.env, self.cores = environment(python and not args.python), args.cores.split(',')
         self.failed = {}
 
     def run(self, command):
@@ -191,15 +210,18 @@ def main():
     parser.add_argument('-batch', type=int, default=64)
     parser.add_argument('-rounds', type=int, default=3)
     parser.add_argument('-seconds', type=float, default=8)
-    parser.add_argument('-outputs', type=int, default=64, metavar='N', help='images to compare with Pillow; 0: none')
+    parser.add_argument('-outputs', type=int, metavar='N', help='images to compare with Pillow; 0: none; default: 64, or 0 without peers')
     parser.add_argument('-json', metavar='FILE')
     args = parser.parse_args()
     for name in args.peers:
         if name not in PEERS:
             sys.exit(f'bench: no peer "{name}": {", ".join(PEERS)}')
-    python = args.python or peers_python()
+    if args.outputs is None:
+        args.outputs = 64 if args.peers else 0
+    steps = needs(args)
+    python = args.python or (peers_python(steps) if steps else None)
     with tempfile.TemporaryDirectory(prefix='torchstream-bench-') as scratch:
-        tgz = os.path.abspath(args.archive) if args.archive else photographs(cache(), python)
+        tgz = os.path.abspath(args.archive) if args.archive else photographs(python)
         tar = os.path.join(scratch, 'archive.tar')
         with open(tar, 'wb') as f:
             subprocess.run(['gzip', '-dc', tgz], check=True, stdout=f)
