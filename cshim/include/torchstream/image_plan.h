@@ -134,8 +134,7 @@ typedef struct ts_image_part {
  * room for the part of the file with the segments that the geometry needs, in whole pieces of
  * `piece` bytes; the last piece of a file may be shorter. The caller writes the file's bytes there.
  * It guarantees the same about them as for ts_image_plan_head. The comment there also says when
- * there is no plan. Digests of the file (ts_image_digest_pieces) tell whether the bytes are still
- * the same. */
+ * there is no plan. */
 TS_API ts_error* ts_image_plan_part(ts_image_decoder* decoder,
                                     const ts_image_head* head,
                                     const ts_image_geometry* geometry,
@@ -143,13 +142,6 @@ TS_API ts_error* ts_image_plan_part(ts_image_decoder* decoder,
                                     size_t piece,
                                     ts_image_plans plans,
                                     ts_image_part* part);
-
-/* Writes the digest of each piece of `piece` bytes, bytes / piece of them, rounded up. The last
- * piece may be shorter. Digests depend on a secret of the process and are valid while it runs. */
-TS_API ts_error* ts_image_digest_pieces(const uint8_t* data,
-                                        size_t bytes,
-                                        size_t piece,
-                                        uint64_t* digests);
 
 /* Appends operations to a plan in `buffer` that ts_image_plan_segments wrote and that has none.
  * ts_gpu_decoder_run then applies them to the image's pixels, with the results of ts_augmenter_run.

@@ -476,17 +476,6 @@ ts_error* ts_image_plan_part(ts_image_decoder* decoder, const ts_image_head* hea
   });
 }
 
-ts_error* ts_image_digest_pieces(const uint8_t* data, size_t bytes, size_t piece,
-                                 uint64_t* digests) {
-  return ts::guard(__func__, [&] {
-    ts::require(piece >= 1, "piece is 0");
-    ts::require(bytes == 0 || (data != nullptr && digests != nullptr), "data or digests is NULL");
-    for (size_t at = 0; at < bytes; at += piece) {
-      *digests++ = ts::image::proof_of_file(data + at, std::min(piece, bytes - at));
-    }
-  });
-}
-
 ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder,
                                      ts_image_decoder_stats* stats) {
   return ts::guard(__func__, [&] {
