@@ -200,6 +200,14 @@ LAYERS = {
     "internal/simulate": [],
     "internal/streamprog": [],
     "internal/mutate": [],
+    "internal/simworld/world": [],
+    "internal/simworld/os": ["internal/simworld/world"],
+    "internal/simworld/sync": [],
+    "internal/simworld/system": ["internal/simworld/world"],
+    "internal/simworld/imagecapi": ["internal/imagecapi", "internal/simworld/world"],
+    "internal/simworld/loadersim": ["imageloader", "internal/simworld/imagecapi", "internal/simworld/world"],
+    "internal/simworld/seeds": [],
+    "internal/simworld": ["internal/simworld/world"],
     # Programs.
     "internal/bundle": [],
     "internal/cli": [

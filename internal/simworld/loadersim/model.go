@@ -1,0 +1,236 @@
+package loadersim
+
+import (
+	"math/rand/v2"
+	"sort"
+)
+
+// This file is the model: what an epoch of package imageloader has for a rank. It follows the
+// documentation of imageloader.Options and internal/order, and calls neither.
+
+// Policy says what happens to bad samples.
+type Policy int
+
+// The policies.
+const (
+	Fail Policy = iota
+	Skip
+	Substitute
+)
+
+// Order is an order of the samples in an epoch.
+type Order int
+
+// The orders.
+const (
+	InArchive Order = iota
+	Permuted
+	Drawn
+)
+
+// Model is an archive and the options of a training run.
+type Model struct {
+	Names   []string // of the samples, in the archive's order
+	Labels  []int
+	Bad     []bool
+	Order   Order
+	Seed    uint64
+	Repeat  int       // rounds in an epoch
+	Draws   int       // positions in a round of Drawn
+	Weights []float64 // for Drawn
+	Policy  Policy
+	Share
+}
+
+// Share is the part of an epoch that a rank gets.
+type Share struct {
+	World, Batch      int
+	DropLast, PadLast bool
+}
+
+// Draw identifies the random choices of one occurrence of a sample: equal draws have equal pixels.
+type Draw struct {
+	Index, Epoch, Position, Pass int
+}
+
+// Row is a row of a batch.
+type Row struct {
+	Draw
+	Name  string
+	Label int
+}
+
+// Ending is the end of an epoch.
+type Ending struct {
+	Bad       int  // the sample that ended it, or -1
+	NoSamples bool // there was nothing to deliver, or not enough
+}
+
+// Batches returns the batches of an epoch for a rank. rest has the positions of the epoch that were
+// not taken before the epoch was dealt, or is nil for all. before is the number of batches of the
+// epoch that were delivered before that.
+func (m *Model) Batches(epoch, rank int, rest []int, before int) ([][]Row, Ending) {
+	if rest == nil {
+		rest = m.positions()
+	}
+	turns, fixed := m.turns(len(rest))
+	rows, end := m.rows(epoch, rank, rest)
+	var batches [][]Row
+	for len(rows) > 0 && (len(rows) >= m.Batch || !m.DropLast) {
+		batch := rows[:min(m.Batch, len(rows))]
+		if bad := m.substitute(batch); bad >= 0 {
+			return batches, Ending{Bad: bad}
+		}
+		batches, rows = append(batches, batch), rows[len(batch):]
+	}
+	if end.Bad < 0 {
+		delivered := len(batches)*m.Batch + len(rows)
+		if n := len(batches); n > 0 {
+			delivered += len(batches[n-1]) - m.Batch
+		}
+		end.NoSamples = before+len(batches) == 0 || fixed && m.Policy == Skip && delivered < turns
+	}
+	return batches, end
+}
+
+// rows returns the rows that a rank takes of an epoch, in order. Under Substitute they include bad
+// samples. Under Fail they end before the first bad one.
+func (m *Model) rows(epoch, rank int, rest []int) (rows []Row, end Ending) {
+	turns, fixed := m.turns(len(rest))
+	last := turns
+	if fixed && m.Policy == Skip && turns > 0 { // later samples replace bad ones
+		last += len(rest)
+	}
+	for turn := 0; turn < last && len(rows) < turns; turn++ {
+		number := rank + turn*m.World
+		row := m.row(epoch, rest[number%len(rest)], number/len(rest))
+		switch bad := m.Bad[row.Index]; {
+		case bad && m.Policy == Skip:
+		case bad && m.Policy == Fail:
+			return rows, Ending{Bad: row.Index}
+		default:
+			rows = append(rows, row)
+		}
+	}
+	return rows, Ending{Bad: -1}
+}
+
+// positions lists the positions of an epoch.
+func (m *Model) positions() []int {
+	list := make([]int, m.perRound()*m.Repeat)
+	for i := range list {
+		list[i] = i
+	}
+	return list
+}
+
+func (m *Model) perRound() int {
+	if m.Order == Drawn && m.Draws > 0 {
+		return m.Draws
+	}
+	return len(m.Names)
+}
+
+// turns returns how many samples a rank delivers of an epoch with a number of positions. fixed says
+// that bad samples do not lessen the number.
+func (m *Model) turns(positions int) (n int, fixed bool) {
+	fixed = m.World > 1 || m.PadLast
+	switch n = positions / m.World; {
+	case fixed && m.DropLast:
+		return n - n%m.Batch, fixed
+	case positions%m.World != 0:
+		n++
+	}
+	if m.PadLast && n%m.Batch != 0 {
+		n += m.Batch - n%m.Batch
+	}
+	return n, fixed
+}
+
+// substitute replaces the bad rows of a batch by the good row before them, or else the first good
+// one. It returns -1, or the batch's last sample if all are bad.
+func (m *Model) substitute(batch []Row) int {
+	from := -1
+	for i := len(batch) - 1; i >= 0; i-- {
+		if !m.Bad[batch[i].Index] {
+			from = i
+		}
+	}
+	if from < 0 {
+		return batch[len(batch)-1].Index
+	}
+	for i := range batch {
+		if !m.Bad[batch[i].Index] {
+			from = i
+		}
+		batch[i] = batch[from]
+	}
+	return -1
+}
+
+// row returns the sample at a position of an epoch. pass counts how often the position was dealt
+// before, as padding.
+func (m *Model) row(epoch, position, pass int) Row {
+	round, i := position/m.perRound(), position%m.perRound()
+	epoch = epoch*m.Repeat + round
+	d := Draw{Index: i, Epoch: epoch, Pass: pass}
+	switch m.Order {
+	case Permuted:
+		d.Index = permutation(len(m.Names), m.Seed, epoch)[i]
+	case Drawn:
+		d.Index, d.Position = m.drawn(epoch, i), i+1
+	}
+	return Row{d, m.Names[d.Index], m.Labels[d.Index]}
+}
+
+// generator returns the random numbers for a purpose of a sample: 1 is the order of an epoch, 3 a
+// weighted draw.
+func generator(seed, purpose uint64, epoch, index int) *rand.Rand {
+	s := mix(mix(mix(mix(seed)^purpose)^uint64(epoch)) ^ uint64(index))
+	return rand.New(rand.NewPCG(s, mix(s)))
+}
+
+// mix is a step of splitmix64.
+func mix(z uint64) uint64 {
+	z += 0x9e3779b97f4a7c15
+	z ^= z >> 30
+	z *= 0xbf58476d1ce4e5b9
+	z ^= z >> 27
+	z *= 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// permutation is a shuffle of Fisher and Yates, from the last place down.
+func permutation(n int, seed uint64, epoch int) []int {
+	r := generator(seed, 1, epoch, 0)
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	for i := n - 1; i > 0; i-- {
+		j := int(r.Uint64N(uint64(i + 1)))
+		list[i], list[j] = list[j], list[i]
+	}
+	return list
+}
+
+// drawn returns the sample of a weighted draw.
+func (m *Model) drawn(epoch, position int) int {
+	sums := make([]float64, len(m.Weights))
+	sum := 0.0
+	for i, w := range m.Weights {
+		sum += w
+		sums[i] = sum
+	}
+	x := generator(m.Seed, 3, epoch, position).Float64() * sum
+	i := sort.Search(len(sums), func(i int) bool { return sums[i] > x })
+	return min(i, len(sums)-1)
+}
+
+// Left returns the positions that are left after all ranks have taken as many turns.
+func (m *Model) Left(rest []int, turns int) []int {
+	if rest == nil {
+		rest = m.positions()
+	}
+	return rest[min(turns*m.World, len(rest)):]
+}

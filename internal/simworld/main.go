@@ -1,0 +1,225 @@
+// Simworld runs the product's own code on simulated machines. A seed decides everything about a
+// machine that is not given: its disk and its faults, its processes, and which goroutine continues.
+//
+//	go run ./internal/simworld -seeds 1000     run 1,000 seeds, the first of them by the time of day
+//	go run ./internal/simworld -seed 17        run one seed; if it fails, shorten it and tell its story
+//
+// The packages below it replace os, sync, internal/system and internal/imagecapi in the product's
+// files, which are compiled with an overlay. A run needs neither LibTorch nor the image library.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/torchstream/torchstream/internal/simworld/world"
+)
+
+const tag = "simworld"
+
+func main() {
+	r := runner{out: os.Stdout}
+	var seeds, first, seed uint64
+	flag.Uint64Var(&seeds, "seeds", 1000, "number of seeds")
+	flag.Uint64Var(&first, "first", 0, "first seed; 0: by the time of day")
+	flag.Uint64Var(&seed, "seed", 0, "run this seed alone, shorten it if it fails, and print its story")
+	flag.StringVar(&r.scenario, "scenario", "", "run this `scenario` alone")
+	flag.StringVar(&r.keep, "keep", "", "build the program into this `folder`, and keep it")
+	flag.IntVar(&r.jobs, "jobs", runtime.NumCPU(), "number of processes")
+	flag.Parse()
+	if first == 0 {
+		first = uint64(time.Now().UnixMicro())
+	}
+	if seed != 0 {
+		first, seeds = seed, 1
+	}
+	if err := r.run(first, seeds, nil); err != nil {
+		fmt.Fprintln(os.Stderr, "simworld:", err)
+		os.Exit(1)
+	}
+}
+
+// runner runs seeds in separate processes, because a panic of the product ends the process.
+type runner struct {
+	out      io.Writer
+	scenario string
+	jobs     int
+	keep     string // folder for the program; "": a temporary one
+	program  string
+}
+
+// run runs seeds. Files in changed replace the product's.
+func (r *runner) run(first, seeds uint64, changed map[string]string) error {
+	work := r.keep
+	if work == "" {
+		var err error
+		if work, err = os.MkdirTemp("", "torchstream-simworld"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(work)
+	}
+	if err := r.build(work, changed); err != nil {
+		return err
+	}
+	fmt.Fprintf(r.out, "%d seeds from %d on\n", seeds, first)
+	began := time.Now()
+	seed, err := r.all(first, seeds)
+	if err == nil {
+		took := time.Since(began).Seconds()
+		fmt.Fprintf(r.out, "no failure in %.1f s, %.0f seeds a second\n", took, float64(seeds)/took)
+		return nil
+	}
+	story := r.shorten(work, seed)
+	return fmt.Errorf("seed %d fails: %w\n%s\nrun it again: go run ./internal/simworld -seed %d", seed, err, story, seed)
+}
+
+// build compiles the program that runs seeds.
+func (r *runner) build(work string, changed map[string]string) error {
+	root, err := output("", "go", "env", "GOMOD")
+	if err != nil {
+		return err
+	}
+	root = filepath.Dir(strings.TrimSpace(root))
+	overlay, err := writeOverlay(root, work, changed)
+	if err != nil {
+		return err
+	}
+	r.program = filepath.Join(work, "seeds.test")
+	_, err = output(root, "go", "test", "-c", "-o", r.program, "-tags", tag, "-overlay", overlay, own+"seeds")
+	return err
+}
+
+// all runs seeds on all processors. It returns a seed that fails, and why.
+func (r *runner) all(first, seeds uint64) (seed uint64, err error) {
+	const share = 500 // seeds of one process
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	next, end := first, first+seeds
+	for range max(1, r.jobs) {
+		running.Go(func() {
+			for {
+				mu.Lock()
+				from, n := next, min(share, end-next)
+				next += n
+				failed := err != nil
+				mu.Unlock()
+				if n == 0 || failed {
+					return
+				}
+				at, e := r.some(from, n)
+				mu.Lock()
+				if e != nil && err == nil {
+					seed, err = at, e
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	running.Wait()
+	return seed, err
+}
+
+// some runs seeds in one process. It returns the seed that fails, and why.
+func (r *runner) some(first, seeds uint64, flags ...string) (seed uint64, err error) {
+	text, err := r.execute(first, seeds, append(flags, "-sim.progress")...)
+	if err == nil {
+		return 0, nil
+	}
+	seed = first
+	for line := range strings.Lines(text) {
+		if n, ok := strings.CutPrefix(line, "seed "); ok {
+			if at, e := strconv.ParseUint(strings.TrimSpace(n), 10, 64); e == nil {
+				seed = at
+			}
+		}
+	}
+	if at := strings.LastIndex(text, "\nseed "); at >= 0 {
+		text = text[at+1:]
+	}
+	return seed, fmt.Errorf("%w\n%s", err, text[:min(len(text), 20_000)])
+}
+
+// execute runs the program on some seeds.
+func (r *runner) execute(first, seeds uint64, flags ...string) (string, error) {
+	flags = append([]string{"-test.timeout", "10m", "-test.run", "^TestSeeds$", "-sim.first", strconv.FormatUint(first, 10),
+		"-sim.count", strconv.FormatUint(seeds, 10), "-sim.scenario", r.scenario}, flags...)
+	c := exec.Command(r.program, flags...)
+	c.Env = append(os.Environ(), "GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1")
+	text, err := c.CombinedOutput()
+	return string(text), err
+}
+
+// shorten sets choices of a failing seed to 0 as long as it fails, and returns the story of the
+// shortest run that it finds.
+func (r *runner) shorten(work string, seed uint64) string {
+	text, err := r.execute(seed, 1, "-sim.trace")
+	if err == nil {
+		return "it does not fail again: its run depends on more than the seed\n" + text
+	}
+	list := traced(text)
+	file := filepath.Join(work, "choices")
+	fails := func(list []world.Choice) (string, bool) {
+		if err := os.WriteFile(file, []byte(world.Format(list)), 0o666); err != nil {
+			return "", false
+		}
+		text, err := r.execute(seed, 1, "-sim.choices", file)
+		var exit *exec.ExitError
+		return text, errors.As(err, &exit)
+	}
+	last, ok := fails(list)
+	if !ok {
+		return "it does not fail with its own choices\n" + text
+	}
+	began := time.Now()
+	for size := len(list); size > 0 && time.Since(began) < time.Minute; size /= 2 {
+		for at := 0; at < len(list) && time.Since(began) < time.Minute; {
+			fewer := slices.Concat(list[:at], list[min(at+size, len(list)):])
+			if text, ok := fails(fewer); ok {
+				list, last = fewer, text
+				continue
+			}
+			at += size
+		}
+	}
+	return fmt.Sprintf("with %d choices:\n%s", len(list), last[:min(len(last), 20_000)])
+}
+
+// traced returns the choices that a run has printed.
+func traced(text string) (list []world.Choice) {
+	lines := bufio.NewScanner(bytes.NewReader([]byte(text)))
+	for lines.Scan() {
+		if c, ok := strings.CutPrefix(lines.Text(), "choice "); ok {
+			if some, err := world.Parse(c); err == nil {
+				list = append(list, some...)
+			}
+		}
+	}
+	return list
+}
+
+// output runs a command in a folder, without cgo.
+func output(folder, name string, arguments ...string) (string, error) {
+	c := exec.Command(name, arguments...)
+	c.Dir = folder
+	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	var said bytes.Buffer
+	c.Stderr = &said
+	text, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(arguments, " "), err, said.Bytes())
+	}
+	return string(text), nil
+}

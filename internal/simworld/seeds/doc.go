@@ -1,0 +1,3 @@
+// Package seeds has the program that runs scenarios on simulated machines. Its tests need the build
+// tag simworld and the overlay that internal/simworld writes.
+package seeds
