@@ -88,7 +88,11 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 		return err
 	}
 	opening := l.archiveConfig()
-	opening.Again, opening.Inflaters, opening.Mappings = true, l.inflaters(), l.mappings
+	opening.Again, opening.Mappings = true, l.mappings
+	batches := &consumer{to: to, known: known, run: l.runOf(at, kind, known)}
+	if !batches.Plans() {
+		opening.Inflaters = l.inflaters()
+	}
 	first := l.indexConfig(l.format)
 	source := epoch.Source{
 		Open:     func(ctx context.Context) (*archive.Archive, error) { return archive.Open(ctx, l.path, opening) },
@@ -100,11 +104,11 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 	if l.o.StatsEvery > 0 {
 		defer l.report(ctx, number)()
 	}
-	return epoch.Run(ctx, source, at, config, l.env(), &consumer{to: to, known: known, run: l.runOf(at, kind, known)})
+	return epoch.Run(ctx, source, at, config, l.env(), batches)
 }
 
-// inflaters returns the number of goroutines that inflate a .tar.gz during an epoch. A few keep up
-// with the workers.
+// inflaters returns the number of goroutines that inflate a .tar.gz during an epoch whose images
+// the workers decode. A few keep up with the workers.
 func (l *Loader) inflaters() int { return 1 + (l.o.Workers+3)/4 }
 
 // plansOf returns the entry points and the searches of an index, for a consumer that decodes from
@@ -360,7 +364,10 @@ func (p *devicePlanner) DecodeRow(ctx context.Context, info any, row int, dst []
 	defer l.running.Done()
 	l.repeated.mu.Lock()
 	defer l.repeated.mu.Unlock()
-	err := l.repeated.open(ctx, l, batch.known)
+	var err error
+	if batch.redos[row].File == "" {
+		err = l.repeated.open(ctx, l, batch.known)
+	}
 	if err == nil {
 		err = l.decodeRow(&batch, row, dst)
 	}
@@ -377,7 +384,7 @@ func (l *Loader) decodeRow(batch *Info, row int, dst []byte) error {
 	if redo.Inflated {
 		l.entryPoints(batch.known).RefuseMember(s.Index)
 	}
-	if redo.Searched {
+	if redo.Searched && batch.known != nil {
 		l.searches(batch.known).Refuse(s.Index)
 	}
 	config, err := l.epochConfig(batch.known, l.opened)
@@ -461,6 +468,14 @@ func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 		})
 	}
 	all.Wait()
+}
+
+// Checked implements decodeplan.Planner.
+func (p *devicePlanner) Checked(info any) {
+	batch, _ := info.(Info)
+	for row := range batch.redos {
+		batch.redos[row].File = ""
+	}
 }
 
 // keptAtOnce is the number of rows whose entry points one goroutine stores.

@@ -62,8 +62,8 @@ type Options struct {
 	// Workers is the number of goroutines that decode, each using up to one core; 0: GOMAXPROCS,
 	// which follows the CPU quota of the process's cgroup. Reading and inflating use another
 	// goroutine. With more than four workers, about a quarter as many goroutines inflate a local
-	// .tar.gz without an index. Open inflates it on as many goroutines as there are workers, at
-	// most GOMAXPROCS and 16, with up to 16 MB of memory each.
+	// .tar.gz without an index. Open, and an epoch that a GPU decodes, inflate it on as many
+	// goroutines as there are workers, at most GOMAXPROCS and 16, with up to 16 MB of memory each.
 	Workers int
 	// WorkerNice lowers the priority of the workers' threads by this many steps of nice(2), 0 to
 	// 19. WorkerCPUs, if not empty, lists the only CPUs on which the workers run. The default of

@@ -18,8 +18,7 @@ import (
 //
 // # What the GPU decodes
 //
-// With Auto and Device an imageloader.Loader leaves the following work to the GPU, if the archive
-// has random access:
+// With Auto and Device an imageloader.Loader leaves the following work to the GPU:
 //
 //   - Baseline JPEGs. The GPU finds entry points that are unknown or unconfirmed. Under
 //     Options.Damaged Refuse of the loader, the workers decode such images instead.
@@ -27,8 +26,7 @@ import (
 //   - Inflating the members of a .tgz that is not kept in memory, and the deflated members of a
 //     zip, once an epoch of this process has read them.
 //
-// The source's workers decode all other images at the same time. This includes the whole first
-// epoch over a .tgz without an index. docs/imageloader.md has the list.
+// The source's workers decode all other images at the same time. docs/imageloader.md has the list.
 //
 // # Memory
 //
@@ -45,6 +43,10 @@ import (
 //     a random batch needs, at most 256 MiB;
 //   - in each device slot, the entry points: a quarter of the size of a batch's plans without
 //     compressed members.
+//
+// If an archive has no random access, Go's heap has the compressed images of the batches between
+// the workers and the end of decoding, at most HostSlots and Depth batches. This includes a first
+// epoch over a .tgz that makes the index.
 //
 // An imageloader.Loader also maps a local archive. The pages that it has read then count in the
 // process's resident memory, although the kernel can reclaim them like the rest of the page cache.
@@ -383,6 +385,7 @@ func (d *decoding) mend(ctx context.Context, slot int, info any, pixels []byte,
 			return mended, nil, err
 		}
 	}
+	d.source.Checked(info)
 	return mended, nil, nil
 }
 

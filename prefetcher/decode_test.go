@@ -45,6 +45,7 @@ func (s *plannedSource) MemberBytes() (int, int)     { return 0, 0 }
 func (s *plannedSource) EntryBytes() int             { return 0 }
 
 func (s *plannedSource) KeepEntryPoints(any, []int, [][]byte) {}
+func (s *plannedSource) Checked(any)                          {}
 
 // host reports whether the source decodes a sample, and flagged whether the decoder flags it.
 func (s *plannedSource) host(epoch, sample int) bool    { return (epoch+sample)%5 == 0 || epoch == 1 }

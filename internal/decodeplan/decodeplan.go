@@ -37,6 +37,10 @@ type Planner interface {
 	// have only rows that the device was able to decode. The planner does not retain rows and
 	// found.
 	KeepEntryPoints(info any, rows []int, found [][]byte)
+	// Checked says that no call of DecodeRow will follow for a batch, which may have kept the
+	// images' files until now. info is the value with which the batch was delivered. After an error
+	// of the batch or of its epoch, the consumer need not call Checked.
+	Checked(info any)
 }
 
 // Slot is the memory for one batch, lent by a consumer to a source.

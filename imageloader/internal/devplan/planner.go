@@ -86,7 +86,7 @@ func NewPlanner(s Settings, d sample.Decoder) *Planner {
 // or trusted. For a progressive JPEG, Plan makes a baseline copy. Plan returns false if the host
 // has to decode the image.
 func (p *Planner) Plan(m *Image, to *Staging) (Placed, bool) {
-	if p.d == nil || p.Entries == nil || !p.Known.Random() || m.Info.Format != imagecapi.JPEG {
+	if p.d == nil || p.Entries == nil || m.Info.Format != imagecapi.JPEG {
 		return Placed{}, false
 	}
 	if m.Info.Progressive {

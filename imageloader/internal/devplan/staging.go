@@ -22,6 +22,9 @@ type Redo struct {
 	Inflated bool    // the consumer has inflated the image
 	Searched bool    // the consumer has searched the image for entry points
 	Search   *Search // for KeepFound; nil if nothing is to be stored
+	// File is the file's content if the archive has no random access, and otherwise "". It is in
+	// Go's heap, because it may outlive the epoch.
+	File string
 
 	Substitute bool // the row replaces a bad sample and is a copy of another row
 }

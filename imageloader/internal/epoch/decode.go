@@ -26,7 +26,7 @@ type Decoder struct {
 	config    *Config
 	env       *Env
 	images    sample.Decoder
-	plans     *devplan.Planner
+	plans     planner
 	augmenter *transform.Augmenter // nil if there are no operations on pixels
 	source    rand.PCG
 	rng       *rand.Rand
@@ -58,8 +58,8 @@ func NewDecoder(c *Config, e *Env, known *index.Index, plans Plans, members bool
 		images.Close()
 		return nil, fmt.Errorf("imageloader: no augmenter: %w", err)
 	}
-	d.plans = devplan.NewPlanner(devplan.Settings{Points: plans.Points, Known: known, MaxCopyBytes: plans.MaxCopyBytes,
-		ReadsMembers: members, Augments: d.augmenter != nil}, images)
+	d.plans = planner{newStream(c, known, plans.Searches), devplan.NewPlanner(devplan.Settings{Points: plans.Points,
+		Known: known, MaxCopyBytes: plans.MaxCopyBytes, ReadsMembers: members, Augments: d.augmenter != nil}, images)}
 	d.rng = rand.New(&d.source)
 	return d, nil
 }
@@ -155,7 +155,7 @@ func (d *Decoder) pixels(it *Item, from index.Inflated, to Row) (damage string, 
 		placed := devplan.Placed{Redo: devplan.Redo{Size: it.Size, Draw: it.Draw}}
 		planned := false
 		if ok {
-			if p, ok := d.plans.Plan(image, to.Staging); ok {
+			if p, ok := d.plans.plan(image, to.Staging); ok {
 				placed, planned = p, true
 			}
 		}

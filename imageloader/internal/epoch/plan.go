@@ -10,6 +10,47 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
+// stream describes a pass without random access, whose workers plan the images. A sample can't be
+// read again, so an image that the device could not decode is decoded from a copy of its file.
+type stream struct {
+	first    bool              // there is no index yet
+	searches *devplan.Searches // nil without an index, and if the consumer searches for no entry points
+	refuses  bool              // damage in a scan makes an image bad
+}
+
+// newStream returns nil if an index gives random access.
+func newStream(c *Config, known *index.Index, searches *devplan.Searches) *stream {
+	if known != nil && known.Random() {
+		return nil
+	}
+	return &stream{first: known == nil, searches: searches, refuses: c.Policy.Damaged == codec.Refuse}
+}
+
+// planner plans images for one goroutine.
+type planner struct {
+	stream *stream // nil if the samples can be read again
+	*devplan.Planner
+}
+
+// plan plans an image whose bytes are on the host.
+func (p *planner) plan(m *devplan.Image, to *devplan.Staging) (placed devplan.Placed, planned bool) {
+	s := p.stream
+	if s != nil && m.Size > devplan.MaxFile {
+		return devplan.Placed{}, false
+	}
+	placed, planned = p.Plan(m, to)
+	if s == nil {
+		return placed, planned
+	}
+	if !planned && (s.first && !s.refuses || s.searches.Allowed(m.Index)) {
+		placed, planned = p.PlanScan(m, to)
+	}
+	if planned {
+		placed.Redo.File = string(m.Data)
+	}
+	return placed, planned
+}
+
 // fetchPlanner reads samples and plans their images in the goroutine that fetches. A file thus
 // stays in the cache of one core from the reading of its bytes until the crop's segments are
 // copied, and no other goroutine has to wake up. Images that it cannot plan go to the workers,

@@ -8,11 +8,14 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
 )
 
-// DecodeAgain reads a sample of an archive with random access, and decodes its pixels on the host
-// without entry points.
+// DecodeAgain decodes a sample's pixels on the host, without entry points. It reads the sample with
+// r, unless the redo has its file.
 func DecodeAgain(c *Config, e *Env, known *index.Index, r *index.Reader, s sample.Sample, redo devplan.Redo,
 	dst []byte) error {
-	data := known.InMemory(s.Index)
+	data := []byte(redo.File)
+	if len(data) == 0 {
+		data = known.InMemory(s.Index)
+	}
 	if data == nil {
 		data = make([]byte, redo.Size)
 		if err := r.Read(s.Index, data); err != nil {
@@ -47,7 +50,7 @@ func (p *pass) decodeLost(r *ready) error {
 		if !placed.Lost {
 			continue
 		}
-		if reader == nil {
+		if reader == nil && placed.Redo.File == "" {
 			reader = index.NewReader(p.source.Known, p.archive)
 			defer reader.Close()
 		}
