@@ -157,7 +157,7 @@ func (r *runner) execute(first, seeds uint64, flags ...string) (string, error) {
 	flags = append([]string{"-test.timeout", "10m", "-test.run", "^TestSeeds$", "-sim.first", strconv.FormatUint(first, 10),
 		"-sim.count", strconv.FormatUint(seeds, 10), "-sim.scenario", r.scenario}, flags...)
 	c := exec.Command(r.program, flags...)
-	c.Env = append(os.Environ(), "GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1")
+	c.Env = append(os.Environ(), "GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1", "GOGC=400")
 	text, err := c.CombinedOutput()
 	return string(text), err
 }

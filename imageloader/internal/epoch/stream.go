@@ -76,10 +76,15 @@ func (p *pass) readStream() {
 	}
 }
 
-// rewind restarts reading at the first byte of the archive.
+// rewind restarts reading at the first byte of the archive, which must not have changed: the order
+// of the epoch depends on its size.
 func (p *pass) rewind() error {
 	a, err := p.archive.Reopen()
 	if err != nil {
+		return err
+	}
+	if err := a.Changed(p.archive.Info()); err != nil {
+		_ = a.Close() // nothing was written
 		return err
 	}
 	_ = p.archive.Close() // nothing was written

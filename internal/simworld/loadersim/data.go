@@ -2,8 +2,13 @@ package loadersim
 
 import (
 	"archive/tar"
+	"archive/zip"
 	"bytes"
+	"compress/gzip"
 	"fmt"
+	"io"
+	"slices"
+	"strings"
 
 	"github.com/torchstream/torchstream/internal/simworld/imagecapi"
 	"github.com/torchstream/torchstream/internal/simworld/world"
@@ -54,19 +59,123 @@ func (m *Member) spoil(way int) {
 	}
 }
 
-// packTar makes a tar of the members.
-func packTar(members []Member) ([]byte, error) {
+// Format is a format of an archive.
+type Format int
+
+// The formats.
+const (
+	Tar Format = iota
+	TarGzip
+	Tree
+	Zip
+	TwoTars
+	TwoGzips
+	formats
+)
+
+// gzipped reports whether the format is read as a stream.
+func (f Format) gzipped() bool { return f == TarGzip || f == TwoGzips }
+
+// indexed reports whether archives of the format have an index file.
+func (f Format) indexed() bool { return f != Tree && f != Zip }
+
+// path returns the path of the archive, and the path of its index.
+func (f Format) path() (archive, index string) {
+	switch f {
+	case TarGzip:
+		return folder + "/train.tgz", folder + "/train.tgz.tsidx"
+	case Tree:
+		return folder + "/train", ""
+	case Zip:
+		return folder + "/train.zip", ""
+	case TwoTars:
+		return folder + "/train-{0..1}.tar", folder + "/train-0.tar+1.tsidx"
+	case TwoGzips:
+		return folder + "/train-{0..1}.tgz", folder + "/train-0.tgz+1.tsidx"
+	}
+	return folder + "/train.tar", folder + "/train.tar.tsidx"
+}
+
+// pack writes an archive of the members to the disk. It returns the members in the archive's order.
+func (f Format) pack(w *world.World, members []Member) ([]Member, error) {
+	archive, _ := f.path()
+	shard := func(i int) string { return strings.Replace(archive, "{0..1}", fmt.Sprint(i), 1) }
+	switch f {
+	case Tree:
+		members = slices.Clone(members)
+		slices.SortFunc(members, func(a, b Member) int { return strings.Compare(a.Name, b.Name) })
+		for _, m := range members {
+			w.Disk.Write(archive+"/"+m.Name, m.Data)
+		}
+		return members, nil
+	case TwoTars, TwoGzips:
+		half := (len(members) + 1) / 2
+		for i, part := range [][]Member{members[:half], members[half:]} {
+			data, err := packFile(w, f, part)
+			if err != nil {
+				return nil, err
+			}
+			w.Disk.Write(shard(i), data)
+		}
+		return members, nil
+	}
+	data, err := packFile(w, f, members)
+	w.Disk.Write(archive, data)
+	return members, err
+}
+
+// packFile makes a file with some members.
+func packFile(w *world.World, f Format, members []Member) ([]byte, error) {
 	var b bytes.Buffer
-	t := tar.NewWriter(&b)
+	var err error
+	switch {
+	case f == Zip:
+		err = packZip(w, &b, members)
+	case f.gzipped():
+		g := gzip.NewWriter(&b)
+		flush := func() error { return nil }
+		if w.Choose("flush", 2) == 1 { // a block for each member
+			flush = g.Flush
+		}
+		if err = packTar(g, members, flush); err == nil {
+			err = g.Close()
+		}
+	default:
+		err = packTar(&b, members, func() error { return nil })
+	}
+	return b.Bytes(), err
+}
+
+func packTar(to io.Writer, members []Member, flush func() error) error {
+	t := tar.NewWriter(to)
 	for _, m := range members {
 		h := tar.Header{Name: m.Name, Mode: 0o644, Size: int64(len(m.Data)), Format: tar.FormatUSTAR}
 		if err := t.WriteHeader(&h); err != nil {
-			return nil, err
+			return err
 		}
 		if _, err := t.Write(m.Data); err != nil {
-			return nil, err
+			return err
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+		if err := flush(); err != nil {
+			return err
 		}
 	}
-	err := t.Close()
-	return b.Bytes(), err
+	return t.Close()
+}
+
+func packZip(w *world.World, to io.Writer, members []Member) error {
+	z := zip.NewWriter(to)
+	for _, m := range members {
+		f, err := z.CreateHeader(&zip.FileHeader{Name: m.Name, Method: []uint16{zip.Store, zip.Deflate}[w.Choose("deflate", 2)]})
+		if err != nil {
+			return err
+		}
+		if _, err := f.Write(m.Data); err != nil {
+			return err
+		}
+	}
+	return z.Close()
 }

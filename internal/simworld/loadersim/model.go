@@ -26,13 +26,12 @@ const (
 	InArchive Order = iota
 	Permuted
 	Drawn
+	Buffered
 )
 
 // Model is an archive and the options of a training run.
 type Model struct {
-	Names   []string // of the samples, in the archive's order
-	Labels  []int
-	Bad     []bool
+	Archive
 	Order   Order
 	Seed    uint64
 	Repeat  int       // rounds in an epoch
@@ -40,6 +39,17 @@ type Model struct {
 	Weights []float64 // for Drawn
 	Policy  Policy
 	Share
+
+	Buffer, BufferBytes int // of Buffered
+}
+
+// Archive has the samples in the archive's order.
+type Archive struct {
+	Names        []string
+	Labels       []int
+	Sizes        []int
+	Bad          []bool
+	ArchiveBytes int // size of the archive's files
 }
 
 // Share is the part of an epoch that a rank gets.
@@ -58,6 +68,8 @@ type Row struct {
 	Draw
 	Name  string
 	Label int
+
+	turn int // in which the rank has taken it
 }
 
 // Ending is the end of an epoch.
@@ -104,6 +116,7 @@ func (m *Model) rows(epoch, rank int, rest []int) (rows []Row, end Ending) {
 	for turn := 0; turn < last && len(rows) < turns; turn++ {
 		number := rank + turn*m.World
 		row := m.row(epoch, rest[number%len(rest)], number/len(rest))
+		row.turn = turn
 		switch bad := m.Bad[row.Index]; {
 		case bad && m.Policy == Skip:
 		case bad && m.Policy == Fail:
@@ -177,10 +190,12 @@ func (m *Model) row(epoch, position, pass int) Row {
 	switch m.Order {
 	case Permuted:
 		d.Index = permutation(len(m.Names), m.Seed, epoch)[i]
+	case Buffered:
+		d.Index = m.buffered(epoch)[i]
 	case Drawn:
 		d.Index, d.Position = m.drawn(epoch, i), i+1
 	}
-	return Row{d, m.Names[d.Index], m.Labels[d.Index]}
+	return Row{Draw: d, Name: m.Names[d.Index], Label: m.Labels[d.Index]}
 }
 
 // generator returns the random numbers for a purpose of a sample: 1 is the order of an epoch, 3 a
@@ -214,6 +229,34 @@ func permutation(n int, seed uint64, epoch int) []int {
 	return list
 }
 
+// buffered sends the samples through a buffer. Random ones leave it when the next one does not fit.
+// If the archive is larger than the buffer, one also leaves for every two that enter.
+func (m *Model) buffered(epoch int) (list []int) {
+	r := generator(m.Seed, 1, epoch, 0)
+	var held []int
+	bytes := 0
+	leave := func() {
+		k := r.IntN(len(held))
+		i := held[k]
+		held[k] = held[len(held)-1]
+		held = held[:len(held)-1]
+		bytes -= m.Sizes[i]
+		list = append(list, i)
+	}
+	for i := range m.Names {
+		for len(held) > 0 && (len(held) >= m.Buffer || bytes+m.Sizes[i] > m.BufferBytes ||
+			m.ArchiveBytes > m.BufferBytes && 2*len(held) > i) {
+			leave()
+		}
+		held = append(held, i)
+		bytes += m.Sizes[i]
+	}
+	for len(held) > 0 {
+		leave()
+	}
+	return list
+}
+
 // drawn returns the sample of a weighted draw.
 func (m *Model) drawn(epoch, position int) int {
 	sums := make([]float64, len(m.Weights))
@@ -227,10 +270,30 @@ func (m *Model) drawn(epoch, position int) int {
 	return min(i, len(sums)-1)
 }
 
-// Left returns the positions that are left after all ranks have taken as many turns.
-func (m *Model) Left(rest []int, turns int) []int {
-	if rest == nil {
-		rest = m.positions()
+// Rest returns the positions of an epoch that are left after each rank has taken a number of
+// batches, which must be whole.
+func (m *Model) Rest(epoch, batches int) []int {
+	rest := []int{}
+	taken := map[int]bool{}
+	for rank := range m.World {
+		rows, _ := m.rows(epoch, rank, m.positions())
+		for turn := range m.turnOf(rows, batches*m.Batch) {
+			taken[rank+turn*m.World] = true
+		}
 	}
-	return rest[min(turns*m.World, len(rest)):]
+	for _, p := range m.positions() {
+		if !taken[p] {
+			rest = append(rest, p)
+		}
+	}
+	return rest
+}
+
+// turnOf returns the number of turns in which a rank has got its first n rows, and the bad samples
+// before the last of them.
+func (m *Model) turnOf(rows []Row, n int) int {
+	if n = min(n, len(rows)); n == 0 {
+		return 0
+	}
+	return rows[n-1].turn + 1
 }

@@ -100,6 +100,26 @@ func TestSeeds(t *testing.T) {
 	fmt.Printf("\n%d seeds, %d calls, %v simulated in %v\n", *count, calls, simulated.Round(time.Second), took.Round(time.Millisecond))
 }
 
+// regressions are the choices of runs that once found a fault of the product.
+var regressions = []struct{ name, choices string }{
+	{"an archive changes between two rounds of a stream", "samples#0=11;size#0=593;size#23=489;format#0=5;repeat#0=3;" +
+		"order#0=3;buffer#0=4;buffer bytes#0=1;archive changes#13=2"},
+}
+
+// TestRegressions runs the seeds that found faults.
+func TestRegressions(t *testing.T) {
+	runtime.GOMAXPROCS(1)
+	for _, r := range regressions {
+		replay, err := world.Parse(r.choices)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if story, err := Run(t, 1, loadersim.Run, replay); err != nil {
+			t.Errorf("%s: %v\n%s", r.name, err, story)
+		}
+	}
+}
+
 // TestSeedsReplay checks that a seed decides everything: a second run tells the same story.
 func TestSeedsReplay(t *testing.T) {
 	runtime.GOMAXPROCS(1)

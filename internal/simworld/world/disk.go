@@ -31,6 +31,8 @@ type Faults struct {
 	Name  int // errors of opening, creating, renaming, removing
 	Sync  int // EIO
 	Lock  int // EINTR, or no locks
+
+	Server int // of responses of a server
 }
 
 type nameChange struct {
@@ -94,6 +96,12 @@ func (d *Disk) Write(name string, data []byte) {
 func (d *Disk) Overwrite(name string, data []byte) {
 	n := d.names[name]
 	n.data, n.synced, n.pending, n.changed = slices.Clone(data), slices.Clone(data), nil, time.Now()
+}
+
+// Delete removes a file durably, without a fault.
+func (d *Disk) Delete(name string) {
+	delete(d.names, name)
+	delete(d.durable, name)
 }
 
 // Read returns the bytes of a file. ok is false if there is none.

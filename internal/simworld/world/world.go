@@ -37,7 +37,7 @@ type decisions struct {
 	made   []Choice       // choices other than 0
 }
 
-// record is what a run has done so far.
+// record tells a run so far.
 type record struct {
 	story  []string
 	start  time.Time

@@ -1,0 +1,361 @@
+package loadersim
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/simworld/imagecapi"
+	"github.com/torchstream/torchstream/internal/simworld/world"
+)
+
+// rank is a rank of a training.
+type rank struct {
+	*job
+	number int
+	epoch  int
+	plan
+	progress
+
+	changed bool  // the archive was changed
+	failure error // why the last process ended early
+	err     error // a broken promise
+}
+
+// plan is the model of an epoch.
+type plan struct {
+	rest     []int // positions of the epoch that were not taken before it was dealt; nil: all
+	before   int   // batches of the epoch before it was dealt
+	stop     int   // end after this many batches of the first epoch; 0: after the last epoch
+	want     [][]Row
+	ending   Ending
+	inBuffer bool // the epoch is shuffled through a buffer
+}
+
+// progress counts the batches of an epoch that a rank has got.
+type progress struct {
+	states [][]byte // the saved state of the last batch, or of all former ranks; empty: none
+	taken  int      // batches of the epoch that the rank has
+	short  int      // rows of the last batch, if an error has cut it short
+	stray  bool     // the last batch has samples that an error has left in the shuffle buffer
+}
+
+// start starts an epoch.
+func (r *rank) start() {
+	r.rest, r.before, r.progress = nil, 0, progress{}
+	r.planIn(r.model.Order)
+}
+
+// planIn plans the rest of an epoch in an order.
+func (r *rank) planIn(o Order) {
+	m := r.model
+	m.Order, r.inBuffer = o, o == Buffered
+	r.want, r.ending = m.Batches(r.epoch, r.number, r.rest, r.before)
+}
+
+// stopped reports whether the rank ends here, so that others continue.
+func (r *rank) stopped() bool { return r.stop > 0 && r.epoch == 0 && r.taken == r.stop }
+
+// maxTries is the number of processes after which no more disturbances are drawn.
+const maxTries = 4
+
+// train runs the processes of a rank until it has all epochs.
+func (r *rank) train() error {
+	name := fmt.Sprintf("rank %d", r.number)
+	for tries := 1; ; tries++ {
+		if tries > maxTries+20 {
+			return fmt.Errorf("%s: no end after %d processes: %w", name, tries, r.failure)
+		}
+		kill, crash := 0, false
+		if tries <= maxTries && r.w.Choose(name+" killed", 3) != 0 {
+			kill = 1 + r.w.Choose(name+" call", 2*r.calls)
+			crash = r.w.Choose(name+" loses power", 4) == 3
+		}
+		if tries > maxTries {
+			r.w.Disk.Faults = world.Faults{}
+		}
+		faults := r.w.Faults()
+		ctx, cancel := context.WithCancel(context.Background())
+		p := r.w.Start(kill, crash, cancel)
+		r.w.Say("%s starts as %s in epoch %d after %d batches", name, p.Root, r.epoch, r.taken)
+		r.processIn(ctx, p, 1+r.w.Choose(name+" workers", 3))
+		cancel()
+		if r.err != nil {
+			return fmt.Errorf("%s: %w", name, r.err)
+		}
+		disturbed := p.Killed() || r.w.Faults() > faults || r.changed
+		r.unclean = r.unclean || disturbed
+		if err := p.End(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		r.mend()
+		if r.failure == nil {
+			return nil
+		}
+		r.w.Say("%s ends: %v", name, r.failure)
+		if !disturbed {
+			return fmt.Errorf("%s: nothing disturbed it: %w", name, r.failure)
+		}
+		if !p.Killed() && !strings.Contains(r.failure.Error(), "train") {
+			return fmt.Errorf("%s: the error does not name the archive: %w", name, r.failure)
+		}
+	}
+}
+
+func (r *rank) process(p *world.Process, workers int) {
+	r.processIn(context.Background(), p, workers)
+}
+
+// processIn is a process of the rank: it opens the loader, resumes, and takes batches to the end of
+// the last epoch. It sets r.failure if it ends early, and r.err if the loader broke a promise.
+func (r *rank) processIn(ctx context.Context, p *world.Process, workers int) {
+	r.failure = nil
+	o := r.options
+	o.Rank, o.Workers = r.number, workers
+	o.Logger = slog.New(&logger{say: r.w.Say})
+	path := p.Root + r.files.archive
+	if r.files.remote {
+		path = "http://server" + path
+		if r.files.format.indexed() {
+			o.IndexFile = p.Root + r.files.index
+		}
+	}
+	l, err := imageloader.OpenContext(ctx, path, o)
+	if err != nil {
+		r.failure = err
+		return
+	}
+	defer func() {
+		if err := l.Close(); err != nil && r.failure == nil {
+			r.failure = err
+		}
+	}()
+	states := make([]imageloader.State, len(r.states))
+	for i, text := range r.states {
+		if r.err = json.Unmarshal(text, &states[i]); r.err != nil {
+			return
+		}
+	}
+	if err := l.Restore(ctx, states...); err != nil {
+		r.failure = err
+		return
+	}
+	for r.runEpoch(ctx, p, l) && r.epoch+1 < r.epochs {
+		r.epoch++
+		r.start()
+	}
+}
+
+// runEpoch takes the batches of an epoch. It returns false if the process has ended.
+func (r *rank) runEpoch(ctx context.Context, p *world.Process, l *imageloader.Loader) bool {
+	r.short, r.stray = 0, false
+	for b, err := range l.Epoch(ctx, r.epoch) {
+		if p.Killed() {
+			r.failure = world.ErrKilled
+			return false
+		}
+		if err != nil {
+			r.failure = r.ended(err)
+			return r.failure == nil
+		}
+		if r.err = r.check(b); r.err != nil {
+			return false
+		}
+		if r.stopped() {
+			return false
+		}
+		r.w.Wait("train")
+		r.change()
+	}
+	if p.Killed() {
+		r.failure = world.ErrKilled
+		return false
+	}
+	if r.stray || r.short > 0 || r.taken != len(r.want) || r.ending != (Ending{Bad: -1}) {
+		r.err = fmt.Errorf("epoch %d ends without an error after %d batches, want %d and %+v", r.epoch, r.taken,
+			len(r.want), r.ending)
+	}
+	return r.err == nil
+}
+
+// change changes the archive now and then. It does so only if no other process opens the archive at
+// that time: a training on a changed archive from its start on is right.
+func (r *rank) change() {
+	if r.model.World > 1 || r.changed || r.epochs == 1 && r.taken == len(r.want) {
+		return
+	}
+	kind := r.w.Chance("archive changes", 40, 4)
+	if kind == 0 {
+		return
+	}
+	r.changed = true
+	for name, data := range r.files.was {
+		switch kind {
+		case 1: // cut off
+			r.w.Disk.Overwrite(name, data[:len(data)/2])
+		case 2: // longer
+			r.w.Disk.Overwrite(name, append(bytes.Clone(data), make([]byte, 2048)...))
+		case 3: // another file
+			r.w.Disk.Write(name, bytes.Repeat([]byte("other "), 1+len(data)/7))
+		case 4: // the same bytes again
+			r.w.Disk.Write(name, data)
+		}
+	}
+}
+
+// mend undoes a change of the archive.
+func (r *rank) mend() {
+	if !r.changed {
+		return
+	}
+	r.changed = false
+	for name, data := range r.files.was {
+		r.w.Disk.Write(name, data)
+	}
+}
+
+// ended returns nil if an epoch ends with an error as it should.
+func (r *rank) ended(err error) error {
+	failure := r.endedAsPlanned(err)
+	if failure != nil && r.taken == 0 && r.short == 0 && !r.inBuffer && r.buffered() && len(r.states) == 0 { // no state has named the order
+		r.planIn(Buffered)
+		if failure = r.endedAsPlanned(err); failure != nil {
+			r.planIn(Permuted)
+		}
+	}
+	return failure
+}
+
+// buffered reports whether an epoch may be shuffled through a buffer.
+func (r *rank) buffered() bool { return r.model.Order == Permuted && r.files.format.gzipped() }
+
+func (r *rank) endedAsPlanned(err error) error {
+	if r.stray {
+		return err
+	}
+	if left := r.want[r.taken:]; len(left) > 1 || len(left) == 1 && r.short != len(left[0]) {
+		return err
+	}
+	var bad *imageloader.SampleError
+	switch {
+	case r.ending.Bad >= 0 && errors.As(err, &bad) && bad.Name == r.model.Names[r.ending.Bad]:
+		return nil
+	case r.ending.NoSamples && errors.Is(err, imageloader.ErrNoSamples):
+		return nil
+	}
+	return err
+}
+
+// check compares a batch with the model, and saves its state.
+func (r *rank) check(b *imageloader.Batch) error {
+	state, err := json.Marshal(b.State)
+	if err != nil {
+		return err
+	}
+	if r.taken == 0 && r.short == 0 && len(r.states) == 0 {
+		if err := r.orderOf(state); err != nil {
+			return err
+		}
+	}
+	same := b.State.Batches() == r.before+r.taken // an error follows
+	if r.short > 0 || r.stray && !same {
+		return fmt.Errorf("epoch %d has a batch after one that an error has cut short: %v", r.epoch, b.Samples)
+	}
+	short := same && b.N < r.model.Batch
+	err = r.checkRows(b, short)
+	if same && r.inBuffer && (err != nil || !short) {
+		r.stray = true
+		return r.checkStray(b)
+	}
+	if err != nil {
+		return err
+	}
+	if short {
+		r.short = b.N
+		return nil
+	}
+	r.taken++
+	if b.State.Batches() != r.before+r.taken || b.State.Epoch() != r.epoch {
+		return fmt.Errorf("the state is after batch %d of epoch %d, want %d of %d", b.State.Batches(), b.State.Epoch(),
+			r.before+r.taken, r.epoch)
+	}
+	r.states = [][]byte{state}
+	return nil
+}
+
+// checkRows compares the rows of a batch with the model. If short is set, they may be fewer.
+func (r *rank) checkRows(b *imageloader.Batch, short bool) error {
+	if r.taken == len(r.want) {
+		return fmt.Errorf("epoch %d has a batch after the last of %d: %v", r.epoch, len(r.want), b.Samples)
+	}
+	want := r.want[r.taken]
+	if b.N != len(want) && !(short && b.N < len(want)) || b.N != len(b.Samples) {
+		return fmt.Errorf("epoch %d, batch %d has %d rows, want %d", r.epoch, r.taken, b.N, len(want))
+	}
+	for i, s := range b.Samples {
+		row := want[i]
+		if s.Index != row.Index || s.Name != row.Name || s.Label != row.Label || b.Labels[i] != int64(row.Label) {
+			return fmt.Errorf("epoch %d, batch %d, row %d: got %+v with label %d, want %+v", r.epoch, r.taken, i, s,
+				b.Labels[i], row)
+		}
+		if err := r.checkPixels(row, b.Images[i*3*side*side:][:3*side*side]); err != nil {
+			return fmt.Errorf("epoch %d, batch %d, row %d: %w", r.epoch, r.taken, i, err)
+		}
+	}
+	return nil
+}
+
+// checkStray checks a batch of the samples that were in the shuffle buffer when reading failed. Its
+// state is the one of the batch before, so a training that resumes gets them again in their places.
+func (r *rank) checkStray(b *imageloader.Batch) error {
+	for i, s := range b.Samples {
+		got := binary.LittleEndian.Uint32(b.Images[i*3*side*side:])
+		if want := imagecapi.Sum(r.members[s.Index].Data); s.Name != r.model.Names[s.Index] || got != want {
+			return fmt.Errorf("epoch %d, a sample left in the buffer: got %+v of the bytes %x, want %x", r.epoch, s, got, want)
+		}
+	}
+	return nil
+}
+
+// orderOf plans the epoch again in the order that its first batch's state names. A shuffled .tar.gz
+// is either permuted or shuffled through a buffer: that depends on whether it had an index when
+// it was opened.
+func (r *rank) orderOf(state []byte) error {
+	if r.model.Order != Permuted {
+		return nil
+	}
+	var s struct{ Order string }
+	if err := json.Unmarshal(state, &s); err != nil {
+		return err
+	}
+	switch {
+	case s.Order == "permutation":
+		r.planIn(Permuted)
+	case s.Order == "buffer" && r.buffered():
+		r.planIn(Buffered)
+	default:
+		return fmt.Errorf("the order of the epoch is %q", s.Order)
+	}
+	return nil
+}
+
+// checkPixels checks that the pixels are of the sample, and are the same for each occurrence of a
+// draw.
+func (r *rank) checkPixels(row Row, pixels []byte) error {
+	if got, want := binary.LittleEndian.Uint32(pixels), imagecapi.Sum(r.members[row.Index].Data); got != want {
+		return fmt.Errorf("the pixels are of the bytes %x, want %x of %s", got, want, row.Name)
+	}
+	before, known := r.pixels[row.Draw]
+	if !known {
+		r.pixels[row.Draw] = bytes.Clone(pixels)
+	} else if !bytes.Equal(before, pixels) {
+		return fmt.Errorf("%s has other pixels than before: %x, want %x", row.Name, pixels, before)
+	}
+	return nil
+}
