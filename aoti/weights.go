@@ -304,16 +304,19 @@ func (w *weights) match(tensors map[string]*torch.Tensor) (places []int64, value
 	return places, values, errors.Join(append(errs, wrong...)...)
 }
 
-// equal returns an error if two tensors for the weight differ in the weight's dtype. name is the
-// first one's name.
+// equal returns an error if the bits of two tensors differ in the weight's dtype. name is the first
+// one's name.
 func (w *weight) equal(name string, first, second *torch.Tensor) error {
 	if first == second || w.check(first) != nil { // the error about the first tensor is enough
 		return nil
 	}
 	scope := torch.NewScope("tied weights")
 	defer scope.Close()
-	a := first.In(scope).ToDType(w.DType)
-	same, err := a.Equal(second.In(scope).ToDType(w.DType).To(a.Device()))
+	bits := func(x *torch.Tensor) *torch.Tensor {
+		return x.In(scope).ToDType(w.DType).Contiguous(torch.Contiguous).Ravel().ViewDType(torch.Uint8)
+	}
+	a := bits(first)
+	same, err := a.Equal(bits(second).To(a.Device()))
 	switch {
 	case err != nil:
 		return fmt.Errorf("comparing it with %s, a name of the same weight: %w", name, err)
@@ -449,21 +452,45 @@ func (w *weights) compareTied(path string, o nn.LoadOptions, loaded map[string]b
 	return nil
 }
 
-// host returns tensors in host memory for all weights. Their values are undefined.
+// mappedBlock is the size from which a tensor in host memory is mapped, outside of malloc's heaps.
+// Pages that nothing writes take no memory.
+const mappedBlock = 32 << 20
+
+// host returns tensors in one block of host memory for all weights. Their values are undefined.
+// Files are read on any thread, and malloc has a heap for each of several threads, which would keep
+// a copy of the weights each.
 func (w *weights) host(scope *torch.Scope) (*hostState, error) {
+	block, err := torch.Empty(cuda.CPU, torch.Uint8, max(w.bytes(), mappedBlock))
+	if err != nil {
+		return nil, fmt.Errorf("memory for the weights: %w", err)
+	}
+	block = scope.Own(block)
 	s := &hostState{parts: nn.Parts{Unused: slices.Sorted(maps.Keys(w.unused))}, tensors: map[string]*torch.Tensor{}}
+	start := int64(0)
 	for _, each := range w.list {
-		t, err := torch.Empty(cuda.CPU, each.DType, each.Shape...)
-		if err != nil {
+		t := block.Narrow(0, start, each.Bytes()).ViewDType(each.DType).View(each.Shape...)
+		if err := t.Err(); err != nil {
 			return nil, fmt.Errorf("weight %s: %w", each.Name, err)
 		}
-		t = scope.Own(t)
+		start += aligned(each.Bytes())
 		for _, n := range each.names {
 			s.parts.Parameters = append(s.parts.Parameters, torch.Named{Name: n.Name, Tensor: t})
 			s.tensors[n.Name] = t
 		}
 	}
 	return s, nil
+}
+
+// aligned rounds a number of bytes up.
+func aligned(bytes int64) int64 { return (bytes + 63) / 64 * 64 }
+
+// bytes returns the size of one set of weights.
+func (w *weights) bytes() int64 {
+	sum := int64(0)
+	for _, each := range w.list {
+		sum += aligned(each.Bytes())
+	}
+	return sum
 }
 
 // hostState is a module for nn.Load, which uses its parts only.

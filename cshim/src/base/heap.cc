@@ -1,6 +1,8 @@
 // Keeps freed host memory in the process. A training step on the CPU frees its activations and
 // gradients, and the next step allocates as much again. With malloc's defaults most of that memory
 // returns to the kernel in between, which must clear its pages again.
+#include "base/heap.h"
+
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -21,7 +23,7 @@
 namespace {
 
 // The maximum of malloc's mmap threshold. malloc maps larger blocks one by one.
-constexpr size_t kThreshold = 32 << 20;
+constexpr size_t kThreshold = ts::kMappedBlock;
 // The largest tensor in malloc's heap. Before malloc compares, it adds a header and the alignment,
 // at most a page.
 constexpr size_t kLargestOfHeap = kThreshold - (128 << 10);

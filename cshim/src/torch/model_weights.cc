@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/heap.h"
 #include "cuda/allocator.h"
 #include "cuda/capture.h"
 #include "cuda/order.h"
@@ -98,7 +99,8 @@ ModelWeights::ModelWeights(const Constants& own,
 
 std::shared_ptr<WeightSet> ModelWeights::new_set() const {
   const auto options = at::device(device_).dtype(at::kByte);
-  return std::make_shared<WeightSet>(at::empty({static_cast<int64_t>(bytes_)}, options));
+  const size_t bytes = device_.is_cuda() ? bytes_ : std::max(bytes_, kMappedBlock);
+  return std::make_shared<WeightSet>(at::empty({static_cast<int64_t>(bytes)}, options));
 }
 
 at::Tensor ModelWeights::view(const WeightSet& set, const Weight& weight) const {
