@@ -3,9 +3,10 @@
 
   make_models.py FOLDER ARCHIVE [--model resnet18] [--batch 1:8] [--device cpu] [--dtype float32] [--no-onnx]
 
-FOLDER gets MODEL.pt2 (tools/export.py), MODEL.safetensors (PyTorch) and MODEL.onnx. Pretrained weights are not needed: the
-network is random, its batch normalisations are calibrated on the photographs, and its last layer is a ridge regression that
-tells the archive's folders apart. So the answers of two servers differ if one of them computes another thing.
+FOLDER gets MODEL.pt2 (tools/export.py), MODEL.safetensors (PyTorch) and MODEL.onnx; with --replaceable also
+MODEL-other.safetensors, weights with which each photograph has the next class. Pretrained weights are not needed: the network
+is random, its batch normalisations are calibrated on the photographs, and its last layer is a ridge regression that tells the
+archive's folders apart. So the answers of two servers differ if one of them computes another thing.
 """
 
 import argparse
@@ -82,6 +83,16 @@ def calibrate(net, images, classes):
     head.bias[:count] = -(mean @ weight)
 
 
+def next_classes(net):
+    """The state of a network whose answers are the next classes."""
+    state, (parent, name) = net.state_dict(), head_of(net)
+    head = getattr(parent, name)
+    for key, value in net.named_parameters():
+        if value is head.weight or value is head.bias:
+            state[key] = value.detach().roll(1, 0)
+    return state
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("folder")
@@ -105,6 +116,8 @@ def main():
     path = os.path.join(a.folder, a.model)
     save_file(net.state_dict(), path + ".part")
     os.replace(path + ".part", path + ".safetensors")  # others may wait for it
+    if a.replaceable:
+        save_file(next_classes(net), path + "-other.safetensors")
     if not a.no_onnx:
         dynamic = ({0: torch.export.Dim("batch", min=1, max=64)},)
         torch.onnx.export(net, (images[:2],), path + ".onnx", dynamic_shapes=dynamic, input_names=["x"], external_data=False)

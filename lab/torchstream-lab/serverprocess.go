@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"os"
 	"os/exec"
 	"strconv"
@@ -82,15 +84,15 @@ func (s *serverProcess) waitForAnswer(ctx context.Context) error {
 	}
 }
 
-// output returns all that the server has printed.
-func (s *serverProcess) output() (string, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", s.log.Fd()))
+// outputFrom returns the server's output after so many bytes.
+func (s *serverProcess) outputFrom(start int64) (string, error) {
+	text, err := io.ReadAll(io.NewSectionReader(s.log, start, math.MaxInt64-start))
 	return string(text), err
 }
 
 // lastLine returns the end of the server's output.
 func (s *serverProcess) lastLine() string {
-	text, err := s.output()
+	text, err := s.outputFrom(0)
 	if err != nil {
 		return err.Error()
 	}
@@ -108,6 +110,33 @@ func (s *serverProcess) signal(which syscall.Signal) error {
 	return syscall.Kill(-s.command.Process.Pid, which)
 }
 
+// maxEnd is the longest time in which a server ends after SIGTERM.
+const maxEnd = 20 * time.Second
+
+// end ends the server with SIGTERM. A server that ends before, with another status than 0 or not in
+// time is an error.
+func (s *serverProcess) end() error {
+	select {
+	case end := <-s.ended:
+		s.ended <- end
+		return fmt.Errorf("the server has ended (%v): %s", end, s.lastLine())
+	default:
+	}
+	if err := s.signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case end := <-s.ended:
+		s.ended <- end
+		if end != nil {
+			return fmt.Errorf("after SIGTERM the server ended with %w: %s", end, s.lastLine())
+		}
+		return nil
+	case <-time.After(maxEnd):
+		return fmt.Errorf("the server did not end in %v after SIGTERM", maxEnd)
+	}
+}
+
 // close ends the server: first with SIGTERM, and after 20 seconds with SIGKILL.
 func (s *serverProcess) close() error {
 	s.target.Close()
@@ -116,7 +145,7 @@ func (s *serverProcess) close() error {
 	select {
 	case end := <-s.ended:
 		s.ended <- end
-	case <-time.After(20 * time.Second):
+	case <-time.After(maxEnd):
 	}
 	_ = s.signal(syscall.SIGKILL) // workers may outlive the first process
 	return s.log.Close()

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,7 +27,9 @@ const testServer = "TORCHSTREAM_LAB_TEST_SERVER"
 
 // serveTest is a server for tests. Its arguments contain its port, and select a fault:
 // -label N answers with class N, and -changing with class 9 after 100 answers; -leak keeps
-// descriptors; -broken ends at once, and -dying after 100 answers.
+// descriptors; -broken ends at once, and -dying after 100 answers. New weights add 1 to the class:
+// with -damaged the second ones are refused, and with -late they are reported before they are used.
+// After SIGTERM it ends with status 0, and with -failing with 3.
 func serveTest(args []string) error {
 	port, label := "", "0"
 	var leaked sync.Map
@@ -44,11 +47,24 @@ func serveTest(args []string) error {
 			return errors.New("the server is broken")
 		}
 	}
+	var added atomic.Int64
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGUSR1)
+	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGTERM)
 	go func() {
-		for range signals {
-			fmt.Println("new weights from a file")
+		for swaps := 1; ; swaps++ {
+			switch s := <-signals; {
+			case s == syscall.SIGTERM && slices.Contains(args, "-failing"):
+				os.Exit(3)
+			case s == syscall.SIGTERM:
+				os.Exit(0)
+			case swaps > 3 && slices.Contains(args, "-damaged"):
+				fmt.Println("ERROR the weights are not replaced error=damaged")
+			case swaps > 3 && slices.Contains(args, "-late"):
+				fmt.Println("new weights from a file")
+			default:
+				added.Store(1 - added.Load())
+				fmt.Println("new weights from a file")
+			}
 		}
 	}()
 	listener, err := net.Listen("tcp", "127.0.0.1:"+port)
@@ -69,7 +85,8 @@ func serveTest(args []string) error {
 			http.Error(w, "no image", http.StatusUnsupportedMediaType)
 			return
 		}
-		now := label
+		number, _ := strconv.Atoi(label)
+		now := strconv.FormatInt(int64(number)+added.Load(), 10)
 		if answers.Add(1) > 100 && changing {
 			now = "9"
 		}

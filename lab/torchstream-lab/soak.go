@@ -10,12 +10,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/torchstream/torchstream/internal/cli"
@@ -26,8 +24,8 @@ import (
 // soakOptions is the command line of soak.
 type soakOptions struct {
 	serversOptions
-	minutes     float64
-	every, swap time.Duration
+	minutes            float64
+	every, swap, pause time.Duration
 }
 
 // soakReport is the output of soak.
@@ -48,7 +46,8 @@ type soakCounts struct {
 	BadLost   int64 `json:"bad_not"` // bad uploads with another answer, or with none
 	Slow      int64 `json:"slow"`
 	Metrics   int64 `json:"metrics"`
-	Swaps     int64 `json:"swaps"` // of the weights
+	Swaps     int64 `json:"swaps"`        // of the weights
+	Unswapped int64 `json:"swaps_failed"` // swaps that the server refused, or did not report in time
 }
 
 // soakSample is the server's use at one time.
@@ -64,12 +63,14 @@ func benchSoak(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	o := soakOptions{serversOptions: serversOptions{names: "torchstream"}}
 	set := cli.Flags("torchstream-lab soak -models FOLDER -archive FILE",
 		"Loads torchstream serve with clients that upload photographs, leave before the answer, send bad uploads or send\n"+
-			"slowly. It fails if an answer changes, or if the server's memory, threads or descriptors grow.", stderr)
+			"slowly. It fails if an answer or a swap of the weights is wrong, if the server's memory, threads or descriptors\n"+
+			"grow, or if the server does not end with status 0.", stderr)
 	o.register(set)
 	set.Float64Var(&o.minutes, "minutes", 10, "how long")
 	set.DurationVar(&o.every, "every", 5*time.Second, "`TIME` between two readings of /proc")
-	set.DurationVar(&o.swap, "swap-every", 0, "let the server read its weights again every so often (0: never); needs a "+
-		"package of make_models.py --replaceable")
+	set.DurationVar(&o.swap, "swap-every", 0, "replace the server's weights every so often (0: never), by those of "+
+		"MODEL.safetensors and MODEL-other.safetensors in turn; needs a package of make_models.py --replaceable")
+	set.DurationVar(&o.pause, "pause", 0, "`TIME` that each client waits between two requests, for a low load")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := cli.Parse(set, args, 0); err != nil {
 		return err
@@ -77,27 +78,18 @@ func benchSoak(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if err := o.check(); err != nil {
 		return err
 	}
-	if o.minutes <= 0 || o.every <= 0 || o.swap < 0 {
-		return cli.UsageError{Message: "-minutes and -every must be more than 0, and -swap-every not negative"}
+	if o.minutes <= 0 || o.every <= 0 || o.swap < 0 || o.pause < 0 {
+		return cli.UsageError{Message: "-minutes and -every must be more than 0, and -swap-every and -pause not negative"}
 	}
 	if err := o.absolute(); err != nil {
 		return err
-	}
-	if o.swap > 0 {
-		o.options += " -weights " + filepath.Join(o.folder, o.model+".safetensors")
 	}
 	images, err := o.read(ctx)
 	if err != nil {
 		return err
 	}
-	command, path := o.arguments("torchstream")
-	server, err := startServer(ctx, command, path, images, 30*time.Second)
-	if err != nil {
-		return err
-	}
-	s := soak{serverProcess: server, clients: o.clients, every: o.every, swap: o.swap, report: soakReport{Minutes: o.minutes}}
-	err = errors.Join(s.run(ctx, time.Duration(o.minutes*float64(time.Minute)), stderr), server.close())
-	if err != nil {
+	s := soak{options: &o, report: soakReport{Minutes: o.minutes}}
+	if err := s.measure(ctx, images, stderr); err != nil {
 		return err
 	}
 	if *asJSON {
@@ -114,27 +106,43 @@ func benchSoak(ctx context.Context, args []string, stdout, stderr io.Writer) err
 // soak runs the clients.
 type soak struct {
 	*serverProcess
-	clients int
-	every   time.Duration
-	swap    time.Duration // 0: never
-	labels  []int         // of the images, from the first answers
+	options *soakOptions
+	weights *swappedWeights // nil if the weights are not swapped
+	labels  [][]int         // of the images, for each set of weights, from the first answers
 	report  soakReport
 	failure atomic.Pointer[string] // the first wrong answer
 }
 
-// run runs all clients for some time, and reads the server's use.
-func (s *soak) run(ctx context.Context, length time.Duration, stderr io.Writer) error {
-	for i := range s.target.Images {
-		label, err := s.target.Classify(ctx, i)
-		if err != nil {
+// measure starts the server, runs the clients, and ends the server.
+func (s *soak) measure(ctx context.Context, images [][]byte, stderr io.Writer) (err error) {
+	o := s.options
+	if o.swap > 0 {
+		if s.weights, err = newSwappedWeights(o.folder, o.model); err != nil {
 			return err
 		}
-		s.labels = append(s.labels, label)
+		defer func() { err = errors.Join(err, s.weights.remove()) }()
+		o.options += " -weights " + s.weights.link
+	}
+	command, path := o.arguments("torchstream")
+	if s.serverProcess, err = startServer(ctx, command, path, images, 30*time.Second); err != nil {
+		return err
+	}
+	err = s.run(ctx, time.Duration(o.minutes*float64(time.Minute)), stderr)
+	if ended := s.end(); ended != nil {
+		s.report.Problems = append(s.report.Problems, ended.Error())
+	}
+	return errors.Join(err, s.close())
+}
+
+// run runs all clients for some time, and reads the server's use.
+func (s *soak) run(ctx context.Context, length time.Duration, stderr io.Writer) error {
+	if err := s.learn(ctx); err != nil {
+		return err
 	}
 	loading, stop := context.WithTimeout(ctx, length)
 	defer stop()
 	var running sync.WaitGroup
-	for i := range s.clients {
+	for i := range s.options.clients {
 		running.Go(func() { s.good(loading, i) })
 	}
 	for i := range 2 {
@@ -144,17 +152,16 @@ func (s *soak) run(ctx context.Context, length time.Duration, stderr io.Writer) 
 		running.Go(func() { s.slow(loading, random) })
 	}
 	running.Go(func() { s.readMetrics(loading) })
-	running.Go(func() { s.swapWeights(loading) })
+	if s.weights != nil {
+		running.Go(func() { s.swapWeights(loading) })
+	}
 	err := s.watch(loading, stderr)
 	stop()
 	running.Wait()
 	if err != nil || ctx.Err() != nil {
 		return errors.Join(err, context.Cause(ctx))
 	}
-	if s.report.Counts.Swaps, err = s.countSwaps(); err != nil {
-		return err
-	}
-	if s.swap > 0 && s.report.Counts.Swaps == 0 {
+	if s.weights != nil && s.report.Counts.Swaps == 0 {
 		s.report.Problems = append(s.report.Problems, "the server has not read its weights again")
 	}
 	if text := s.failure.Load(); text != nil {
@@ -164,10 +171,36 @@ func (s *soak) run(ctx context.Context, length time.Duration, stderr io.Writer) 
 	return nil
 }
 
+// learn reads the classes of all images, with each set of weights. No image may have the same class
+// with both sets.
+func (s *soak) learn(ctx context.Context) error {
+	for set := range 2 {
+		var labels []int
+		for i := range s.target.Images {
+			label, err := s.target.Classify(ctx, i)
+			if err != nil {
+				return err
+			}
+			if set == 1 && label == s.labels[0][i] {
+				return fmt.Errorf("photograph %d has class %d with both sets of weights", i, label)
+			}
+			labels = append(labels, label)
+		}
+		s.labels = append(s.labels, labels)
+		if s.weights == nil {
+			return nil
+		}
+		if err := s.weights.swap(ctx, s.serverProcess); err != nil { // to the other set, and back
+			return err
+		}
+	}
+	return nil
+}
+
 // watch reads the server's use until ctx ends.
 func (s *soak) watch(ctx context.Context, stderr io.Writer) error {
 	began := time.Now()
-	for wait(ctx, s.every) {
+	for wait(ctx, s.options.every) {
 		u, err := s.usage()
 		if err != nil {
 			return err
@@ -183,8 +216,10 @@ func (s *soak) watch(ctx context.Context, stderr io.Writer) error {
 
 // good uploads photographs, and compares the classes with the first answers.
 func (s *soak) good(ctx context.Context, first int) {
-	for i := first; ctx.Err() == nil; i += s.clients {
+	for i := first; ctx.Err() == nil; i += s.options.clients {
+		before := s.weights.now()
 		label, err := s.target.Classify(ctx, i)
+		after := s.weights.now()
 		var status *httpload.StatusError
 		switch {
 		case ctx.Err() != nil:
@@ -193,12 +228,25 @@ func (s *soak) good(ctx context.Context, first int) {
 			wait(ctx, 50*time.Millisecond)
 		case err != nil:
 			s.wrong(&s.report.Counts.Wrong, fmt.Sprintf("a photograph was not answered: %v", err))
-		case label != s.labels[i%len(s.labels)]:
-			s.wrong(&s.report.Counts.Wrong, fmt.Sprintf("photograph %d had class %d, and now has %d", i%len(s.labels),
-				s.labels[i%len(s.labels)], label))
 		default:
-			atomic.AddInt64(&s.report.Counts.Answered, 1)
+			s.check(i%len(s.target.Images), label, before, after)
 		}
+		if s.options.pause > 0 {
+			wait(ctx, s.options.pause)
+		}
+	}
+}
+
+// check compares the class of an image with the first answers. before and after are the weights'
+// states before and after the request.
+func (s *soak) check(image, label int, before, after int64) {
+	set, known := setOf(before)
+	switch {
+	case label == s.labels[set][image], (!known || before != after) && label == s.labels[1-set][image]:
+		atomic.AddInt64(&s.report.Counts.Answered, 1)
+	default:
+		s.wrong(&s.report.Counts.Wrong, fmt.Sprintf("photograph %d had class %d, and now has %d", image, s.labels[set][image],
+			label))
 	}
 }
 
@@ -209,7 +257,7 @@ func (s *soak) wrong(count *int64, text string) {
 
 // cancelling uploads photographs, and leaves after 0 to 40 ms.
 func (s *soak) cancelling(ctx context.Context, random *rand.Rand) {
-	for i := 0; wait(ctx, time.Duration(random.IntN(20))*time.Millisecond); i++ {
+	for i := 0; wait(ctx, s.options.pause+time.Duration(random.IntN(20))*time.Millisecond); i++ {
 		leaving, cancel := context.WithTimeout(ctx, time.Duration(random.IntN(40_000))*time.Microsecond)
 		_, err := s.target.Classify(leaving, i)
 		cancel()
@@ -227,7 +275,7 @@ func (s *soak) bad(ctx context.Context, first int) {
 		damaged[i] = 0xff
 	}
 	uploads := [][]byte{nil, []byte("no image"), whole[:20], make([]byte, tooLarge), whole[:len(whole)/2], damaged}
-	for i := first; wait(ctx, 20*time.Millisecond); i++ {
+	for i := first; wait(ctx, s.options.pause+20*time.Millisecond); i++ {
 		body, mayRepair := uploads[i%len(uploads)], i%len(uploads) >= 4
 		request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.target.URL, bytes.NewReader(body))
 		if err != nil {
@@ -263,7 +311,7 @@ func (s *soak) slow(ctx context.Context, random *rand.Rand) {
 		s.wrong(&s.report.Counts.Wrong, err.Error())
 		return
 	}
-	for wait(ctx, 50*time.Millisecond) {
+	for wait(ctx, s.options.pause+50*time.Millisecond) {
 		connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", address.Host)
 		if err != nil {
 			continue // the server's end is noticed by watch
@@ -298,19 +346,16 @@ func (s *soak) readMetrics(ctx context.Context) {
 	}
 }
 
-// swapWeights lets the server read its weights again.
+// swapWeights replaces the server's weights until ctx ends.
 func (s *soak) swapWeights(ctx context.Context) {
-	for s.swap > 0 && wait(ctx, s.swap) {
-		if err := s.command.Process.Signal(syscall.SIGUSR1); err != nil {
-			return // watch reports that the server has ended
+	for wait(ctx, s.options.swap) {
+		// A swap that has started is completed after ctx.
+		if err := s.weights.swap(context.WithoutCancel(ctx), s.serverProcess); err != nil {
+			s.wrong(&s.report.Counts.Unswapped, err.Error())
+			return // the clients do not know the weights any more
 		}
+		atomic.AddInt64(&s.report.Counts.Swaps, 1)
 	}
-}
-
-// countSwaps counts the lines of the server that report new weights.
-func (s *soak) countSwaps() (int64, error) {
-	text, err := s.output()
-	return int64(strings.Count(text, "new weights from ")), err
 }
 
 // wait waits for some time, and reports whether ctx is alive.
@@ -375,7 +420,8 @@ func (r *soakReport) table(w io.Writer) error {
 	c := &r.Counts
 	fmt.Fprintf(w, "%.1f minutes: %d photographs answered, %d refused, %d wrong; %d cancelled, %d bad uploads refused, %d not; ",
 		r.Minutes, c.Answered, c.Refused, c.Wrong, c.Cancelled, c.Bad, c.BadLost)
-	fmt.Fprintf(w, "%d slow clients, %d readings of /metrics, %d swaps of the weights\n", c.Slow, c.Metrics, c.Swaps)
+	fmt.Fprintf(w, "%d slow clients, %d readings of /metrics, %d swaps of the weights, %d failed\n", c.Slow, c.Metrics, c.Swaps,
+		c.Unswapped)
 	t := printable.NewTable(w, 0)
 	fmt.Fprintln(t, "seconds\tMB\tthreads\tdescriptors")
 	step := max(1, len(r.Samples)/10)

@@ -2,13 +2,21 @@ package main
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
 
 func soakCommand(t *testing.T, options string) []string {
 	t.Helper()
-	return []string{"soak", "-models", t.TempDir(), "-package", "none", "-archive", photos, "-images", "3", "-torchstream",
+	models := t.TempDir()
+	for _, name := range []string{"resnet18.safetensors", "resnet18-other.safetensors"} {
+		if err := os.WriteFile(filepath.Join(models, name), nil, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return []string{"soak", "-models", models, "-package", "none", "-archive", photos, "-images", "3", "-torchstream",
 		testProgram(t), "-serve-options", options, "-clients", "2", "-minutes", "0.025", "-every", "50ms", "-json"}
 }
 
@@ -19,7 +27,7 @@ func TestSoakOfAServerThatAnswersRight(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
 		t.Fatalf("%v: %s%s", err, stdout, stderr)
 	}
-	if c := r.Counts; c.Answered < 10 || c.Bad < 10 || c.Wrong+c.BadLost > 0 || c.Swaps < 2 || len(r.Samples) == 0 {
+	if c := r.Counts; c.Answered < 10 || c.Bad < 10 || c.Wrong+c.BadLost+c.Unswapped > 0 || c.Swaps < 2 || len(r.Samples) == 0 {
 		t.Errorf("got %+v and %d samples, want answers, refused uploads and swaps", c, len(r.Samples))
 	}
 	for _, problem := range r.Problems {
@@ -33,6 +41,25 @@ func TestSoakFindsWrongAnswers(t *testing.T) {
 	status, stdout, stderr := command(t, soakCommand(t, "-changing")...)
 	if status != 1 || !strings.Contains(stderr, "had class") {
 		t.Errorf("got status %d, %s%s, want 1 and the changed class", status, stdout, stderr)
+	}
+}
+
+func TestSoakFindsFailedSwaps(t *testing.T) {
+	for options, want := range map[string]string{
+		"-damaged": "the weights are not replaced error=damaged",
+		"-late":    "had class",
+	} {
+		status, stdout, stderr := command(t, append(soakCommand(t, options), "-swap-every", "20ms")...)
+		if status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("%s: got status %d, %s%s, want 1 and %q", options, status, stdout, stderr, want)
+		}
+	}
+}
+
+func TestSoakNeedsTheServersStatus(t *testing.T) {
+	status, stdout, stderr := command(t, soakCommand(t, "-failing")...)
+	if status != 1 || !strings.Contains(stderr, "after SIGTERM the server ended with exit status 3") {
+		t.Errorf("got status %d, %s%s, want 1 and the server's status", status, stdout, stderr)
 	}
 }
 
