@@ -64,10 +64,7 @@ func TestGPUGraphOfARunReplays(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			bytes := int64(0)
-			for _, w := range e.model.Weights() {
-				bytes += (w.Bytes() + 63) / 64 * 64
-			}
+			bytes := e.model.weights.bytes()
 			if err := e.model.Close(); err != nil { // the graph must keep the weights
 				t.Fatal(err)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
@@ -79,6 +80,67 @@ func TestSanitizerOfWeights(t *testing.T) {
 	}
 }
 
+// warm runs each instance once on the stream, and leaves free memory for eight sets of weights. The
+// first run of an instance loads kernels, and new memory comes from the driver: both may wait for
+// the device.
+func (s *stress) warm(t *testing.T, e example, stream cuda.Stream) {
+	t.Helper()
+	err := cuda.WithStream(stream, func() error {
+		scope := torch.NewScope("warm")
+		defer scope.Close()
+		for range e.model.instances {
+			if _, err := e.model.Run(t.Context(), e.sizes[0].inputs[0].In(scope)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range s.fill(t, 8) {
+		x.Close()
+	}
+	if err := s.model.Device().Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fill overwrites the memory of n sets of weights, if so much is free.
+func (s *stress) fill(t *testing.T, n int) (filled []*torch.Tensor) {
+	t.Helper()
+	for range n {
+		x, err := torch.Zeros(s.model.Device(), torch.Uint8, s.model.weights.bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { x.Close() })
+		filled = append(filled, x)
+	}
+	return filled
+}
+
+// replaceBehind replaces the weights by a set while work is in the stream's queue.
+func (s *stress) replaceBehind(t *testing.T, stream cuda.Stream, set int) {
+	t.Helper()
+	if err := s.model.ReplaceWeights(t.Context(), s.sets[set]); err != nil {
+		t.Fatal(err)
+	}
+	if done, err := stream.Query(); err != nil || done {
+		t.Fatalf("after set %d: the queue is empty: got %t, %v, want false", set, done, err)
+	}
+}
+
+// checkSet compares outputs with a set's.
+func (s *stress) checkSet(set int, y *torch.Tensor) error {
+	got, err := y.Float32s()
+	if err != nil {
+		return err
+	}
+	only := &stress{model: s.model, sets: s.sets[:set+1], want: s.want, bound: s.bound, seen: map[int]bool{}}
+	return only.check(got, set)
+}
+
 // The device computes late, so that a set is replaced, and its memory reused, while runs that read
 // it are queued.
 func TestGPUWeightsOfQueuedRunsStay(t *testing.T) {
@@ -87,12 +149,13 @@ func TestGPUWeightsOfQueuedRunsStay(t *testing.T) {
 	if err := e.model.ReplaceWeights(t.Context(), s.sets[0]); err != nil {
 		t.Fatal(err)
 	}
+	s.warm(t, e, stream)
 	scope := torch.NewScope("runs")
 	defer scope.Close()
+	cudatest.Delay(t, stream, time.Second)
 	var results []*torch.Tensor
 	for i := range 4 {
 		err := cuda.WithStream(stream, func() error {
-			cudatest.Delay(t, stream, 50e6)
 			outputs, err := e.model.Run(t.Context(), e.sizes[0].inputs[0].In(scope))
 			results = append(results, outputs...)
 			return err
@@ -100,28 +163,58 @@ func TestGPUWeightsOfQueuedRunsStay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := e.model.ReplaceWeights(t.Context(), s.sets[i+1]); err != nil {
-			t.Fatal(err)
-		}
-		// New memory of the default stream, in which a set that was freed too early would be.
-		filled, err := torch.Zeros(e.model.Device(), torch.Uint8, 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
-		scope.Own(filled)
+		s.replaceBehind(t, stream, i+1)
 	}
+	s.fill(t, 16)
 	if err := stream.Synchronize(); err != nil {
 		t.Fatal(err)
 	}
 	for i, y := range results {
-		got, err := y.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
-		only := &stress{model: e.model, sets: s.sets[:i+1], want: s.want, bound: s.bound, seen: map[int]bool{}}
-		if err := only.check(got, i); err != nil {
+		if err := s.checkSet(i, y); err != nil {
 			t.Errorf("run %d: %v", i, err)
 		}
+	}
+}
+
+// A graph keeps the weights of its capture for replays that are queued when they are replaced.
+func TestGPUWeightsOfQueuedReplaysStay(t *testing.T) {
+	e, s := scaledExample(t)
+	stream := cudatest.Stream(t, e.model.Device())
+	if err := e.model.ReplaceWeights(t.Context(), s.sets[0]); err != nil {
+		t.Fatal(err)
+	}
+	// A run on the stream would also keep the weights until the stream's work is done.
+	s.warm(t, e, cudatest.Stream(t, e.model.Device()))
+	scope := torch.NewScope("capture")
+	defer scope.Close()
+	var outputs []*torch.Tensor
+	graph, err := cuda.Capture(cuda.CaptureOptions{}, func() (err error) {
+		outputs, err = e.model.Run(t.Context(), e.sizes[0].inputs[0].In(scope))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer graph.Close()
+	if err := graph.Replay(stream); err != nil { // the first replay uploads the graph
+		t.Fatal(err)
+	}
+	if err := stream.Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+	cudatest.Delay(t, stream, time.Second)
+	if err := graph.Replay(stream); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		s.replaceBehind(t, stream, i+1)
+	}
+	s.fill(t, 16)
+	if err := stream.Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.checkSet(0, outputs[0]); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -141,12 +234,7 @@ func TestGPUGraphOfReplacedWeightsIsStale(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := results[0].Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
-			only := &stress{model: e.model, sets: s.sets[:set+1], want: s.want, bound: s.bound, seen: map[int]bool{}}
-			if err := only.check(got, set); err != nil {
+			if err := s.checkSet(set, results[0]); err != nil {
 				t.Errorf("set %d: %v", set, err)
 			}
 		}

@@ -132,8 +132,12 @@ var edges = []edge{
 		"TestGPUWeightsAreSwappedWhileRunsAreQueued", 1},
 	{"a swap waits for the copies of the weights", "cshim/src/torch/model_weights.cc",
 		"    stream.synchronize();\n", "", "aoti", "TestSanitizerOfWeights", 1},
+	{"replaced weights are kept until the runs that read them are done", "cshim/src/torch/model_weights.cc",
+		"  record_use(storage_of(memory_), stream);\n", "", "aoti", "TestGPUWeightsOfQueuedRunsStay", 1},
 	{"a graph of replaced weights is stale", "cshim/src/torch/model_weights.cc",
 		"    stale_in_capture(retired_, stream);\n", "", "aoti", "TestGPUGraphOfReplacedWeightsIsStale", 1},
+	{"a graph keeps its weights", "cshim/src/torch/model_weights.cc", "    hold_in_capture(memory_, stream);\n", "",
+		"aoti", "TestGPUWeightsOfQueuedReplaysStay", 1},
 
 	// ---- streams and events
 	{"WithStream makes the stream current", "cshim/src/cuda/stream.cc",
