@@ -7,6 +7,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/internal/hostblock"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -64,7 +65,7 @@ func TestGPUGraphOfARunReplays(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			bytes := e.model.weights.bytes()
+			bytes := hostblock.Bytes(e.model.Weights())
 			if err := e.model.Close(); err != nil { // the graph must keep the weights
 				t.Fatal(err)
 			}

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/hostblock"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -164,10 +164,14 @@ func listed(names []string) string {
 // package for which ReplaceWeights returns [ErrFixedWeights], it lists the weights outside of the
 // code.
 func (m *Model) Weights() []torch.Spec {
-	all := make([]torch.Spec, len(m.weights.list))
-	for i, w := range m.weights.list {
-		all[i] = w.Spec
-		all[i].Shape = slices.Clone(w.Shape)
+	return m.weights.specs()
+}
+
+func (w *weights) specs() []torch.Spec {
+	all := make([]torch.Spec, len(w.list))
+	for i, each := range w.list {
+		all[i] = each.Spec
+		all[i].Shape = slices.Clone(each.Shape)
 	}
 	return all
 }
@@ -452,45 +456,20 @@ func (w *weights) compareTied(path string, o nn.LoadOptions, loaded map[string]b
 	return nil
 }
 
-// mappedBlock is the size from which a tensor in host memory is mapped, outside of malloc's heaps.
-// Pages that nothing writes take no memory.
-const mappedBlock = 32 << 20
-
-// host returns tensors in one block of host memory for all weights. Their values are undefined.
-// Files are read on any thread, and malloc has a heap for each of several threads, which would keep
-// a copy of the weights each.
+// host returns tensors in host memory for all weights. Their values are undefined.
 func (w *weights) host(scope *torch.Scope) (*hostState, error) {
-	block, err := torch.Empty(cuda.CPU, torch.Uint8, max(w.bytes(), mappedBlock))
+	all, err := hostblock.New(scope, w.specs())
 	if err != nil {
 		return nil, fmt.Errorf("memory for the weights: %w", err)
 	}
-	block = scope.Own(block)
 	s := &hostState{parts: nn.Parts{Unused: slices.Sorted(maps.Keys(w.unused))}, tensors: map[string]*torch.Tensor{}}
-	start := int64(0)
-	for _, each := range w.list {
-		t := block.Narrow(0, start, each.Bytes()).ViewDType(each.DType).View(each.Shape...)
-		if err := t.Err(); err != nil {
-			return nil, fmt.Errorf("weight %s: %w", each.Name, err)
-		}
-		start += aligned(each.Bytes())
+	for i, each := range w.list {
 		for _, n := range each.names {
-			s.parts.Parameters = append(s.parts.Parameters, torch.Named{Name: n.Name, Tensor: t})
-			s.tensors[n.Name] = t
+			s.parts.Parameters = append(s.parts.Parameters, torch.Named{Name: n.Name, Tensor: all[i]})
+			s.tensors[n.Name] = all[i]
 		}
 	}
 	return s, nil
-}
-
-// aligned rounds a number of bytes up.
-func aligned(bytes int64) int64 { return (bytes + 63) / 64 * 64 }
-
-// bytes returns the size of one set of weights.
-func (w *weights) bytes() int64 {
-	sum := int64(0)
-	for _, each := range w.list {
-		sum += aligned(each.Bytes())
-	}
-	return sum
 }
 
 // hostState is a module for nn.Load, which uses its parts only.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/internal/hostblock"
 	"github.com/torchstream/torchstream/serve"
 	"github.com/torchstream/torchstream/tensor"
 	"github.com/torchstream/torchstream/torch"
@@ -110,7 +111,7 @@ func (s *stress) warm(t *testing.T, e example, stream cuda.Stream) {
 func (s *stress) fill(t *testing.T, n int) (filled []*torch.Tensor) {
 	t.Helper()
 	for range n {
-		x, err := torch.Zeros(s.model.Device(), torch.Uint8, s.model.weights.bytes())
+		x, err := torch.Zeros(s.model.Device(), torch.Uint8, hostblock.Bytes(s.model.Weights()))
 		if err != nil {
 			t.Fatal(err)
 		}

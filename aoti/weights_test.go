@@ -488,47 +488,6 @@ func TestSwapsKeepMemoryFlat(t *testing.T) {
 	check(t, m, swapped(t))
 }
 
-// malloc has a heap for each of several threads, and each would keep the weights of a file that was
-// read on its thread.
-func TestFilesOfWeightsLeaveNoCopyForEachThread(t *testing.T) {
-	const size, threads = 8 << 20, 6
-	var w weights
-	for _, name := range []string{"a", "b", "c"} {
-		w.list = append(w.list, weight{Spec: torch.Spec{Name: name, DType: torch.Float32, Shape: []int64{size / 4}},
-			names: []state{{Name: name}}})
-	}
-	read := func() int64 {
-		done := make(chan error)
-		go func() {
-			runtime.LockOSThread() // the thread ends with the goroutine
-			scope := torch.NewScope("file")
-			s, err := w.host(scope)
-			if err == nil {
-				for _, x := range s.tensors {
-					err = errors.Join(err, x.Fill_(1).Err())
-				}
-			}
-			scope.Close()
-			done <- err
-		}()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-		bytes, err := resident.Bytes()
-		if err != nil {
-			t.Skip("the system does not tell the process's memory: ", err)
-		}
-		return bytes
-	}
-	first := read()
-	for range threads - 1 {
-		read()
-	}
-	if grown := read() - first; grown > 2*size {
-		t.Errorf("reading on %d threads took %d bytes more than on one, want at most %d", threads, grown, 2*size)
-	}
-}
-
 // Inductor writes small weights into the code, and freezing computes weights from others. Such a
 // package runs, but a swap would leave the old values in the code.
 func TestCompiledWeightsAreRefused(t *testing.T) {

@@ -40,6 +40,26 @@ func (s *StoredTensor) Read() (*torch.Tensor, error) {
 	return t, nil
 }
 
+// ReadInto reads the tensor into t, a contiguous tensor on the CPU with the same dtype and shape.
+// If it fails, the values of t are undefined.
+func (s *StoredTensor) ReadInto(t *torch.Tensor) error {
+	err := t.Err()
+	switch {
+	case err != nil:
+	case t.Device() != cuda.CPU || t.DType() != s.entry.dtype || !slices.Equal(t.Shape(), s.entry.shape):
+		err = fmt.Errorf("%v%v on %v, want %v%v on the CPU: %w", t.DType(), t.Shape(), t.Device(), s.entry.dtype, s.entry.shape,
+			cuda.ErrInvalidArgument)
+	case !t.IsContiguous(torch.Contiguous):
+		err = fmt.Errorf("a tensor that is not contiguous: %w", cuda.ErrInvalidArgument)
+	default:
+		err = s.from.readInto(t, s.entry)
+	}
+	if err != nil {
+		return s.failed(err)
+	}
+	return nil
+}
+
 // ReadPart returns n elements of the tensor, on the CPU, as a row. The elements are numbered in the
 // memory order of a dense tensor with these strides; first is the number of the row's first
 // element. If the file has this order, ReadPart reads and allocates only these elements. Otherwise
@@ -120,7 +140,7 @@ func (f *File) read(e entry) (*torch.Tensor, error) {
 	}
 	t, err := torch.Empty(cuda.CPU, e.dtype, e.shape...)
 	if err == nil {
-		err = f.fill(t, e)
+		err = f.readInto(t, e)
 	}
 	if err != nil {
 		t.Close()
@@ -129,7 +149,14 @@ func (f *File) read(e entry) (*torch.Tensor, error) {
 	return t, nil
 }
 
-func (f *File) fill(t *torch.Tensor, e entry) error {
+// readInto reads a tensor into one of its dtype and shape.
+func (f *File) readInto(t *torch.Tensor, e entry) error {
+	if e.shard != nil {
+		f = e.shard
+	}
+	if err := e.check(); err != nil {
+		return err
+	}
 	if t.Elements() == 0 {
 		return nil
 	}

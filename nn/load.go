@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/checkpoint"
+	"github.com/torchstream/torchstream/internal/hostblock"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -339,14 +340,20 @@ func (l *loading) accept(o LoadOptions) error {
 
 // read reads the values of all pairs in the module's dtypes. The scope owns them.
 func (l *loading) read(scope *torch.Scope) error {
+	specs := make([]torch.Spec, len(l.pairs))
+	for i, p := range l.pairs {
+		specs[i] = l.from.tensors[p.file].Spec()
+	}
+	block, err := hostblock.New(scope, specs)
+	if err != nil {
+		return fmt.Errorf("nn: %s: %w", l.file.Path(), err)
+	}
 	kept := l.pairs[:0]
-	for _, p := range l.pairs {
-		t, err := l.from.tensors[p.file].Read()
-		if err != nil {
+	for i, p := range l.pairs {
+		if err := l.from.tensors[p.file].ReadInto(block[i]); err != nil {
 			return err
 		}
-		t = scope.Own(t)
-		p.values, err = withDType(t, p.to.Tensor.DType())
+		p.values, err = withDType(block[i], p.to.Tensor.DType())
 		switch {
 		case errors.Is(err, errChanged) && isBatchCount(p.to.Name):
 			// A batch count over 65,504 is infinite in float16. The module keeps its count.

@@ -160,10 +160,11 @@ LAYERS = {
     "torch/internal/schema": [],
     "torch": ["cuda", "internal/capi", "internal/origin", "tensor", "torch/internal/schema"],
     "checkpoint": ["checkpoint/internal/blocksum", "checkpoint/internal/ptfile", "cuda", "internal/safefile", "internal/system", "tensor", "torch"],
-    "nn": ["checkpoint", "cuda", "torch"],
+    "internal/hostblock": ["cuda", "torch"],
+    "nn": ["checkpoint", "cuda", "internal/hostblock", "torch"],
     "optim": ["checkpoint", "cuda", "nn", "torch"],
     "models": ["checkpoint", "cuda", "imageloader/transform", "nn", "torch"],
-    "aoti": ["cuda", "internal/capi", "internal/origin", "internal/safefile", "nn", "torch"],
+    "aoti": ["cuda", "internal/capi", "internal/hostblock", "internal/origin", "internal/safefile", "nn", "torch"],
     # Processes that train together.
     "distributed/internal/control": [],
     "distributed": ["checkpoint", "cuda", "distributed/internal/control", "internal/capi", "nn", "optim", "tensor", "torch"],
