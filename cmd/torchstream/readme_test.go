@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -69,6 +70,38 @@ func TestLinksOfDocumentsExist(t *testing.T) {
 	}
 	if links < 100 {
 		t.Errorf("got %d links, want 100 or more", links)
+	}
+}
+
+// Every test that docs/guarantees.md names exists.
+func TestGuaranteesNameTests(t *testing.T) {
+	text, err := os.ReadFile("../../docs/guarantees.md")
+	if err != nil {
+		t.Skip("needs the repository: ", err)
+	}
+	exist := map[string]bool{}
+	defined := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	err = filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		code, err := os.ReadFile(path)
+		for _, m := range defined.FindAllSubmatch(code, -1) {
+			exist[string(m[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`(Test\\w+)`").FindAllSubmatch(text, -1)
+	for _, m := range named {
+		if !exist[string(m[1])] {
+			t.Errorf("docs/guarantees.md names %s, want a test that exists", m[1])
+		}
+	}
+	if len(named) < 15 {
+		t.Errorf("docs/guarantees.md names %d tests, want at least 15", len(named))
 	}
 }
 

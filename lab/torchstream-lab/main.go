@@ -11,6 +11,7 @@
 //	torchstream-lab servers -models FOLDER -archive FILE  torchstream serve, compared with servers in Python
 //	torchstream-lab soak -models FOLDER -archive FILE     torchstream serve under good and bad clients
 //	torchstream-lab embed -model FILE -archive FILE       torchstream embed, compared with its model alone
+//	torchstream-lab resume -archive FILE  the samples of an interrupted run, for lab/resume/resume.py
 //
 // Output and exit statuses are the same as torchstream's.
 package main
@@ -46,6 +47,8 @@ func program() *cli.Program {
 				About: "torchstream serve, loaded for minutes", Run: benchSoak},
 			{Name: "embed", Args: "-model FILE -archive FILE",
 				About: "torchstream embed, beside its model alone", Run: benchEmbed},
+			{Name: "resume", Args: "-archive FILE",
+				About: "the samples of an interrupted run, batch by batch", Run: runResume},
 		}},
 	}
 }

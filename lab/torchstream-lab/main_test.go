@@ -42,7 +42,7 @@ func TestCommandLine(t *testing.T) {
 		says   string // on stderr
 	}{
 		{nil, 2, "torchstream-lab: a benchmark is needed: loader, streams, train, operators, distributed, " +
-			"serve, load, servers, soak or embed\nRun `torchstream-lab help` for what there is.\n"},
+			"serve, load, servers, soak, embed or resume\nRun `torchstream-lab help` for what there is.\n"},
 		{[]string{"trian"}, 2, `no benchmark "trian": did you mean train?`},
 		{[]string{"streams", "x"}, 2,
 			"torchstream-lab: streams takes options only, and no argument: x\nSee `torchstream-lab streams -h`.\n"},
