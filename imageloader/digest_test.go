@@ -1074,3 +1074,30 @@ func TestDigests(t *testing.T) {
 		}
 	}
 }
+
+// TestDigestsWithSharedMemory: ShareOnHost changes no byte of any configuration of a compressed
+// archive.
+func TestDigestsWithSharedMemory(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("the digests are those of amd64: see the comment at the top of this file")
+	}
+	dir := digestArchives(t)
+	server := httptest.NewServer(http.FileServer(http.Dir(dir)))
+	defer server.Close()
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	want := readDigests(t)
+	compressed := 0
+	for name, c := range digestConfigs(server.URL, dir) {
+		if !strings.Contains(c.archive, "gz") && !strings.HasSuffix(c.archive, ".zst") {
+			continue
+		}
+		compressed++
+		c.o.ShareOnHost = true
+		if got := digestOf(t, c, dir, 3); got != want[name] {
+			t.Errorf("%s: the batches have the digest %s, want %s", name, got, want[name])
+		}
+	}
+	if compressed < 20 {
+		t.Errorf("%d configurations of compressed archives, want at least 20", compressed)
+	}
+}

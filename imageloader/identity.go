@@ -128,7 +128,7 @@ func (l *Loader) classesDigest() string {
 // samples and labels of a List.
 var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex",
 	"NoEntryPoints", "MaxTranscodedBytes", "Logger", "Progress", "StatsEvery", "Rank", "World", "Classes", "Weights",
-	"ShuffleBuffer", "ShuffleBytes", "List", "ListFormat"}
+	"ShuffleBuffer", "ShuffleBytes", "ShareOnHost", "List", "ListFormat"}
 
 // laterOptions lists fields that were added after the first version of states, with their defaults.
 // A state omits a field that has its default, so that earlier versions can read the state. A state

@@ -50,6 +50,7 @@ func (l *Loader) indexConfig(format string) index.Config {
 		MaxSampleBytes: l.o.MaxSampleBytes,
 		MaxPixels:      l.o.MaxPixels,
 		HoldBytes:      l.o.ShuffleBytes,
+		ShareOnHost:    l.o.ShareOnHost,
 		File:           l.o.IndexFile,
 		NoFile:         l.o.NoIndex || l.o.Columns.RowNames && format == archive.Parquet,
 		Codec:          l.codec,
@@ -93,7 +94,7 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 		return nil, archive.StopCause(ctx, err)
 	}
 	c := l.indexConfig(a.Format())
-	c.HoldBytes, c.Progress = 0, progress
+	c.HoldBytes, c.ShareOnHost, c.Progress = 0, false, progress
 	r, err := index.Make(a, c)
 	return r, archive.StopCause(ctx, err)
 }

@@ -58,6 +58,13 @@ type Options struct {
 	// others, the first samples of the epoch are repeated. With DropLast, samples are left out
 	// instead, so that all batches are full.
 	Rank, World int
+	// ShareOnHost shares the samples of a compressed archive that is kept in memory (ShuffleBytes)
+	// with all processes of this user and host that open the same archive with this option, such as
+	// the ranks of a job: they are in memory once, and each is inflated by the process that first
+	// needs it. Batches are the same. The memory (memfd_create) ends with the last process, however
+	// that ends, and any of the processes may be killed. Where the system does not allow it, Open
+	// logs a warning, and each process has a copy. Processes of different containers do not share.
+	ShareOnHost bool
 
 	// Workers is the number of goroutines that decode, each using up to one core; 0: GOMAXPROCS,
 	// which follows the CPU quota of the process's cgroup. Reading and inflating use another

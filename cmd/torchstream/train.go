@@ -933,6 +933,7 @@ func (o feeding) open(ctx context.Context, device cuda.Device, path string, imag
 	ranks := max(1, o.world)
 	options.BatchSize, options.Workers, options.Seed = (min(o.batch, images)+ranks-1)/ranks, o.workers, o.seed
 	options.WorkerCPUs, options.Rank, options.World = o.workerCPUs, o.rank, ranks
+	options.ShareOnHost = ranks > 1
 	loader, err := imageloader.OpenContext(ctx, path, options)
 	if err != nil {
 		return nil, nil, err

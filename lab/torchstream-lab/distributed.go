@@ -71,6 +71,7 @@ type distBench struct {
 	bf16     bool
 	// shardedSteps is the number of steps per round of the sharding benchmarks.
 	shardedSteps int
+	share        bool
 }
 
 // benchDistributed measures collectives and data-parallel training. Without a launcher it starts
@@ -110,6 +111,8 @@ func benchDistributed(ctx context.Context, args []string, stdout, stderr io.Writ
 	set.IntVar(&b.workers, "workers", 0, "with -archive: a rank's goroutines that decode (default: the number of CPUs)")
 	decode := set.String("decode", "host",
 		"with -archive, where images are decoded: host, device, or auto, which is the device if it can")
+	set.BoolVar(&b.share, "share", true, "with -archive: the ranks share the images that they hold in memory")
+	set.Int64Var(&b.memory, "memory", fedMemory, "with -archive: `MB` of compressed images; a .tgz that fits in is held in memory")
 	set.BoolVar(&b.bf16, "bfloat16", false, "reduce gradients in bfloat16")
 	threads := cli.ThreadsOption(set)
 	graphs := set.Bool("graphs", true, "on a GPU, measure steps as graphs too")

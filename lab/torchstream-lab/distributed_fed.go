@@ -47,7 +47,7 @@ func (b *distBench) measureFed(ctx context.Context, row *distFedRow, t *trainee,
 	m := fedMeasurement{b: &b.trainBench, begin: b.Together, maximum: b.maximum,
 		over: func(steps int, _ time.Duration) bool { return steps == b.steps }}
 	if err := m.run(ctx, t, scope, row.Batch,
-		imageloader.Options{Rank: b.World.Rank(), World: b.World.Size()}); err != nil {
+		imageloader.Options{Rank: b.World.Rank(), World: b.World.Size(), ShareOnHost: b.share}); err != nil {
 		return err
 	}
 	images := float64(m.steps * row.Batch)

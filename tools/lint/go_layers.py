@@ -62,6 +62,7 @@ LAYERS = {
     "imageloader/internal/codec": ["imageloader/internal/raster", "internal/imagecapi"],
     "imageloader/internal/arena": [],
     "imageloader/internal/parquet": [],
+    "imageloader/internal/hostmem": [],
     "imageloader/internal/digest": [],
     "imageloader/internal/archive": [
         "imageloader/internal/digest",
@@ -76,6 +77,7 @@ LAYERS = {
         "imageloader/internal/arena",
         "imageloader/internal/codec",
         "imageloader/internal/digest",
+        "imageloader/internal/hostmem",
         "internal/imagecapi",
         "internal/normalform",
         "internal/safefile",

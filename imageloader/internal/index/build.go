@@ -23,7 +23,7 @@ func Build(a *archive.Archive, c Config) (*Index, error) {
 	if err != nil {
 		return nil, err
 	}
-	if x.memory.held == nil && x.fits(c.HoldBytes, c.MaxSampleBytes) {
+	if !x.memory.holds() && x.fits(c.HoldBytes, c.MaxSampleBytes) {
 		if err := holdAfter(a, x, &c); err != nil {
 			_ = x.Close() // err says more
 			return nil, err
@@ -63,7 +63,7 @@ func holdAfter(a *archive.Archive, x *Index, c *Config) error {
 		return err
 	}
 	defer func() { _ = again.Close() }() // only read
-	return x.hold(again, c.HoldBytes, c.MaxSampleBytes)
+	return x.hold(again, c)
 }
 
 // scan walks an archive only to index it. The caller closes the Builder.

@@ -52,6 +52,7 @@ func (b *Builder) giveContents(x *Index) {
 			x.memory.held[k] = held[i]
 		}
 	}
+	x.shareHeld(&b.config)
 }
 
 // load reads the members and makes the records of x.

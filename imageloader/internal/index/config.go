@@ -43,6 +43,8 @@ type Config struct {
 	// If all samples together are larger, none is kept, and the samples are read from the archive
 	// each time.
 	HoldBytes int64
+	// ShareOnHost shares these samples with other processes of the host.
+	ShareOnHost bool
 
 	// File is the path of the index file. "" selects the archive's folder or, if that is not
 	// writable, the user's cache folder.

@@ -314,7 +314,7 @@ func (t *recordTable) number(i int) int32 {
 func (x *Index) Close() error {
 	x.closing.Do(func() {
 		x.windows.spool.close()
-		x.memory.arena.Free()
+		x.memory.close()
 		x.blobs.close()
 	})
 	if x.side == nil {

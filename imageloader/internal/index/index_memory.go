@@ -15,7 +15,8 @@ const maxLazyWork = 64
 // contents holds contents of samples in memory outside of Go's heap, because the garbage collector
 // would let the heap grow to twice the archive's size. The zero value is empty.
 type contents struct {
-	arena *arena.Arena // the memory of held and lazy; nil: both are empty
+	arena  *arena.Arena    // the memory of held and lazy; nil: both are empty
+	shared *sharedContents // the contents are in memory of all processes of the host; nil: they are not
 	// held has all contents, if the Builder of this index has read them.
 	held [][]byte
 	// lazy has the contents that have been read so far, for an index from a file. lazy[i] points to
@@ -29,10 +30,30 @@ type contents struct {
 }
 
 // holds reports whether samples are kept in memory.
-func (c *contents) holds() bool { return c.held != nil || c.lazy != nil }
+func (c *contents) holds() bool { return c.held != nil || c.grows() }
+
+// grows reports whether samples are kept in memory when they are read.
+func (c *contents) grows() bool { return c.lazy != nil || c.shared != nil }
+
+// has reports whether grows is true and sample i is in memory, or is being copied to it.
+func (c *contents) has(i int) bool {
+	if c.shared != nil {
+		return c.shared.memory.Flag(i)
+	}
+	return c.lazy[i].Load() != nil
+}
+
+// close frees the contents.
+func (c *contents) close() {
+	c.arena.Free()
+	c.shared.close()
+}
 
 // of returns the content of sample i, which has the given size, or nil if it is not in memory.
 func (c *contents) of(i int, size int64) []byte {
+	if c.shared != nil {
+		return c.shared.of(i)
+	}
 	if c.held != nil {
 		return c.held[i]
 	}
@@ -44,9 +65,13 @@ func (c *contents) of(i int, size int64) []byte {
 	return nil
 }
 
-// keep puts a copy of sample i's content into lazy. It does nothing if the content is empty, if
-// lazy already has it, or if another reader is copying it.
+// keep puts a copy of sample i's content into lazy, or into the shared memory. It does nothing if
+// the content is empty, if it is there already, or if another reader is copying it.
 func (c *contents) keep(i int, data []byte) {
+	if c.shared != nil {
+		c.shared.tryKeep(i, data)
+		return
+	}
 	if len(data) > 0 && c.lazy[i].CompareAndSwap(nil, &c.claimed) {
 		c.lazy[i].Store(unsafe.SliceData(c.arena.Clone(data)))
 	}
@@ -74,15 +99,23 @@ func (x *Index) fits(limit, maxSize int64) bool {
 // is kept when it is first read. Otherwise hold reads all samples now. It always reads all samples
 // of Parquet files now, because each of their pages has many samples. The archive must be newly
 // opened.
-func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
-	if !x.fits(limit, maxSize) {
+func (x *Index) hold(a *archive.Archive, c *Config) error {
+	maxSize := c.MaxSampleBytes
+	if !x.fits(c.HoldBytes, maxSize) {
 		return nil
 	}
+	x.share(c)
 	if x.shards[0].format != archive.Parquet && x.work > 0 && (x.work <= maxLazyWork || x.reach <= segmentBytes/2) {
 		x.memory.limit = maxSize
+		if x.memory.shared != nil {
+			return nil
+		}
 		x.memory.arena = arena.New()
 		x.memory.lazy = make([]atomic.Pointer[byte], len(x.samples))
 		return nil
+	}
+	if x.memory.shared != nil {
+		return x.readAllShared(a)
 	}
 	x.memory.arena = arena.New() // Close frees it
 	held := make([][]byte, len(x.samples))

@@ -71,7 +71,7 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 	if x.Len() == 0 {
 		err = x.noSamples(l.a.Path(), x.ignored, l.c)
 	} else {
-		err = x.hold(l.a, l.c.HoldBytes, l.c.MaxSampleBytes)
+		err = x.hold(l.a, l.c)
 	}
 	if err != nil {
 		_ = x.Close() // it has no entry points to save

@@ -75,7 +75,7 @@ func (r *Reader) read(i int, p, room []byte) error {
 		copy(p, data)
 		return nil
 	}
-	if x.memory.lazy != nil {
+	if x.memory.grows() {
 		r.readSegment(at)
 		if data := x.InMemory(i); data != nil {
 			copy(p, data)
@@ -97,7 +97,7 @@ func (r *Reader) read(i int, p, room []byte) error {
 		}
 		return e
 	}
-	if x.memory.lazy != nil {
+	if x.memory.grows() {
 		x.memory.keep(at, p)
 	}
 	switch s.format {
@@ -354,7 +354,7 @@ func (r *Reader) readSegment(i int) {
 		m := &x.samples[j]
 		heads, data := r.segment[max(0, x.head(j)-begin):m.offset-begin], r.segment[m.offset-begin:][:m.size]
 		if m.kind == archive.Regular && m.size > 0 && m.size <= x.memory.limit && m.flags&recordSummed != 0 &&
-			x.memory.lazy[j].Load() == nil && len(heads) >= archive.BlockBytes &&
+			!x.memory.has(j) && len(heads) >= archive.BlockBytes &&
 			archive.Heads(heads[len(heads)%archive.BlockBytes:], x.recordName(j), m.size) &&
 			crc32.ChecksumIEEE(data) == m.crc {
 			x.memory.keep(j, data)

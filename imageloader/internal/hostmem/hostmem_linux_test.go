@@ -1,0 +1,354 @@
+package hostmem
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// childVariable makes the test program a child that shares the memory with this name.
+const childVariable = "TORCHSTREAM_TEST_HOSTMEM"
+
+const (
+	testFlags = 130
+	testBytes = 1 << 20
+)
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(childVariable); name != "" {
+		if err := child(name); err != nil {
+			fmt.Println("error:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// child joins, and then obeys lines: "set I" writes and publishes item I, "has I" reads it.
+func child(name string) error {
+	m, err := Join(Config{Name: name, Flags: testFlags, Bytes: testBytes})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	fmt.Println("joined")
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		var verb string
+		var i int
+		if _, err := fmt.Sscan(lines.Text(), &verb, &i); err != nil {
+			return err
+		}
+		switch verb {
+		case "set":
+			if err := set(m, i); err != nil {
+				return err
+			}
+			fmt.Println("set")
+		case "has":
+			fmt.Println(has(m, i))
+		case "lock":
+			if _, err := m.Lock(context.Background()); err != nil {
+				return err
+			}
+			fmt.Println("locked")
+		}
+	}
+	return nil
+}
+
+func item(i int) []byte { return bytes.Repeat([]byte{byte(i + 1)}, 5000) }
+
+func set(m *Memory, i int) error {
+	if err := m.Write(int64(5000*i), item(i)); err != nil {
+		return err
+	}
+	m.SetFlag(i)
+	return nil
+}
+
+// has reports whether item i is published. It panics if the item then has wrong bytes.
+func has(m *Memory, i int) bool {
+	if !m.Flag(i) {
+		return false
+	}
+	if !bytes.Equal(m.Data()[5000*i:][:5000], item(i)) {
+		panic(fmt.Sprintf("item %d is published with other bytes", i))
+	}
+	return true
+}
+
+type process struct {
+	t   *testing.T
+	c   *exec.Cmd
+	in  io.Writer
+	out *bufio.Scanner
+}
+
+func start(t *testing.T, name string) *process {
+	t.Helper()
+	p := &process{t: t, c: exec.CommandContext(t.Context(), os.Args[0])}
+	p.c.Env = append(os.Environ(), childVariable+"="+name)
+	p.c.Stderr = os.Stderr
+	var err error
+	if p.in, err = p.c.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewScanner(out)
+	if err := p.c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.kill)
+	p.read("joined")
+	return p
+}
+
+func (p *process) read(want string) {
+	p.t.Helper()
+	if !p.out.Scan() || p.out.Text() != want {
+		p.t.Fatalf("the process printed %q, want %q", p.out.Text(), want)
+	}
+}
+
+func (p *process) ask(line, want string) {
+	p.t.Helper()
+	if _, err := fmt.Fprintln(p.in, line); err != nil {
+		p.t.Fatal(err)
+	}
+	p.read(want)
+}
+
+func (p *process) kill() {
+	if p.c.ProcessState == nil {
+		_ = p.c.Process.Kill() // it may have ended
+		_ = p.c.Wait()         // its error is the kill
+	}
+}
+
+// sockets returns the lines of the system's list of sockets with this name.
+func sockets(t *testing.T, name string) (n int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(text), "-"+name+"\n")
+}
+
+func testName(t *testing.T) string {
+	return fmt.Sprintf("%s-%d-%d", t.Name(), os.Getpid(), time.Now().UnixNano())
+}
+
+func open(t *testing.T, name string) *Memory {
+	t.Helper()
+	m, err := Join(Config{Name: name, Flags: testFlags, Bytes: testBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m
+}
+
+// What one process publishes, all processes read. After the holder of the socket is killed, another
+// process passes the memory on. Nothing is left of the last one.
+func TestMemoryOutlivesItsMaker(t *testing.T) {
+	name := testName(t)
+	first := start(t, name)
+	first.ask("set 0", "set")
+	second, third := start(t, name), start(t, name)
+	second.ask("has 0", "true")
+	second.ask("has 129", "false")
+	second.ask("set 129", "set")
+	for range 5 { // each time the holder of the socket is killed
+		third.ask("has 129", "true")
+		first.kill()
+		first, second, third = second, third, joins(t, name, second)
+	}
+	third.ask("has 0", "true")
+	for _, p := range []*process{first, second, third} {
+		p.kill()
+	}
+	if n := sockets(t, name); n != 0 {
+		t.Errorf("after the last process: %d sockets, want none", n)
+	}
+	if m := open(t, name); m.Flag(0) {
+		t.Error("memory after the last process has flag 0 of the former memory, want new memory")
+	}
+}
+
+// joins starts a process when one of the others holds the socket again. A process that starts
+// earlier makes separate memory, which is right but not wanted here.
+func joins(t *testing.T, name string, other *process) *process {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); sockets(t, name) == 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("no process has taken the socket over in 20 s")
+		}
+		runtime.Gosched()
+	}
+	other.ask("has 0", "true")
+	return start(t, name)
+}
+
+// A process that starts while nobody holds the socket makes separate memory, and the others keep
+// theirs.
+func TestOtherMemoryUnderTheNameIsNotMixed(t *testing.T) {
+	name := testName(t)
+	a := open(t, name)
+	b := open(t, name)
+	if err := set(a, 1); err != nil || !has(b, 1) {
+		t.Fatalf("set: %v, shared: %v, want nil, true", err, has(b, 1))
+	}
+	a.mu.Lock()
+	for c := range a.open { // as if the process had no descriptors left
+		_ = c.Close()
+	}
+	a.mu.Unlock()
+	c := open(t, name) // b's memory, or new memory
+	if err := set(b, 2); err != nil || !has(a, 2) {
+		t.Errorf("set: %v, shared: %v, want nil, true", err, has(a, 2))
+	}
+	if got := c.Flag(1) == c.Flag(2); !got {
+		t.Error("new memory has some of the flags, want all or none")
+	}
+}
+
+// The lock excludes others until its holder unlocks it, or is killed.
+func TestLockEndsWithItsHolder(t *testing.T) {
+	name := testName(t)
+	p := start(t, name)
+	p.ask("lock 0", "locked")
+	m := open(t, name)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("enough"))
+	defer cancel()
+	if _, err := m.Lock(ctx); err == nil || err.Error() != "enough" {
+		t.Errorf("Lock while another process has it: got %v, want the cause of ctx", err)
+	}
+	p.kill()
+	unlock, err := m.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	if unlock, err = m.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+}
+
+// Other sizes under the same name are an error, and so is a socket that is not of this package.
+func TestJoinRefusesWhatIsNotItsMemory(t *testing.T) {
+	name := testName(t)
+	open(t, name)
+	if m, err := Join(Config{Name: name, Flags: testFlags, Bytes: testBytes + 1}); err == nil ||
+		!strings.Contains(err.Error(), "runs another version") {
+		t.Errorf("other size: got %v, %v, want an error about another version", m, err)
+	}
+	foreign := testName(t) + "-foreign"
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("@torchstream-%d-%s", os.Geteuid(), foreign), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("hello"))
+			_ = c.Close()
+		}
+	}()
+	if m, err := Join(Config{Name: foreign, Flags: 1, Bytes: 1}); err == nil ||
+		!strings.Contains(err.Error(), `sent "hello" without the memory`) {
+		t.Errorf("foreign socket: got %v, %v, want an error that names what was sent", m, err)
+	}
+}
+
+// A process does not use the memory of a process in a PID namespace that it does not see.
+func TestProcessesOfOtherContainersAreRefused(t *testing.T) {
+	name := testName(t)
+	open(t, name)
+	c := exec.CommandContext(t.Context(), os.Args[0])
+	c.Env = append(os.Environ(), childVariable+"="+name)
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	out, err := c.Output()
+	if errors.Is(err, fs.ErrPermission) {
+		t.Skip("this process may not make a PID namespace")
+	}
+	if err == nil || !strings.Contains(string(out), "a process of another container has the socket") {
+		t.Errorf("got %q, %v, want the error that another container has the socket", out, err)
+	}
+}
+
+// Close, and the garbage collection of a Memory, end its goroutines and give back its descriptors.
+func TestCloseLeavesNothing(t *testing.T) {
+	count := func() (files, goroutines int) {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if link, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil &&
+				(strings.Contains(link, "memfd:torchstream") || strings.HasPrefix(link, "socket:")) {
+				files++
+			}
+		}
+		return files, runtime.NumGoroutine()
+	}
+	name := testName(t)
+	files, goroutines := count()
+	for range 20 {
+		a, b := open(t, name), open(t, name)
+		a.Close()
+		b.Close()
+		b.Close()
+	}
+	if f, g := count(); f != files || g > goroutines {
+		t.Errorf("after Close: %d files and %d goroutines, want %d and %d", f, g, files, goroutines)
+	}
+	func() {
+		if _, err := Join(Config{Name: name, Flags: testFlags, Bytes: testBytes}); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	for deadline := time.Now().Add(20 * time.Second); ; runtime.GC() {
+		f, _ := count()
+		if f == files {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after the garbage collection: %d files, want %d", f, files)
+		}
+	}
+}
+
+// The file cannot shrink, since a process that reads beyond the end of a mapped file is killed.
+func TestFileKeepsItsSize(t *testing.T) {
+	m := open(t, testName(t))
+	if err := m.file.Truncate(0); !errors.Is(err, unix.EPERM) || !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("truncate: got %v, want EPERM", err)
+	}
+	if err := m.Write(testBytes-10, make([]byte, 11)); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a write beyond the end: got %v, want EPERM", err)
+	}
+}

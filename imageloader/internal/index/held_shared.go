@@ -1,0 +1,212 @@
+package index
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/hostmem"
+)
+
+// sharedContents are the contents of samples in memory that the processes of a host share. A
+// process that has read a sample publishes its content for all. The places follow from the sizes in
+// the index. So a process that is killed while it writes leaves only a content that is not
+// published, and two processes that read the same sample write the same bytes to the same place.
+type sharedContents struct {
+	memory  *hostmem.Memory
+	samples []record
+	limit   int64   // maximum size of a content; larger samples have no place
+	blocks  []int64 // the place of the first record of each block
+	log     *slog.Logger
+	failed  sync.Once
+}
+
+const (
+	placeBlock = 64 // records in a block of places
+	placeAlign = 16
+)
+
+// shareContents joins the memory for the contents of x's samples.
+func shareContents(x *Index, limit int64, log *slog.Logger) (*sharedContents, error) {
+	s := &sharedContents{samples: x.samples, limit: limit, log: log}
+	total := int64(0)
+	for i := range s.samples {
+		if i%placeBlock == 0 {
+			s.blocks = append(s.blocks, total)
+		}
+		total += s.room(i)
+	}
+	var err error
+	s.memory, err = hostmem.Join(hostmem.Config{Name: x.SharedName(limit), Flags: len(s.samples) + 1, Bytes: total})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// SharedName identifies the archive and its samples.
+func (x *Index) SharedName(limit int64) string {
+	h := sha256.New()
+	for i := range x.shards {
+		s := &x.shards[i]
+		fmt.Fprintf(h, "%q %d %d\n", s.path, s.info.Size(), s.info.ModTime().UnixNano())
+	}
+	_ = binary.Write(h, binary.LittleEndian, []int64{limit, int64(len(x.samples))}) // a hash does not fail
+	for i := range x.samples {
+		b := x.samples[i].encode()
+		h.Write(b[:])
+	}
+	h.Write([]byte(x.names))
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// room returns the bytes of a record's place.
+func (s *sharedContents) room(i int) int64 {
+	r := &s.samples[i]
+	if r.kind != archive.Regular || r.size > s.limit {
+		return 0
+	}
+	return (r.size + placeAlign - 1) / placeAlign * placeAlign
+}
+
+// place returns the place of a record's content.
+func (s *sharedContents) place(i int) int64 {
+	at := s.blocks[i/placeBlock]
+	for j := i / placeBlock * placeBlock; j < i; j++ {
+		at += s.room(j)
+	}
+	return at
+}
+
+// of returns the content of record i, or nil if no process has published it.
+func (s *sharedContents) of(i int) []byte {
+	if s.room(i) == 0 || !s.memory.Flag(i) {
+		return nil
+	}
+	at, size := s.place(i), s.samples[i].size
+	return s.memory.Data()[at : at+size : at+size]
+}
+
+// keep publishes the content of record i, unless another process has published it.
+func (s *sharedContents) keep(i int, data []byte) error {
+	if s.room(i) == 0 || s.memory.Flag(i) {
+		return nil
+	}
+	if err := s.memory.Write(s.place(i), data); err != nil {
+		return fmt.Errorf("memory shared on this host: %w", err)
+	}
+	s.memory.SetFlag(i)
+	return nil
+}
+
+// tryKeep is keep for a content that can be read again. It logs the first error.
+func (s *sharedContents) tryKeep(i int, data []byte) {
+	if err := s.keep(i, data); err != nil {
+		s.failed.Do(func() { s.log.Warn("samples are read from the archive each time", "error", err) })
+	}
+}
+
+// complete is the number of the flag that says that all contents are published.
+func (s *sharedContents) complete() int { return len(s.samples) }
+
+// close gives this process's part of the memory back.
+func (s *sharedContents) close() {
+	if s != nil {
+		s.memory.Close()
+	}
+}
+
+// share makes the contents of x shared with other processes of the host, if Config.ShareOnHost asks
+// for it and the system allows it.
+func (x *Index) share(c *Config) {
+	if !c.ShareOnHost {
+		return
+	}
+	if !x.identified() {
+		c.Logger.Warn("the samples in memory are not shared with other processes: the index has no checksums, and the " +
+			"archive has no time by which processes could tell that it was replaced")
+		return
+	}
+	s, err := shareContents(x, c.MaxSampleBytes, c.Logger)
+	if err != nil {
+		c.Logger.Warn("the samples in memory are not shared with other processes", "error", err)
+		return
+	}
+	x.memory.shared = s
+}
+
+// identified reports whether SharedName tells the archive from one that replaces it.
+func (x *Index) identified() bool {
+	for i := range x.samples {
+		r := &x.samples[i]
+		if r.kind == archive.Regular && r.flags&recordSummed == 0 && x.shards[r.shard].info.ModTime().IsZero() {
+			return false
+		}
+	}
+	return true
+}
+
+// shareHeld moves contents that are held in this process's memory to the shared memory.
+func (x *Index) shareHeld(c *Config) {
+	x.share(c)
+	if x.memory.shared == nil {
+		return
+	}
+	s := x.memory.shared
+	for i, data := range x.memory.held {
+		if err := s.keep(i, data); err != nil {
+			c.Logger.Warn("the samples in memory are not shared with other processes", "error", err)
+			x.memory.shared = nil
+			s.close()
+			return
+		}
+	}
+	s.memory.SetFlag(s.complete())
+	x.memory.held = nil
+	x.memory.arena.Free()
+	x.memory.arena = nil
+}
+
+// readAllShared reads all samples, as hold does, unless another process has read them. One process
+// reads at a time. If it is killed, another one reads.
+func (x *Index) readAllShared(a *archive.Archive) error {
+	s := x.memory.shared
+	unlock, err := s.memory.Lock(a.Context())
+	switch {
+	case a.Context().Err() != nil:
+		return archive.ErrStopped
+	case err == nil:
+		defer unlock()
+	default: // reading twice costs only time
+		s.log.Info("processes of this host do not wait for each other's reading", "error", err)
+	}
+	if s.memory.Flag(s.complete()) {
+		return nil
+	}
+	var buffer []byte
+	for i := range x.samples {
+		r := &x.samples[i]
+		if r.kind != archive.Regular || r.size == 0 || r.size > s.limit {
+			continue
+		}
+		if int64(cap(buffer)) < r.size {
+			buffer = make([]byte, r.size+r.size/2)
+		}
+		if err := x.readForward(a, i, buffer[:r.size]); err != nil {
+			return err
+		}
+		if err := s.keep(i, buffer[:r.size]); err != nil {
+			return fmt.Errorf("imageloader: %s: %w: set Options.ShareOnHost to false, or ShuffleBytes lower",
+				archive.Shown(a.Path()), err)
+		}
+	}
+	if err := a.ReadToEnd(); err != nil {
+		return err
+	}
+	s.memory.SetFlag(s.complete())
+	return nil
+}
