@@ -2,13 +2,17 @@ package imagefeed
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io/fs"
+	"sync"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
 )
 
 const photos = "../examples/data/photos-test.tgz"
@@ -114,5 +118,57 @@ func TestOpenFailsAsItsPartsDo(t *testing.T) {
 	o := Options{Loader: imageloader.Options{NoIndex: true}, Prefetcher: prefetcher.Options{Device: cuda.CPU, Depth: -1}}
 	if _, err := Open(t.Context(), photos, o); err == nil {
 		t.Error("Depth -1: got no error, want one")
+	}
+}
+
+// Several devices of one process share a pass over an archive: each has a feed, as a rank of the
+// devices. Their rows in turn are the rows of one feed.
+func TestFeedsOfOneProcessDealAnEpoch(t *testing.T) {
+	const devices, batch = 2, 8
+	options := imageloader.Options{BatchSize: batch, Transform: imageloader.Train(32), Shuffle: true, Seed: 5, NoIndex: true}
+	rows := func(o imageloader.Options) (list []string) {
+		feed, err := Open(t.Context(), photos, Options{Loader: o, Prefetcher: prefetcher.Options{Device: cuda.CPU}})
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		defer func() {
+			if err := feed.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		for b, err := range feed.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Error(err)
+				return nil
+			}
+			pixels, err := b.Images.Contiguous(torch.Contiguous).Bytes()
+			if err != nil {
+				t.Error(err)
+				return nil
+			}
+			for i, s := range b.Info.Samples {
+				size := len(pixels) / b.N
+				list = append(list, fmt.Sprintf("%s %x", s.Name, sha256.Sum256(pixels[i*size:(i+1)*size])))
+			}
+		}
+		return list
+	}
+	want := rows(options)
+	parts := make([][]string, devices)
+	var running sync.WaitGroup
+	for device := range devices {
+		o := options
+		o.Rank, o.World, o.ShareOnHost = device, devices, true
+		running.Go(func() { parts[device] = rows(o) })
+	}
+	running.Wait()
+	if got, least := len(parts[0])+len(parts[1]), len(want); got < least || len(parts[0]) != len(parts[1]) {
+		t.Fatalf("the devices got %d and %d rows, want the same number, and %d together", len(parts[0]), len(parts[1]), least)
+	}
+	for i, row := range want {
+		if got := parts[i%devices][i/devices]; got != row {
+			t.Fatalf("row %d: device %d has %s, want %s", i, i%devices, got, row)
+		}
 	}
 }

@@ -39,9 +39,9 @@ func (g *gate) leave() {
 // that compute give the device its work. A capture ends only after every call of the captured
 // function, including calls that wait for the device.
 var (
-	computing  = newGate(max(8, 2*runtime.NumCPU()))
+	computing  = newGate(max(8, 2*runtime.GOMAXPROCS(0))) // GOMAXPROCS follows the cgroup's quota
 	waiting    = newGate(max(64, 2*runtime.NumCPU()))
 	forCapture = newGate(max(64, 2*runtime.NumCPU())) // waits for the end of a capture
 	// Backward passes wait for Go code that computes: hooks, and the backward of functions.
-	differentiating = newGate(max(8, 2*runtime.NumCPU()))
+	differentiating = newGate(max(8, 2*runtime.GOMAXPROCS(0)))
 )
