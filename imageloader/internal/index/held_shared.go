@@ -1,6 +1,7 @@
 package index
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -171,19 +172,60 @@ func (x *Index) shareHeld(c *Config) {
 	x.memory.arena = nil
 }
 
+// turn waits for this process's turn to read all samples. It returns ErrStopped if the archive's
+// context ends. If the process that reads is stopped, or the memory cannot be locked, every process
+// reads: that costs only time.
+func (s *sharedContents) turn(a *archive.Archive, c *Config) (end func(), err error) {
+	for before := -1; ; {
+		ctx, cancel := context.WithCancel(a.Context())
+		stall := c.stallAfter()
+		go func() {
+			select {
+			case <-stall:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		unlock, err := s.memory.Lock(ctx)
+		stalled := ctx.Err() != nil
+		cancel()
+		switch {
+		case err == nil:
+			return unlock, nil
+		case a.Context().Err() != nil:
+			return nil, archive.ErrStopped
+		case !stalled:
+			s.log.Info("processes of this host do not wait for each other's reading", "error", err)
+			return func() {}, nil
+		}
+		now := s.published()
+		if now == before {
+			s.log.Warn("the process that reads the samples makes no progress: this one reads them too", "archive", a.Path())
+			return func() {}, nil
+		}
+		before = now
+	}
+}
+
+// published returns the number of contents that are published.
+func (s *sharedContents) published() (n int) {
+	for i := range s.samples {
+		if s.memory.Flag(i) {
+			n++
+		}
+	}
+	return n
+}
+
 // readAllShared reads all samples, as hold does, unless another process has read them. One process
 // reads at a time. If it is killed, another one reads.
-func (x *Index) readAllShared(a *archive.Archive) error {
+func (x *Index) readAllShared(a *archive.Archive, c *Config) error {
 	s := x.memory.shared
-	unlock, err := s.memory.Lock(a.Context())
-	switch {
-	case a.Context().Err() != nil:
-		return archive.ErrStopped
-	case err == nil:
-		defer unlock()
-	default: // reading twice costs only time
-		s.log.Info("processes of this host do not wait for each other's reading", "error", err)
+	end, err := s.turn(a, c)
+	if err != nil {
+		return err
 	}
+	defer end()
 	if s.memory.Flag(s.complete()) {
 		return nil
 	}

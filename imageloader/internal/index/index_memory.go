@@ -115,7 +115,7 @@ func (x *Index) hold(a *archive.Archive, c *Config) error {
 		return nil
 	}
 	if x.memory.shared != nil {
-		return x.readAllShared(a)
+		return x.readAllShared(a, c)
 	}
 	x.memory.arena = arena.New() // Close frees it
 	held := make([][]byte, len(x.samples))

@@ -1,0 +1,154 @@
+package index
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+)
+
+// sharedZstd writes a .tar.zst and its index. It returns an Index that shares its samples and has
+// read none of them.
+func sharedZstd(t *testing.T) (path string, c Config, empty *Index, want [][]byte) {
+	t.Helper()
+	members := archivetest.Photos(20)
+	w, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = indexed(t, "a.tar.zst", w.EncodeAll(archivetest.Tar(t, members...), nil))
+	c = testConfig()
+	c.ShareOnHost, c.HoldBytes = true, 1
+	empty = open(t, path, c)
+	c.HoldBytes = 1 << 30
+	empty.share(&c)
+	if empty.memory.shared == nil {
+		t.Skip("this system has no memory that processes share")
+	}
+	t.Cleanup(func() { closeIndex(t, empty) })
+	for i := range empty.Len() {
+		want = append(want, []byte(archivetest.Contents(members)[empty.Name(i)]))
+	}
+	return path, c, empty, want
+}
+
+func wantShared(t *testing.T, x *Index, want [][]byte) {
+	t.Helper()
+	for i := range want {
+		if got := x.InMemory(i); !bytes.Equal(got, want[i]) {
+			t.Errorf("sample %d has %d bytes in memory, want the %d of the archive", i, len(got), len(want[i]))
+		}
+	}
+}
+
+// TestStoppedReaderOfSharedSamples: a process that reads the samples for all and makes no progress
+// does not keep the others from reading. What they read, it has too.
+func TestStoppedReaderOfSharedSamples(t *testing.T) {
+	path, c, stopped, want := sharedZstd(t)
+	unlock, err := stopped.memory.shared.memory.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	if got := stopped.InMemory(0); got != nil {
+		t.Errorf("sample 0 has %d bytes before anybody has read it, want none", len(got))
+	}
+	var log bytes.Buffer
+	c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	c.stall = func() <-chan time.Time {
+		ended := make(chan time.Time)
+		close(ended)
+		return ended
+	}
+	x := open(t, path, c)
+	defer closeIndex(t, x)
+	wantShared(t, x, want)
+	wantShared(t, stopped, want)
+	if !strings.Contains(log.String(), "makes no progress") {
+		t.Errorf("the log is %q, want it to say that the other process makes no progress", log.String())
+	}
+}
+
+// TestContextEndsTheWaitForSharedSamples: the end of the archive's context ends the wait for the
+// process that reads.
+func TestContextEndsTheWaitForSharedSamples(t *testing.T) {
+	path, c, other, _ := sharedZstd(t)
+	unlock, err := other.memory.shared.memory.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	c.stall = func() <-chan time.Time {
+		cancel() // the wait has started
+		return nil
+	}
+	a, err := archive.Open(ctx, path, archive.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = a.Close() }()
+	if x, err := Load(a, c); x != nil || !errors.Is(err, archive.ErrStopped) {
+		t.Errorf("Load: got %v, %v, want ErrStopped", x, err)
+	}
+}
+
+// timeless is the description of a file whose time is unknown.
+type timeless struct{ fs.FileInfo }
+
+func (timeless) ModTime() time.Time { return time.Time{} }
+
+// TestUnidentifiedSamplesAreNotShared: without checksums and without a time, the memory could have
+// the samples of an archive that was replaced.
+func TestUnidentifiedSamplesAreNotShared(t *testing.T) {
+	_, c, x, _ := sharedZstd(t)
+	for _, s := range []struct {
+		what          string
+		summed, dated bool
+		want          bool
+	}{{"checksums", true, false, true}, {"a time", false, true, true}, {"neither", false, false, false}} {
+		y := &Index{recordTable: recordTable{samples: append([]record(nil), x.samples...), names: x.names}}
+		y.shards = append(y.shards, x.shards...)
+		for i := range y.samples {
+			y.samples[i].flags &^= recordSummed
+			if s.summed {
+				y.samples[i].flags |= recordSummed
+			}
+		}
+		if !s.dated {
+			y.shards[0].info = timeless{y.shards[0].info}
+		}
+		y.share(&c)
+		if got := y.memory.shared != nil; got != s.want {
+			t.Errorf("with %s: shared %v, want %v", s.what, got, s.want)
+		}
+		y.memory.shared.close()
+	}
+}
+
+// TestSharedNamesDiffer: another archive, other samples or another limit have other memory.
+func TestSharedNamesDiffer(t *testing.T) {
+	_, _, x, _ := sharedZstd(t)
+	names := map[string]bool{x.SharedName(1 << 20): true}
+	if !names[x.SharedName(1<<20)] {
+		t.Error("the name changes from call to call")
+	}
+	names[x.SharedName(1<<21)] = true
+	x.samples[3].crc++
+	names[x.SharedName(1<<20)] = true
+	x.samples[3].crc--
+	x.shards[0].path += "x"
+	names[x.SharedName(1<<20)] = true
+	if len(names) != 4 {
+		t.Errorf("got %d names, want 4", len(names))
+	}
+}
