@@ -608,7 +608,7 @@ func (b *readback) reserve(bytes int) (err error) {
 			return err
 		}
 	}
-	b.pinned, err = cuda.NewPinned(max(bytes, 1))
+	b.pinned, err = cuda.NewPinnedNear(b.stream.Device(), max(bytes, 1))
 	return err
 }
 
