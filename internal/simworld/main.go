@@ -39,6 +39,7 @@ func main() {
 	flag.StringVar(&r.scenario, "scenario", "", "run this `scenario` alone")
 	flag.StringVar(&r.keep, "keep", "", "build the program into this `folder`, and keep it")
 	flag.IntVar(&r.jobs, "jobs", runtime.NumCPU(), "number of processes")
+	plant := flag.String("faults", "", "plant the faults whose names match this `regexp`, one after the other: -seeds seeds must find each")
 	flag.Parse()
 	if first == 0 {
 		first = uint64(time.Now().UnixMicro())
@@ -46,7 +47,13 @@ func main() {
 	if seed != 0 {
 		first, seeds = seed, 1
 	}
-	if err := r.run(first, seeds, nil); err != nil {
+	var err error
+	if *plant != "" {
+		err = r.plant(*plant, first, seeds)
+	} else {
+		err = r.run(first, seeds, nil)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "simworld:", err)
 		os.Exit(1)
 	}
@@ -88,11 +95,10 @@ func (r *runner) run(first, seeds uint64, changed map[string]string) error {
 
 // build compiles the program that runs seeds.
 func (r *runner) build(work string, changed map[string]string) error {
-	root, err := output("", "go", "env", "GOMOD")
+	root, err := moduleRoot()
 	if err != nil {
 		return err
 	}
-	root = filepath.Dir(strings.TrimSpace(root))
 	overlay, err := writeOverlay(root, work, changed)
 	if err != nil {
 		return err
@@ -100,6 +106,12 @@ func (r *runner) build(work string, changed map[string]string) error {
 	r.program = filepath.Join(work, "seeds.test")
 	_, err = output(root, "go", "test", "-c", "-o", r.program, "-tags", tag, "-overlay", overlay, own+"seeds")
 	return err
+}
+
+// moduleRoot returns the folder of the repository.
+func moduleRoot() (string, error) {
+	file, err := output("", "go", "env", "GOMOD")
+	return filepath.Dir(strings.TrimSpace(file)), err
 }
 
 // all runs seeds on all processors. It returns a seed that fails, and why.

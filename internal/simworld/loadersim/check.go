@@ -35,6 +35,18 @@ func checkIndex(b []byte) error {
 	return nil
 }
 
+// unchecked returns the number of bytes of an index before the sections whose bytes have no
+// checksum: the first of the sections 6 and 9, which are read on demand.
+func unchecked(b []byte) int {
+	le, first := binary.LittleEndian, len(b)
+	for table := b[32:][:32*le.Uint32(b[12:])]; len(table) > 0; table = table[32:] {
+		if kind := le.Uint32(table); kind == 6 || kind == 9 {
+			first = min(first, int(le.Uint64(table[8:])))
+		}
+	}
+	return first
+}
+
 // logger adds log lines to the story.
 type logger struct{ say func(string, ...any) }
 

@@ -40,7 +40,7 @@ type files struct {
 	archive, index string
 	remote         bool              // the archive is behind a URL
 	was            map[string][]byte // the archive's files
-	cut            []byte            // a damaged index that the training finds
+	found          []byte            // a damaged index that the training finds
 }
 
 // Run draws a training and runs it.
@@ -151,17 +151,29 @@ func (j *job) disturb() {
 	f.Read, f.Write, f.Name = rare("rare reads"), rare("rare writes"), rare("rare names")
 	f.Sync, f.Lock, f.Server = rare("rare syncs"), rare("rare locks"), rare("rare responses")
 	w.Disk.Network = w.Choose("network disk", 3) == 2
-	if data, ok := w.Disk.Read(j.files.index); ok {
-		switch w.Choose("index", 4) { // that the reference has made
-		case 0, 1:
-			w.Disk.Delete(j.files.index)
-		case 2:
-			// A file without the first 8 bytes of an index is of another kind, and is kept.
-			j.files.cut = data[:8+w.Choose("cut", len(data)-8)]
-			w.Disk.Write(j.files.index, j.files.cut)
-		}
-	}
+	j.spoilIndex()
 	w.Say("%d samples in %s, bad: %v, %+v, %d epochs", len(j.members), j.files.archive, j.model.Bad, j.model.Share, j.epochs)
+}
+
+// spoilIndex removes the index that the reference has made, or damages it.
+func (j *job) spoilIndex() {
+	w, name := j.w, j.files.index
+	data, ok := w.Disk.Read(name)
+	if !ok {
+		return
+	}
+	// A file without the first 8 bytes of an index is of another kind, and is kept.
+	switch w.Choose("index", 6) {
+	case 0, 1:
+		w.Disk.Delete(name)
+	case 2:
+		j.files.found = data[:8+w.Choose("cut", len(data)-8)]
+		w.Disk.Write(name, j.files.found)
+	case 3, 4:
+		j.files.found = bytes.Clone(data)
+		j.files.found[w.Choose("damaged byte", unchecked(data)-8)+8] ^= byte(1 + w.Choose("damage of index", 255))
+		w.Disk.Write(name, j.files.found)
+	}
 }
 
 // reference runs the epochs of rank 0 undisturbed. So the model is also checked without
@@ -181,19 +193,30 @@ func (j *job) reference() error {
 	return p.End()
 }
 
+// maxDeals is the maximum number of times that the rest of the first epoch is dealt.
+const maxDeals = 3
+
 // train runs all ranks at the same time, to their ends. Now and then another number of ranks
 // continues the first epoch.
 func (j *job) train() error {
-	stop, world := j.drawRedeal()
 	ranks := make([]*rank, j.model.World)
 	for i := range ranks {
-		ranks[i] = &rank{job: j, number: i, plan: plan{stop: stop}}
+		ranks[i] = &rank{job: j, number: i}
 		ranks[i].start()
 	}
-	if err := j.all(ranks); err != nil || stop == 0 {
-		return err
+	for deal := 1; ; deal++ {
+		stop := 0
+		if deal < maxDeals {
+			stop = j.drawStop(ranks)
+		}
+		for _, r := range ranks {
+			r.stop = stop
+		}
+		if err := j.all(ranks); err != nil || stop == 0 {
+			return err
+		}
+		ranks = j.redeal(ranks)
 	}
-	return j.all(j.redeal(ranks, world))
 }
 
 // all runs ranks at the same time.
@@ -209,34 +232,31 @@ func (j *job) all(ranks []*rank) error {
 	return errors.Join(errs...)
 }
 
-// drawRedeal draws after how many batches of the first epoch other ranks continue, and how many. It
-// returns 0 if none do.
-func (j *job) drawRedeal() (stop, world int) {
-	if j.w.Choose("deal again", 3) != 2 {
-		return 0, 0
+// drawStop draws after how many batches of the first epoch other ranks continue. It returns 0 if
+// none do.
+func (j *job) drawStop(ranks []*rank) int {
+	if j.w.Choose("deal again", 2) != 1 {
+		return 0
 	}
 	whole := math.MaxInt
-	for rank := range j.model.World {
-		batches, end := j.model.Batches(0, rank, nil, 0)
-		if n := len(batches); n > 0 && (end.Bad >= 0 || len(batches[n-1]) < j.model.Batch) {
+	for _, r := range ranks {
+		batches := r.want
+		if n := len(batches); n > 0 && (r.ending.Bad >= 0 || len(batches[n-1]) < j.model.Batch) {
 			batches = batches[:n-1]
 		}
 		whole = min(whole, len(batches))
 	}
 	if whole == 0 || j.files.format.gzipped() && j.model.Order == Permuted { // the order is not known yet
-		return 0, 0
+		return 0
 	}
-	stop, world = 1+j.w.Choose("batches before", whole), 1+j.w.Choose("other world", 3)
-	if world >= j.model.World {
-		world++
-	}
-	return stop, world
+	return 1 + j.w.Choose("batches before", whole)
 }
 
 // redeal returns other ranks, which continue where the ranks have stopped.
-func (j *job) redeal(ranks []*rank, world int) []*rank {
-	m, stop := &j.model, ranks[0].stop
-	rest := m.Rest(0, stop)
+func (j *job) redeal(ranks []*rank) []*rank {
+	m, stop, before := &j.model, ranks[0].stop, ranks[0].before
+	rest := m.Rest(0, ranks[0].rest, stop)
+	before += stop
 	var states [][]byte
 	for _, r := range ranks {
 		states = append(states, r.states[0])
@@ -244,12 +264,16 @@ func (j *job) redeal(ranks []*rank, world int) []*rank {
 	if m.Policy != Skip && j.w.Choose("one state", 2) == 1 { // is enough
 		states = states[:1]
 	}
+	world := 1 + j.w.Choose("other world", 3)
+	if world >= m.World {
+		world++
+	}
 	m.World, m.Batch = world, 1+j.w.Choose("other batch", 6)
 	j.options.World, j.options.BatchSize = m.World, m.Batch
-	j.w.Say("%d ranks continue after %d batches with %d positions", world, stop, len(rest))
+	j.w.Say("%d ranks continue after %d batches with %d positions", world, before, len(rest))
 	others := make([]*rank, world)
 	for i := range others {
-		others[i] = &rank{job: j, number: i, plan: plan{rest: rest, before: stop}, progress: progress{states: states}}
+		others[i] = &rank{job: j, number: i, plan: plan{rest: rest, before: before}, progress: progress{states: states}}
 		others[i].planIn(m.Order)
 	}
 	return others
@@ -261,7 +285,7 @@ func (j *job) after() error {
 		switch {
 		case j.files.was[name] != nil || strings.HasPrefix(name, folder+"/train/"):
 		case name == j.files.index:
-			if data, _ := j.w.Disk.Read(name); !bytes.Equal(data, j.files.cut) {
+			if data, _ := j.w.Disk.Read(name); !bytes.Equal(data, j.files.found) {
 				if err := checkIndex(data); err != nil {
 					return fmt.Errorf("%s: %w", name, err)
 				}

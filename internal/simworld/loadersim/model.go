@@ -270,23 +270,26 @@ func (m *Model) drawn(epoch, position int) int {
 	return min(i, len(sums)-1)
 }
 
-// Rest returns the positions of an epoch that are left after each rank has taken a number of
-// batches, which must be whole.
-func (m *Model) Rest(epoch, batches int) []int {
-	rest := []int{}
-	taken := map[int]bool{}
+// Rest returns the positions that are left of rest (nil: of all positions of an epoch), after each
+// rank has taken a number of whole batches.
+func (m *Model) Rest(epoch int, rest []int, batches int) []int {
+	if rest == nil {
+		rest = m.positions()
+	}
+	taken := map[int]bool{} // places in rest
 	for rank := range m.World {
-		rows, _ := m.rows(epoch, rank, m.positions())
+		rows, _ := m.rows(epoch, rank, rest)
 		for turn := range m.turnOf(rows, batches*m.Batch) {
 			taken[rank+turn*m.World] = true
 		}
 	}
-	for _, p := range m.positions() {
-		if !taken[p] {
-			rest = append(rest, p)
+	left := []int{}
+	for i, p := range rest {
+		if !taken[i] {
+			left = append(left, p)
 		}
 	}
-	return rest
+	return left
 }
 
 // turnOf returns the number of turns in which a rank has got its first n rows, and the bad samples

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"path"
+	"time"
 )
 
 // RoundTrip answers a request for a range of a file on the simulated disk, as a server of files
@@ -82,6 +83,7 @@ func (a *answer) file(n *inode) (*http.Response, error) {
 	case 8: // a shorter range than the client asks for
 		to = from + max(1, (to-from)/2)
 	case 9: // a replica has another version
+		a.header.Set("Last-Modified", n.changed.Add(-time.Hour).UTC().Format(http.TimeFormat))
 		a.header.Set("ETag", `"another"`)
 	case 10:
 		return a.text(http.StatusNotFound), nil
