@@ -124,6 +124,7 @@ var loaderFaults = []fault{
 	{"a server's other version is read", httpFile, "	if err := changed(s.url, answer.info, s.info); err != nil {",
 		"	if err := error(nil); err != nil {", ""},
 	{"a compressed answer is read", httpFile, "		err = answer.refuseEncoded(r)\n", "", ""},
+	{"a compressed answer of the same length is read", httpFile, " || inflatesTo(body, a.left) {", " {", ""},
 	{"a short answer is taken for the whole", httpFile, "err == io.EOF && a.left > 0 {", "false {", ""},
 	{"an answer of another range is read", httpFile, "err != nil || first != offset || last", "err != nil || last", ""},
 	{"an answer that ends early is not asked again", remoteFile, "	for n < len(p) {\n		got, err := f.response(",

@@ -2,6 +2,7 @@ package archive
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -115,7 +116,8 @@ func (a *httpAnswer) Close() error { return a.body.Close() }
 // refuseEncoded returns an error if the body is compressed for the transfer although its
 // Content-Range counts bytes of the file. Some servers send a Content-Encoding header for a .tgz
 // that names the file's own compression. That is harmless: the body then has as many bytes as the
-// header announces.
+// header announces. A compressed range may have as many bytes by chance, but it is a whole gzip
+// stream.
 func (a *httpAnswer) refuseEncoded(r *http.Response) error {
 	encoding := r.Header.Get("Content-Encoding")
 	if encoding == "" || strings.EqualFold(encoding, "identity") {
@@ -125,7 +127,7 @@ func (a *httpAnswer) refuseEncoded(r *http.Response) error {
 	if err != nil {
 		return err
 	}
-	if int64(len(body)) != a.left {
+	if int64(len(body)) != a.left || inflatesTo(body, a.left) {
 		return fmt.Errorf("the server compresses ranges of the file (%s with Content-Encoding %.20q, "+
 			"though asked for identity): "+
 			"switch off compression for this file, or download the archive%w", r.Status, encoding,
@@ -136,6 +138,16 @@ func (a *httpAnswer) refuseEncoded(r *http.Response) error {
 		io.Closer
 	}{bytes.NewReader(body), a.body}
 	return nil
+}
+
+// inflatesTo reports whether body is a gzip stream of n bytes.
+func inflatesTo(body []byte, n int64) bool {
+	z, err := gzip.NewReader(bytes.NewReader(body))
+	if err != nil {
+		return false
+	}
+	got, err := io.Copy(io.Discard, io.LimitReader(z, n+1))
+	return err == nil && got == n
 }
 
 // request requests n bytes starting at offset. Any response other than 206 is an error.

@@ -144,6 +144,33 @@ func TestCompressedRangeIsNamed(t *testing.T) {
 	}
 }
 
+// A compressed range may have as many bytes as it announces by chance.
+func TestCompressedRangeOfTheSameLengthIsNamed(t *testing.T) {
+	data := randomBytes(300)
+	var packed bytes.Buffer
+	for packed.Len() != len(data) { // zeros make the data longer, but not what it compresses to
+		data = append(data, 0)
+		packed.Reset()
+		z := gzip.NewWriter(&packed)
+		_, _ = z.Write(data)
+		_ = z.Close()
+	}
+	server := rangeServer(t, data, func(w http.ResponseWriter, _, first, last int) {
+		w.Header().Set("Last-Modified", lastModified)
+		body := data[first : last+1]
+		if len(body) == len(data) {
+			w.Header().Set("Content-Encoding", "gzip")
+			body = packed.Bytes()
+		}
+		announce(w, first, last, len(data))
+		_, _ = w.Write(body)
+	})
+	got, err := readAll(t, server, &archive.Requests{})
+	if !strings.Contains(fmt.Sprint(err), `Content-Encoding "gzip"`) || len(got) > 0 {
+		t.Errorf("got %d bytes, error %v, want none and an error with Content-Encoding", len(got), err)
+	}
+}
+
 // Servers that share a name may have different ETags for the same file. Last-Modified and length
 // decide. The ETag decides only without a Last-Modified.
 func TestVersionOfFileOverHTTP(t *testing.T) {

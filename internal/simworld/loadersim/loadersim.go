@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/http"
 	"strings"
@@ -30,8 +31,10 @@ type job struct {
 	options imageloader.Options
 	epochs  int
 	calls   int // of an undisturbed process
+	leaves  int // how rarely an epoch is left early; 0: never
 	pixels  map[Draw][]byte
 	unclean bool // a process was killed or met a fault, so its temporary files may be left
+	moved   bool // the archive was changed
 }
 
 // files is the archive of a training.
@@ -150,6 +153,8 @@ func (j *job) disturb() {
 	f := &w.Disk.Faults
 	f.Read, f.Write, f.Name = rare("rare reads"), rare("rare writes"), rare("rare names")
 	f.Sync, f.Lock, f.Server = rare("rare syncs"), rare("rare locks"), rare("rare responses")
+	j.leaves = rare("rare leaves") / 2
+	f.Stop = 20 * rare("rare stops")
 	w.Disk.Network = w.Choose("network disk", 3) == 2
 	j.spoilIndex()
 	w.Say("%d samples in %s, bad: %v, %+v, %d epochs", len(j.members), j.files.archive, j.model.Bad, j.model.Share, j.epochs)
@@ -221,15 +226,55 @@ func (j *job) train() error {
 
 // all runs ranks at the same time.
 func (j *job) all(ranks []*rank) error {
-	done := make(chan error, len(ranks))
+	done := make(chan error, len(ranks)+1)
 	for _, r := range ranks {
 		go func() { done <- r.train() }()
 	}
+	go func() { done <- j.makeIndex() }()
 	var errs []error
-	for range ranks {
+	for range len(ranks) + 1 {
 		errs = append(errs, <-done)
 	}
 	return errors.Join(errs...)
+}
+
+// makeIndex is a process that makes the index again, now and then, while the ranks run.
+func (j *job) makeIndex() error {
+	if !j.files.format.indexed() || j.options.NoIndex || j.w.Choose("index process", 6) != 5 {
+		return nil
+	}
+	for range j.w.Choose("index process waits", 100) {
+		j.w.Wait("index process")
+	}
+	faults := j.w.Faults()
+	kill := j.w.Choose("index process killed", 2) * (1 + j.w.Choose("index process call", 200))
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	p := j.w.Start(kill, false, cancel)
+	path, o := j.place(p)
+	_, err := imageloader.MakeIndex(ctx, path, o, nil)
+	disturbed := p.Killed() || j.w.Faults() > faults
+	j.unclean = j.unclean || disturbed
+	if err := p.End(); err != nil {
+		return fmt.Errorf("making the index: %w", err)
+	}
+	if err != nil && !disturbed && !j.moved {
+		return fmt.Errorf("making the index, which nothing disturbed: %w", err)
+	}
+	return nil
+}
+
+// place returns the path and the options of the archive for a process.
+func (j *job) place(p *world.Process) (path string, o imageloader.Options) {
+	path, o = p.Root+j.files.archive, j.options
+	o.Logger = slog.New(&logger{say: j.w.Say})
+	if j.files.remote {
+		path = "http://server" + path
+		if j.files.format.indexed() {
+			o.IndexFile = p.Root + j.files.index
+		}
+	}
+	return path, o
 }
 
 // drawStop draws after how many batches of the first epoch other ranks continue. It returns 0 if

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 
 	"github.com/torchstream/torchstream/imageloader"
@@ -102,7 +101,7 @@ func (r *rank) train() error {
 		if !disturbed {
 			return fmt.Errorf("%s: nothing disturbed it: %w", name, r.failure)
 		}
-		if !p.Killed() && !strings.Contains(r.failure.Error(), "train") {
+		if !p.Killed() && !errors.Is(r.failure, imageloader.ErrClosed) && !strings.Contains(r.failure.Error(), "train") {
 			return fmt.Errorf("%s: the error does not name the archive: %w", name, r.failure)
 		}
 	}
@@ -116,16 +115,8 @@ func (r *rank) process(p *world.Process, workers int) {
 // the last epoch. It sets r.failure if it ends early, and r.err if the loader broke a promise.
 func (r *rank) processIn(ctx context.Context, p *world.Process, workers int) {
 	r.failure = nil
-	o := r.options
+	path, o := r.place(p)
 	o.Rank, o.Workers = r.number, workers
-	o.Logger = slog.New(&logger{say: r.w.Say})
-	path := p.Root + r.files.archive
-	if r.files.remote {
-		path = "http://server" + path
-		if r.files.format.indexed() {
-			o.IndexFile = p.Root + r.files.index
-		}
-	}
 	l, err := imageloader.OpenContext(ctx, path, o)
 	if err != nil {
 		r.failure = err
@@ -136,14 +127,7 @@ func (r *rank) processIn(ctx context.Context, p *world.Process, workers int) {
 			r.failure = err
 		}
 	}()
-	states := make([]imageloader.State, len(r.states))
-	for i, text := range r.states {
-		if r.err = json.Unmarshal(text, &states[i]); r.err != nil {
-			return
-		}
-	}
-	if err := l.Restore(ctx, states...); err != nil {
-		r.failure = err
+	if r.failure = r.restore(ctx, l); r.failure != nil || r.err != nil {
 		return
 	}
 	for r.runEpoch(ctx, p, l) && r.epoch+1 < r.epochs {
@@ -152,36 +136,84 @@ func (r *rank) processIn(ctx context.Context, p *world.Process, workers int) {
 	}
 }
 
-// runEpoch takes the batches of an epoch. It returns false if the process has ended.
+// restore resumes from the saved states.
+func (r *rank) restore(ctx context.Context, l *imageloader.Loader) error {
+	states := make([]imageloader.State, len(r.states))
+	for i, text := range r.states {
+		if r.err = json.Unmarshal(text, &states[i]); r.err != nil {
+			return nil
+		}
+	}
+	return l.Restore(ctx, states...)
+}
+
+// runEpoch takes the batches of an epoch. Now and then it leaves them early, and takes them again
+// from the start or from the last state. It returns false if the process has ended.
 func (r *rank) runEpoch(ctx context.Context, p *world.Process, l *imageloader.Loader) bool {
+	began := r.progress
+	for {
+		left, more := r.takeBatches(ctx, p, l)
+		switch left {
+		case again:
+			r.progress = began
+			continue
+		case resume:
+			if r.failure = r.restore(ctx, l); r.failure != nil || r.err != nil {
+				return false
+			}
+			began = r.progress
+			continue
+		}
+		return more
+	}
+}
+
+// leaving is what a rank does after it has left an epoch.
+type leaving int
+
+const (
+	stay leaving = iota
+	again
+	resume
+	closing
+)
+
+// takeBatches takes batches until the epoch ends or is left. more is false if the process has
+// ended.
+func (r *rank) takeBatches(ctx context.Context, p *world.Process, l *imageloader.Loader) (left leaving, more bool) {
 	r.short, r.stray = 0, false
 	for b, err := range l.Epoch(ctx, r.epoch) {
 		if p.Killed() {
 			r.failure = world.ErrKilled
-			return false
+			return stay, false
 		}
 		if err != nil {
 			r.failure = r.ended(err)
-			return r.failure == nil
+			return stay, r.failure == nil
 		}
 		if r.err = r.check(b); r.err != nil {
-			return false
+			return stay, false
 		}
 		if r.stopped() {
-			return false
+			return stay, false
 		}
 		r.w.Wait("train")
 		r.change()
+		if left := leaving(r.w.Chance("leave", r.leaves, 3)); left == closing {
+			go func() { _ = l.Close() }() // the process closes it again, and returns that error
+		} else if left != stay && !r.changed {
+			return left, true
+		}
 	}
 	if p.Killed() {
 		r.failure = world.ErrKilled
-		return false
+		return stay, false
 	}
 	if r.stray || r.short > 0 || r.taken != len(r.want) || r.ending != (Ending{Bad: -1}) {
 		r.err = fmt.Errorf("epoch %d ends without an error after %d batches, want %d and %+v", r.epoch, r.taken,
 			len(r.want), r.ending)
 	}
-	return r.err == nil
+	return stay, r.err == nil
 }
 
 // change changes the archive now and then. It does so only if no other process opens the archive at
@@ -194,7 +226,7 @@ func (r *rank) change() {
 	if kind == 0 {
 		return
 	}
-	r.changed = true
+	r.changed, r.moved = true, true
 	for name, data := range r.files.was {
 		switch kind {
 		case 1: // cut off

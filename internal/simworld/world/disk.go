@@ -33,6 +33,7 @@ type Faults struct {
 	Lock  int // EINTR, or no locks
 
 	Server int // of responses of a server
+	Stop   int // the process is stopped for a while
 }
 
 type nameChange struct {

@@ -236,6 +236,7 @@ type Process struct {
 	onKill     func() // called once, when the process is killed
 	crash      bool   // the whole machine loses power
 	dead       bool
+	asleep     time.Time // until then the process is stopped, as by SIGSTOP
 	open       map[*File]bool
 	attributes map[string]remembered // attributes that a network disk may return again
 }
@@ -315,7 +316,13 @@ func (p *Process) enter(name string) error {
 		}
 		return ErrKilled
 	}
+	if w.Chance("stop "+p.Root, w.Disk.Faults.Stop, 1) != 0 {
+		p.asleep = time.Now().Add(time.Duration(1+w.Choose("stopped for", 100)) * time.Second)
+	}
 	w.delay(name)
+	for !p.dead && time.Now().Before(p.asleep) {
+		time.Sleep(time.Until(p.asleep))
+	}
 	if p.dead { // killed while the call waited
 		return ErrKilled
 	}
