@@ -24,6 +24,7 @@ var (
 	count    = flag.Uint64("sim.count", 100, "number of seeds")
 	only     = flag.String("sim.scenario", "", "run this `scenario` alone")
 	choices  = flag.String("sim.choices", "", "a `file` with the choices of one run, as world.Format writes them")
+	tell     = flag.Bool("sim.story", false, "print the story of each run")
 	trace    = flag.Bool("sim.trace", false, "print each choice when it is made")
 	progress = flag.Bool("sim.progress", false, "print each seed before its run")
 )
@@ -91,6 +92,9 @@ func TestSeeds(t *testing.T) {
 		story, err := Run(t, seed, s.run, replay)
 		calls += story.Calls
 		simulated += story.Simulated
+		if *tell && err == nil {
+			fmt.Printf("\n%s", story)
+		}
 		if err != nil {
 			fmt.Printf("\nfailure %d %s\n%s\nerror: %v\n", seed, world.Format(story.Choices), story, err)
 			t.Fatalf("seed %d: %v", seed, err)
