@@ -172,9 +172,14 @@ func (r *runner) some(first, seeds uint64, flags ...string) (seed uint64, err er
 
 // execute runs the program on some seeds.
 func (r *runner) execute(first, seeds uint64, flags ...string) (string, error) {
-	flags = append([]string{"-test.timeout", "10m", "-test.run", "^TestSeeds$", "-sim.first", strconv.FormatUint(first, 10),
-		"-sim.count", strconv.FormatUint(seeds, 10), "-sim.scenario", r.scenario}, flags...)
-	c := exec.Command(r.program, flags...)
+	flags = append([]string{"-sim.first", strconv.FormatUint(first, 10), "-sim.count", strconv.FormatUint(seeds, 10),
+		"-sim.scenario", r.scenario}, flags...)
+	return r.test("TestSeeds", flags...)
+}
+
+// test runs a test of the program.
+func (r *runner) test(name string, flags ...string) (string, error) {
+	c := exec.Command(r.program, append([]string{"-test.timeout", "10m", "-test.run", "^" + name + "$"}, flags...)...)
 	c.Env = append(os.Environ(), "GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1", "GOGC=400")
 	text, err := c.CombinedOutput()
 	return string(text), err

@@ -1,19 +1,50 @@
 package main
 
 import (
+	"regexp"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
 
-// TestSimulate runs seeds that nobody has run before. go run ./internal/simworld -seed N repeats
-// one that fails.
+// TestSimulate runs the seeds that once found a fault, and seeds that nobody has run before. go run
+// ./internal/simworld -seed N repeats one that fails.
 func TestSimulate(t *testing.T) {
-	r := runner{out: t.Output(), jobs: 2}
+	r := runner{out: t.Output(), jobs: 2, keep: t.TempDir()}
 	seeds := uint64(4000)
 	if testing.Short() {
 		seeds = 400
 	}
 	if err := r.run(uint64(time.Now().UnixMicro()), seeds, nil); err != nil {
-		t.Error(err)
+		t.Fatal(err)
+	}
+	if text, err := r.test("TestRegressions"); err != nil || !strings.Contains(text, "PASS") {
+		t.Errorf("TestRegressions: %v\n%s", err, text)
+	}
+}
+
+// A failing seed is shortened to few choices, and the error has its story and how to repeat it.
+func TestFailingSeedIsShortened(t *testing.T) {
+	root, err := moduleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := runner{out: t.Output(), jobs: 2}
+	work := t.TempDir()
+	if err := r.buildPlanted(work, root, &loaderFaults[0]); err != nil {
+		t.Fatal(err)
+	}
+	seed, err := r.all(1, 100)
+	if err == nil {
+		t.Fatalf("100 seeds do not find: %s", loaderFaults[0].name)
+	}
+	story := r.shorten(work, seed)
+	m := regexp.MustCompile(`^with (\d+) choices:`).FindStringSubmatch(story)
+	if m == nil {
+		t.Fatalf("the story is %s, want one that starts with the number of choices", story)
+	}
+	if n, err := strconv.Atoi(m[1]); err != nil || n > 5 || !strings.Contains(story, "\nerror: ") {
+		t.Errorf("the story is %s, want one of at most 5 choices with the error", story)
 	}
 }

@@ -67,15 +67,7 @@ func (r *runner) plant(match string, first, seeds uint64) error {
 
 // one plants a fault. It returns the number of seeds until one fails, or 0.
 func (r *runner) one(work, root string, f *fault, first, seeds uint64) (uint64, error) {
-	text, err := f.planted(root)
-	if err != nil {
-		return 0, err
-	}
-	file := filepath.Join(work, "planted.go")
-	if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
-		return 0, err
-	}
-	if err := r.build(work, map[string]string{f.file: file}); err != nil {
+	if err := r.buildPlanted(work, root, f); err != nil {
 		return 0, err
 	}
 	for done := uint64(0); done < seeds; {
@@ -88,6 +80,19 @@ func (r *runner) one(work, root string, f *fault, first, seeds uint64) (uint64, 
 		done += n
 	}
 	return 0, nil
+}
+
+// buildPlanted compiles the program that runs seeds, with a fault in the product.
+func (r *runner) buildPlanted(work, root string, f *fault) error {
+	text, err := f.planted(root)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(work, "planted.go")
+	if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
+		return err
+	}
+	return r.build(work, map[string]string{f.file: file})
 }
 
 // reason returns the line of a failing run that says why it failed.
