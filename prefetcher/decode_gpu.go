@@ -23,7 +23,7 @@ const decoders = 2
 // for the largest plan (kMaxPlanScratch in cshim/src/jpeg/plan.h). A batch that needs more memory
 // than the decoder has is decoded in parts.
 const (
-	scratchPerImage = 2 << 20
+	scratchPerImage = 1 << 20
 	minScratch      = 256 << 20
 	maxScratch      = 512 << 20
 )

@@ -141,13 +141,11 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
       if (total + needs.total() > capacity) break;
       Place& place = places[end];
       place.plan = images[end].plan;
-      place.coefficients = total;
-      place.samples = place.coefficients + needs.coefficients;
+      place.coefficients = place.columns = place.sync = total;
+      place.samples = total + needs.shared();
       place.room = place.samples + needs.samples;
-      place.columns = place.room + needs.room;
-      place.weights = place.columns + needs.columns;
+      place.weights = place.room + needs.room;
       place.tables = place.weights + needs.weights;
-      place.sync = place.tables + needs.tables;
       place.result = images[end].result;
       total += needs.total();
     }

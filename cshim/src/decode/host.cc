@@ -23,17 +23,19 @@ bool run_stage(Stage stage, const Work& work, const jpeg::Place& place) {
     case Stage::kTables:
       jpeg::build_tables(plan, memory.base, tables);
       return true;
-    case Stage::kSync:
+    case Stage::kSync: {
       if (plan.subsequences == 0) return true;
-      if (follows_paths(work)) jpeg::follow_paths(plan, memory.base, *tables, paths);
-      jpeg::synchronise(plan, memory.base, *tables, sync, jpeg::kSyncThreads, jpeg::kSyncLaunches,
+      const jpeg::PassTables pass = jpeg::pass_tables(plan, *tables);
+      if (follows_paths(work)) jpeg::follow_paths(plan, memory.base, pass, paths);
+      jpeg::synchronise(plan, memory.base, pass, sync, jpeg::kSyncThreads, jpeg::kSyncLaunches,
                         false, follows_paths(work) ? &paths : nullptr);
       return true;
+    }
     case Stage::kSums:
       return plan.subsequences == 0 || jpeg::sum_subsequences(plan, sync);
     case Stage::kEntries:
       return plan.subsequences == 0 ||
-             jpeg::write_all_entries(plan, memory.base, *tables, sync,
+             jpeg::write_all_entries(plan, memory.base, jpeg::pass_tables(plan, *tables), sync,
                                      work.staging + place.plan + plan.entries_at);
     case Stage::kEntropy:
       return jpeg::decode_segments(plan, memory.base, *tables, memory.coefficients);

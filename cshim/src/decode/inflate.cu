@@ -60,18 +60,24 @@ class BlockTeam {
 
 // One block for each range.
 __global__ void __launch_bounds__(deflate::kThreads) inflate(InflateWork work) {
-  __shared__ deflate::State state;
+  extern __shared__ uint4 memory[];
   __shared__ uint32_t warps[kWarps];
+  auto* const state = reinterpret_cast<deflate::State*>(memory);
   BlockTeam team(warps);
   const deflate::Result result =
-      deflate::inflate(team, work.ranges[blockIdx.x], work.staging, work.rooms, &state);
+      deflate::inflate(team, work.ranges[blockIdx.x], work.staging, work.rooms, state);
   if (threadIdx.x == 0) work.results[blockIdx.x] = result;
 }
 
 }  // namespace kernels
 
 cudaError_t launch(const InflateWork& work, cudaStream_t stream) {
-  kernels::inflate<<<work.count, deflate::kThreads, 0, stream>>>(work);
+  // More than the 48 KB that a kernel has without this call.
+  constexpr size_t kShared = sizeof(deflate::State);
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernels::inflate, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
+  if (error != cudaSuccess) return error;
+  kernels::inflate<<<work.count, deflate::kThreads, kShared, stream>>>(work);
   return cudaGetLastError();
 }
 

@@ -45,7 +45,7 @@ __device__ jpeg::PathMemory paths_of_block(const Work& work, const Plan& plan) {
 template <bool kBegins>
 __global__ void __launch_bounds__(kThreads) paths(Work work) {
   __shared__ Plan plan;
-  __shared__ __align__(16) jpeg::SearchTables tables;
+  __shared__ __align__(16) jpeg::PassTables tables;
   const uint8_t* const base = plan_of_block(work);
   const uint32_t first = blockIdx.x * kThreads;
   if (first >= jpeg::path_count(jpeg::plan_at(base))) return;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kWalkThreads) walk_paths(Work work) {
 // The starts are in memory if `guessed` is set or this is not the first launch.
 __global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t launch, bool guessed) {
   __shared__ Plan plan;
-  __shared__ __align__(16) jpeg::SearchTables tables;
+  __shared__ __align__(16) jpeg::PassTables tables;
   __shared__ SyncState starts[kThreads], ends[kThreads];
   __shared__ SyncSum sums[kThreads];
   __shared__ uint32_t list[kThreads], counts[2];
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kSumThreads) sums(Work work) {
 // One thread for each subsequence, as in synchronise.
 __global__ void __launch_bounds__(kThreads) entries(Work work) {
   __shared__ Plan plan;
-  __shared__ __align__(16) jpeg::SearchTables tables;
+  __shared__ __align__(16) jpeg::PassTables tables;
   const uint8_t* const base = plan_of_block(work);
   const uint32_t first = blockIdx.x * kThreads;
   if (first >= jpeg::plan_at(base).subsequences) return;

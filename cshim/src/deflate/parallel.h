@@ -2,14 +2,15 @@
 // of threads on a GPU and a loop in the tests.
 // Inflating starts at a checkpoint before the range: at the start of a deflate block, with the
 // window of the output before it. The threads decode the codes of a block in parallel: thread k
-// decodes from the guess that a code starts at bit k * kSubsequence, until it reaches the start of
-// thread k + 1. That thread decodes again if its guess was different. Wrong guesses reach the right
-// codes after some time, because prefix codes synchronise (Weissenberger and Schmidt, ICPP 2018);
-// in the worst case the threads decode one after the other. The number of bytes that each thread
-// produces then gives its position in the output, and it decodes a last time to write them.
-// Whatever the bytes of a stream, a team reads only its input and its room, writes only its room,
-// and ends. A damaged stream fails as in deflate/inflate.h, unless the damage is after the range.
-// So does a stream of a great many tiny blocks, which no compressor makes.
+// guesses where a code starts at or after bit k * kSubsequence, and decodes from there to the start
+// of thread k + 1. That thread decodes again if its guess was different. Wrong guesses reach the
+// right codes after some time, because prefix codes synchronise (Weissenberger and Schmidt, ICPP
+// 2018); in the worst case the threads decode one after the other. The number of bytes that each
+// thread produces then gives its position in the output. The threads have kept literals and
+// matches, so that nearly nothing is decoded again: all literals are written, then the matches are
+// copied. Whatever the bytes of a stream, a team reads only its input and its room, writes only its
+// room, and ends. A damaged stream fails as in deflate/inflate.h, unless the damage is after the
+// range. So does a stream of a great many tiny blocks, which no compressor makes.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,8 @@ constexpr uint32_t kThreads = 256;  // in a team
 // The bits that a thread decodes in one step. A block of zlib has up to 16,383 symbols, which for
 // JPEGs have 8 to 9 bits each. So it needs one step, without a second one for its last few symbols.
 constexpr uint32_t kSubsequence = 576;
+// The bits before its own that a thread decodes first, to start from a better guess.
+constexpr uint32_t kWarm = 288;
 constexpr uint32_t kWindow = 32768;  // bytes before the output
 // The maximum number of bytes of an input, and of the output from the checkpoint to the end of a
 // range. A position in bits has 32 bits.
@@ -86,11 +89,10 @@ TS_HOST_DEVICE uint32_t ones(uint32_t v) {
 
 constexpr uint32_t kMaxCodeBits = 15;
 
-// A Huffman code whose code words of up to kBits bits are looked up at once.
-template <uint32_t kBits, uint32_t kSymbols>
+// A Huffman code.
+template <uint32_t kSymbols>
 struct Code {
-  uint16_t look[1u << kBits];  // by the next bits: symbol << 4 | length; 0 for a longer code word
-  uint16_t symbols[kSymbols];  // in the order of their code words
+  uint16_t symbols[kSymbols];        // in the order of their code words
   uint32_t count[kMaxCodeBits + 1];  // code words of each length
   // For each length: the first prefix of 15 bits, highest bit first, after the code words of up to
   // this length; and the position in `symbols` of the first symbol, minus its code word.
@@ -144,43 +146,32 @@ TS_HOST_DEVICE void place_symbol(C* code, uint32_t length, uint32_t i, uint32_t 
       static_cast<uint16_t>(i);
 }
 
-// Finds the code word of kFirst to kLast bits at the start of `bits`. Returns its symbol << 4 |
-// length, or 0 if there is none.
-template <uint32_t kFirst, uint32_t kLast, typename C>
+// Finds the code word of up to kLast bits at the start of `bits`. Returns its symbol << 4 | length,
+// or 0 if there is none. The limits do not decrease, so the number of limits reached gives the
+// length without a branch.
+template <uint32_t kLast, typename C>
 TS_HOST_DEVICE uint32_t search(const C& code, uint32_t bits) {
   const uint32_t prefix = reversed(bits) >> (32 - kMaxCodeBits);
-  for (uint32_t length = kFirst; length <= kLast; ++length) {
-    if (prefix < code.limit[length]) {
-      const int32_t index =
-          static_cast<int32_t>(prefix >> (kMaxCodeBits - length)) + code.offset[length];
-      return static_cast<uint32_t>(code.symbols[index]) << 4 | length;
-    }
-  }
-  return 0;
-}
-
-// Fills in entry `bits` of the look-up table, after all symbols are inserted.
-template <uint32_t kBits, uint32_t kSymbols>
-TS_HOST_DEVICE void fill_entry(Code<kBits, kSymbols>* code, uint32_t bits) {
-  code->look[bits] = static_cast<uint16_t>(search<1, kBits>(*code, bits));
-}
-
-// Returns the next code word's symbol << 4 | length, or 0 if it is invalid.
-template <uint32_t kBits, uint32_t kSymbols>
-TS_HOST_DEVICE uint32_t look_up(const Code<kBits, kSymbols>& code, uint32_t bits) {
-  const uint32_t entry = code.look[bits & ((1u << kBits) - 1)];
-  if (entry != 0 || kBits >= kMaxCodeBits) return entry;
-  return search<kBits + 1, kMaxCodeBits>(code, bits);
+  if (prefix >= code.limit[kLast]) return 0;
+  uint32_t length = 1;
+  TS_UNROLL
+  for (uint32_t i = 1; i < kLast; ++i) length += prefix >= code.limit[i] ? 1 : 0;
+  const int32_t index =
+      static_cast<int32_t>(prefix >> (kMaxCodeBits - length)) + code.offset[length];
+  return static_cast<uint32_t>(code.symbols[index]) << 4 | length;
 }
 
 constexpr uint32_t kLitlens = 288;  // symbols for literals and lengths, two of them invalid
 constexpr uint32_t kDists = 32;     // symbols for distances, two of them invalid
 constexpr uint32_t kPrecodes = 19;
+using LitlenCode = Code<kLitlens>;
+using DistCode = Code<kDists>;
+using Precode = Code<kPrecodes>;
 
-constexpr uint32_t kLitlenBits = 10;  // bits that are looked up at once
-using LitlenCode = Code<kLitlenBits, kLitlens>;
-using DistCode = Code<8, kDists>;
-using Precode = Code<7, kPrecodes>;  // no code word is longer
+// The bits that are looked up at once.
+constexpr uint32_t kLitlenBits = 10;
+constexpr uint32_t kDistBits = 8;
+constexpr uint32_t kPrecodeBits = 7;  // no code word of a precode is longer
 
 // ---- bits --------------------------------------------------------------------------------------
 
@@ -212,15 +203,12 @@ class Bits {
   TS_HOST_DEVICE Bits(const Input& input, uint32_t bit)
       : input_(input), next_(bit / 32 + 1), bits_(input.word(bit / 32) >> bit % 32) {
     count_ = 32 - bit % 32;
-    ahead_ = input.word(next_);
   }
-  // Loads until at least 33 bits are ready. Loads a word that only the next call needs, so that no
-  // call waits.
+  // Loads until at least 33 bits are ready.
   TS_HOST_DEVICE void fill() {
     if (count_ > 32) return;
-    bits_ |= uint64_t{ahead_} << count_;
+    bits_ |= uint64_t{input_.word(next_++)} << count_;
     count_ += 32;
-    ahead_ = input_.word(++next_);
   }
   TS_HOST_DEVICE uint32_t peek() const { return static_cast<uint32_t>(bits_); }
   TS_HOST_DEVICE void drop(uint32_t n) {
@@ -236,8 +224,7 @@ class Bits {
 
  private:
   const Input input_;
-  uint32_t next_;   // the word after those that were taken
-  uint32_t ahead_;  // that word
+  uint32_t next_;  // the word after those that were taken
   uint32_t count_;
   uint64_t bits_;
 };
@@ -252,47 +239,79 @@ struct Symbol {
   uint32_t value;   // the literal, or the distance
 };
 
-// The number of short literals that are read between two fills, without a branch: nearly all
-// symbols of a JPEG are short literals.
-constexpr uint32_t kLiteralsAtOnce = 3;
-static_assert(kLiteralsAtOnce * kLitlenBits <= 33, "fill makes as many bits ready");
-
-// Returns the entry of the next symbol in a table of literals, or 0 if it is not a short literal.
-TS_HOST_DEVICE uint32_t short_literal(const uint16_t* literals, const Bits& bits) {
-  return literals[bits.peek() & ((1u << kLitlenBits) - 1)];
+// Returns an entry of the look-up table for literals and lengths. Of a literal: the highest bit,
+// its value << 8, and the bits of its code word. Of a length: its least value << 16 | the number of
+// extra bits << 13 | the bits of its code word << 8. Otherwise, also for longer code words, 0.
+TS_HOST_DEVICE uint32_t litlen_entry(const LitlenCode& code, uint32_t bits) {
+  const uint32_t found = search<kLitlenBits>(code, bits);
+  const uint32_t symbol = found >> 4;
+  const uint32_t passed = found & 15;
+  if (found == 0 || symbol == 256) return 0;
+  if (symbol < 256) return 1u << 31 | symbol << 8 | passed;
+  const uint32_t i = symbol - 257;
+  if (i > 28) return 0;
+  // 3 to 10, then four lengths for each number of extra bits, up to 257, then 258.
+  const uint32_t extra = i < 8 || i == 28 ? 0 : i / 4 - 1;
+  const uint32_t least = i == 28 ? 258 : i < 8 ? 3 + i : 3 + ((4 + i % 4) << extra);
+  return least << 16 | extra << 13 | passed << 8;
 }
 
-// Reads a literal, or a length and its distance.
-TS_HOST_DEVICE Symbol next_symbol(const LitlenCode& litlen, const DistCode& dist, Bits* bits) {
-  bits->fill();
-  uint32_t entry = look_up(litlen, bits->peek());
-  bits->drop(entry & 15);
-  uint32_t symbol = entry >> 4;
-  if (entry == 0) return {kBad, 0, 0};
-  if (symbol < 256) return {kLiteral, 1, symbol};
-  if (symbol == 256) return {kEnd, 0, 0};
-  symbol -= 257;
-  if (symbol > 28) return {kBad, 0, 0};
-  // 3 to 10, then four lengths for each number of extra bits, up to 257, then 258.
-  uint32_t length = 3 + symbol;
-  if (symbol == 28) {
-    length = 258;
-  } else if (symbol >= 8) {
-    const uint32_t extra = symbol / 4 - 1;
-    length = 3 + ((4 + symbol % 4) << extra) + bits->take(extra);
-  }
-  bits->fill();
-  entry = look_up(dist, bits->peek());
-  bits->drop(entry & 15);
-  symbol = entry >> 4;
-  if (entry == 0 || symbol > 29) return {kBad, 0, 0};
+// Returns an entry of the look-up table for distances: the least distance << 16 | the number of
+// extra bits << 5 | the bits of the code word. For a longer code word, or an invalid one: 0.
+TS_HOST_DEVICE uint32_t dist_entry(uint32_t found) {
+  const uint32_t symbol = found >> 4;
+  if (found == 0 || symbol > 29) return 0;
   // 1 to 4, then two distances for each number of extra bits.
-  uint32_t distance = 1 + symbol;
-  if (symbol >= 4) {
-    const uint32_t extra = symbol / 2 - 1;
-    distance = 1 + ((2 + symbol % 2) << extra) + bits->take(extra);
-  }
-  return {kMatch, length, distance};
+  const uint32_t extra = symbol < 4 ? 0 : symbol / 2 - 1;
+  const uint32_t least = symbol < 4 ? 1 + symbol : 1 + ((2 + symbol % 2) << extra);
+  return least << 16 | extra << 5 | (found & 15);
+}
+
+TS_HOST_DEVICE bool is_literal(uint32_t entry) { return entry >> 31 != 0; }
+
+// Shifts by the lowest five bits of n.
+TS_HOST_DEVICE uint64_t shifted_right(uint64_t bits, uint32_t n) {
+#if defined(__CUDA_ARCH__)
+  const auto high = static_cast<uint32_t>(bits >> 32);
+  return uint64_t{__funnelshift_r(high, 0, n)} << 32 |
+         __funnelshift_r(static_cast<uint32_t>(bits), high, n);
+#else
+  return bits >> (n & 31);
+#endif
+}
+
+TS_HOST_DEVICE uint32_t lowest(uint64_t bits, uint32_t n) {
+  return static_cast<uint32_t>(bits) & ((1u << n) - 1);
+}
+
+struct ReadSymbol {
+  Symbol symbol;
+  uint32_t end;  // the bit after it
+};
+
+// Reads any symbol, without look-up tables.
+TS_HOST_DEVICE_RARE ReadSymbol read_rare(Input input, uint32_t bit, const LitlenCode& litlen,
+                                         const DistCode& dist) {
+  Bits bits(input, bit);
+  bits.fill();
+  const uint32_t found = search<kMaxCodeBits>(litlen, bits.peek());
+  const uint32_t value = found >> 4;
+  bits.drop(found & 15);
+  ReadSymbol read = {{kBad, 0, 0}, bits.position()};
+  if (found == 0 || value > 285) return read;
+  read.symbol = {value < 256 ? kLiteral : kEnd, value < 256 ? 1u : 0u, value};
+  if (value <= 256) return read;
+  const uint32_t i = value - 257;
+  const uint32_t extra = i < 8 || i == 28 ? 0 : i / 4 - 1;
+  read.symbol.length = i == 28 ? 258 : i < 8 ? 3 + i : 3 + ((4 + i % 4) << extra);
+  read.symbol.length += bits.take(extra);
+  bits.fill();
+  const uint32_t entry = dist_entry(search<kMaxCodeBits>(dist, bits.peek()));
+  bits.drop(entry & 31);
+  read.symbol.kind = entry == 0 ? kBad : kMatch;
+  read.symbol.value = (entry >> 16) + bits.take(entry >> 5 & 15);
+  read.end = bits.position();
+  return read;
 }
 
 // ---- checksums ---------------------------------------------------------------------------------
@@ -367,47 +386,90 @@ struct Header {
 struct Lengths {
   uint32_t bit;
   uint32_t count;  // of the lengths
+  uint32_t heads;  // every kJump-th code word in the list
   uint32_t words;  // code words in the list
   bool bad;
 };
 
 // The bits of a header whose code words are decoded at once: for most headers, all of them.
 constexpr uint32_t kSteps = 1024;
+// A jump of level i passes 2^i code words of a header, and the thread that follows them all of
+// these at once.
+constexpr uint32_t kJumpLevels = 4;
+constexpr uint32_t kJump = 1 << kJumpLevels;
+constexpr uint32_t kMaxHeads = (kLitlens + kDists) / kJump + 1;
+
+// A thread keeps the literals and the matches that it decodes. The literals have an odd number of
+// words, so that the threads of a warp use different banks.
+constexpr uint32_t kKeptBytes = ((kSubsequence / 28 + 5) | 1) * 4;
+constexpr uint32_t kMaxMatches = 8;
+// The number of literals that are read at once: nearly all symbols of a JPEG are literals with
+// short code words.
+constexpr uint32_t kLiteralsAtOnce = 6;
+static_assert(kLiteralsAtOnce * kLitlenBits <= 64, "a window has as many bits");
+// The words of a step's input: a window of 64 bits may start at its last bit.
+constexpr uint32_t kStaged = kThreads * kSubsequence / 32 + 8;
+
+// The symbols whose code words are counted together.
+constexpr uint32_t kGroup = 32;
+constexpr uint32_t kGroups = (kLitlens + kDists) / kGroup;
+static_assert(kLitlens % kGroup == 0 && kDists % kGroup == 0, "a group is of one code");
 
 // The shared memory of a team.
 struct State {
   LitlenCode litlen;
   DistCode dist;
-  Precode precode;
-  // The short literals of litlen.look, and 0 for everything else.
-  uint16_t literals[1 << kLitlenBits];
+  uint32_t literals[1 << kLitlenBits];  // see litlen_entry
+  uint32_t distances[1 << kDistBits];   // see dist_entry
   // At multiples of four bytes, with whole words.
   alignas(4) uint8_t lengths[kLitlens + kDists];
   alignas(4) uint8_t precode_lengths[(kPrecodes + 3) / 4 * 4];
+  uint8_t counts[kGroups][kMaxCodeBits + 1];  // code words of each length in each group
   bool fits[2];
   Header header;
   Lengths reading;
-  Unpacking unpacking;
-  Run runs[kRuns];
-  uint8_t packed[kPackedBytes];
   union {
+    struct {
+      Unpacking unpacking;
+      Run runs[kRuns];
+      uint8_t packed[kPackedBytes];
+    };
     // For a byte: its contribution to a checksum with up to kSlices - 1 bytes after it.
     uint32_t checksums[kSlices][256];
-    uint32_t steps[kSteps];  // of a header's bits: see length_step
+    struct {
+      Precode precode;
+      uint16_t precode_look[1 << kPrecodeBits];
+      uint32_t steps[kSteps];  // of a header's bits: see length_step
+      // Of a header's bits: the bits to the code word after the jump << 16 | the number of lengths.
+      uint32_t jumps[kJumpLevels][kSteps];
+      // The number of lengths before a code word << 16 | its position in `steps`: of every
+      // kJump-th code word, and of all.
+      uint32_t heads[kMaxHeads];
+      uint32_t words[kLitlens + kDists];
+    };
+    struct {
+      uint32_t staged[kStaged];  // the input of the step, from a multiple of 32 bits on
+      alignas(4) uint8_t kept[kThreads][kKeptBytes];
+      // Each: the kept literals before it | (length - 3) << 8 | (distance - 1) << 16.
+      uint32_t matches[kMaxMatches][kThreads];
+    };
   };
-  // The code words of the lengths: the number of lengths before each << 16 | its position in
-  // `steps`.
-  uint32_t words[kLitlens + kDists];
-  // For each thread: its position in the input; where the next thread's codes start; how it got
-  // there; the bytes that it produces; their position in the output; and how many of them are
-  // written, which its own thread knows first and the others after a barrier.
+  // For each thread: its position in the staged input; where the next thread's codes start; how it
+  // got there; the bytes that it produces; the literals and matches that it has kept, and the bit
+  // where the codes after these start; the position of its bytes in the output; how many of them
+  // are written, which its own thread knows first and the others after a barrier; and how many of
+  // its matches are copied.
   uint32_t bit[kThreads];
   uint32_t end[kThreads];
-  uint32_t state[kThreads];  // Kind: kLiteral, or how the block ended
   uint32_t bytes[kThreads];
+  uint32_t rest[kThreads];
   uint32_t begin[kThreads];
   uint32_t cursor[kThreads];
   uint32_t done[kThreads];
+  uint8_t state[kThreads];  // Kind: kLiteral, or how the block ended
+  uint8_t literals_kept[kThreads];
+  uint8_t matches_kept[kThreads];
+  uint8_t copied[kThreads];
   bool again[kThreads];
   uint32_t total;
 };
@@ -532,8 +594,8 @@ static_assert(kMaxTimes > kLitlens + kDists, "no block has so many");
 TS_HOST_DEVICE uint32_t value_of_step(uint32_t step) { return step & 0xff; }
 TS_HOST_DEVICE uint32_t times_of_step(uint32_t step) { return step >> kTimesAt & kMaxTimes; }
 
-TS_HOST_DEVICE uint32_t length_step(const Precode& code, uint32_t bits) {
-  const uint32_t entry = look_up(code, bits);
+TS_HOST_DEVICE uint32_t length_step(const uint16_t* look, uint32_t bits) {
+  const uint32_t entry = look[bits & ((1u << kPrecodeBits) - 1)];
   const uint32_t passed = entry & 15;
   const uint32_t symbol = entry >> 4;
   bits >>= passed;
@@ -544,22 +606,58 @@ TS_HOST_DEVICE uint32_t length_step(const Precode& code, uint32_t bits) {
   return (passed + 7) << kPassedAt | (11 + (bits & 127)) << kTimesAt;
 }
 
-// Follows the code words of State::steps, which has those at kSteps bits from State::reading on, up
-// to the last one that starts there. Lists them, and the positions of their lengths.
-TS_HOST_DEVICE void walk_steps(uint32_t all, State* s) {
-  Lengths now = s->reading;
-  now.words = 0;
-  now.bad = now.count == 0 && value_of_step(s->steps[0]) == kRepeat;
+// Returns the jump of level `level` at bit `at` of State::steps.
+TS_HOST_DEVICE uint32_t jump_at(const State& s, uint32_t level, uint32_t at) {
+  if (level != 0) return s.jumps[level - 1][at];
+  const uint32_t step = s.steps[at];
+  return (step >> kPassedAt) << 16 | times_of_step(step);
+}
+
+// Sets the jumps of a level from the level below. A jump ends at the first code word after
+// State::steps.
+TS_HOST_DEVICE void set_jump(uint32_t level, uint32_t at, State* s) {
+  const uint32_t first = jump_at(*s, level - 1, at);
+  const uint32_t next = at + (first >> 16);
+  s->jumps[level - 1][at] = first + (next < kSteps ? jump_at(*s, level - 1, next) : 0);
+}
+
+// Lists every kJump-th code word from State::reading on, up to the last one that starts in
+// State::steps.
+TS_HOST_DEVICE void list_heads(uint32_t all, State* s) {
+  uint32_t heads = 0;
   uint32_t at = 0;
-  while (at < kSteps && now.count < all) {
-    const uint32_t step = s->steps[at];
-    s->words[now.words++] = now.count << 16 | at;
-    now.count += times_of_step(step);
-    at += step >> kPassedAt;
+  uint32_t count = s->reading.count;
+  while (at < kSteps && count < all) {
+    s->heads[heads++] = count << 16 | at;
+    const uint32_t jump = jump_at(*s, kJumpLevels, at);
+    at += jump >> 16;
+    count += jump & 0xffff;
   }
-  now.bit += at;
-  now.bad = now.bad || now.count > all;
-  s->reading = now;
+  s->reading.heads = heads;
+}
+
+// Lists the code word number `word`, if there are as many. `before` is State::reading before. The
+// last word's thread sets State::reading.
+TS_HOST_DEVICE void list_word(uint32_t word, uint32_t all, const Lengths& before, State* s) {
+  uint32_t at = s->heads[word / kJump] & 0xffff;
+  uint32_t count = s->heads[word / kJump] >> 16;
+  for (uint32_t level = kJumpLevels; level-- > 0;) {
+    if ((word >> level & 1) == 0 || at >= kSteps) continue;
+    const uint32_t jump = jump_at(*s, level, at);
+    at += jump >> 16;
+    count += jump & 0xffff;
+  }
+  if (at >= kSteps || count >= all) return;
+  s->words[word] = count << 16 | at;
+  const uint32_t step = s->steps[at];
+  at += step >> kPassedAt;
+  count += times_of_step(step);
+  if (at < kSteps && count < all) return;
+  s->reading = before;
+  s->reading.bit += at;
+  s->reading.count = count;
+  s->reading.words = word + 1;
+  s->reading.bad = count > all || (before.count == 0 && value_of_step(s->steps[0]) == kRepeat);
 }
 
 // Returns the value of the last length of the first n code words in the list, or `before`, the
@@ -595,7 +693,7 @@ TS_DEVICE uint32_t read_lengths(Team& team, const Input& input, const Header& he
   team.each([&](uint32_t t) {
     if (t != 0) return;
     s->fits[0] = set_limits(&s->precode, false);
-    s->reading = {header.bit, 0, 0, false};
+    s->reading = {header.bit, 0, 0, 0, false};
   });
   if (!team.read(s->fits[0])) return 0;
   team.each([&](uint32_t t) {
@@ -605,19 +703,30 @@ TS_DEVICE uint32_t read_lengths(Team& team, const Input& input, const Header& he
     }
   });
   team.each([&](uint32_t t) {
-    if (t < sizeof(s->precode.look) / 2) fill_entry(&s->precode, t);
+    if (t < 1u << kPrecodeBits) {
+      s->precode_look[t] = static_cast<uint16_t>(search<kPrecodeBits>(s->precode, t));
+    }
   });
   const uint32_t all = header.litlens + header.dists;
-  Lengths now = {header.bit, 0, 0, false};
+  Lengths now = {header.bit, 0, 0, 0, false};
   uint32_t before = 0;
   while (now.count < all) {
     team.each([&](uint32_t t) {
       for (uint32_t i = t; i < kSteps; i += kThreads) {
-        s->steps[i] = length_step(s->precode, input.bits_at(now.bit + i));
+        s->steps[i] = length_step(s->precode_look, input.bits_at(now.bit + i));
       }
     });
+    for (uint32_t level = 1; level <= kJumpLevels; ++level) {
+      team.each([&](uint32_t t) {
+        for (uint32_t i = t; i < kSteps; i += kThreads) set_jump(level, i, s);
+      });
+    }
     team.each([&](uint32_t t) {
-      if (t == 0) walk_steps(all, s);
+      if (t == 0) list_heads(all, s);
+    });
+    const uint32_t most = team.read(s->reading.heads) * kJump;
+    team.each([&](uint32_t t) {
+      for (uint32_t i = t; i < most; i += kThreads) list_word(i, all, now, s);
     });
     now = team.read(s->reading);
     if (now.bad || now.bit > input.bits()) return 0;
@@ -635,10 +744,21 @@ TS_DEVICE uint32_t read_lengths(Team& team, const Input& input, const Header& he
 // Builds the codes of State::lengths. Returns false if they are impossible.
 template <typename Team>
 TS_DEVICE bool build_codes(Team& team, State* s) {
+  constexpr uint32_t kEach = kMaxCodeBits + 1;
   team.each([&](uint32_t t) {
-    const uint32_t length = t % 16;
-    if (t < 16) s->litlen.count[length] = count_of(s->lengths, kLitlens, length);
-    if (t >= 16 && t < 32) s->dist.count[length] = count_of(s->lengths + kLitlens, kDists, length);
+    for (uint32_t i = t; i < kGroups * kEach; i += kThreads) {
+      s->counts[i / kEach][i % kEach] =
+          static_cast<uint8_t>(count_of(s->lengths + i / kEach * kGroup, kGroup, i % kEach));
+    }
+  });
+  team.each([&](uint32_t t) {
+    if (t >= 2 * kEach) return;
+    const bool dist = t >= kEach;
+    uint32_t count = 0;
+    for (uint32_t i = dist ? kLitlens / kGroup : 0; i < (dist ? kGroups : kLitlens / kGroup); ++i) {
+      count += s->counts[i][t % kEach];
+    }
+    (dist ? s->dist.count : s->litlen.count)[t % kEach] = count;
   });
   team.each([&](uint32_t t) {
     if (t == 0) s->fits[0] = set_limits(&s->litlen, true);
@@ -651,20 +771,25 @@ TS_DEVICE bool build_codes(Team& team, State* s) {
     for (uint32_t i = t; i < kLitlens + kDists; i += kThreads) {
       const uint32_t length = s->lengths[i];
       if (length == 0) continue;
+      const uint32_t group = i / kGroup;
+      uint32_t rank = count_of(s->lengths + group * kGroup, i % kGroup, length);
+      for (uint32_t k = i < kLitlens ? 0 : kLitlens / kGroup; k < group; ++k) {
+        rank += s->counts[k][length];
+      }
       if (i < kLitlens) {
-        place_symbol(&s->litlen, length, i, count_of(s->lengths, i, length));
+        place_symbol(&s->litlen, length, i, rank);
       } else {
-        const uint32_t symbol = i - kLitlens;
-        place_symbol(&s->dist, length, symbol, count_of(s->lengths + kLitlens, symbol, length));
+        place_symbol(&s->dist, length, i - kLitlens, rank);
       }
     }
   });
   team.each([&](uint32_t t) {
-    for (uint32_t i = t; i < sizeof(s->litlen.look) / 2; i += kThreads) {
-      fill_entry(&s->litlen, i);
-      s->literals[i] = s->litlen.look[i] < 256 << 4 ? s->litlen.look[i] : 0;
+    for (uint32_t i = t; i < 1u << kLitlenBits; i += kThreads) {
+      s->literals[i] = litlen_entry(s->litlen, i);
     }
-    for (uint32_t i = t; i < sizeof(s->dist.look) / 2; i += kThreads) fill_entry(&s->dist, i);
+    for (uint32_t i = t; i < 1u << kDistBits; i += kThreads) {
+      s->distances[i] = dist_entry(search<kDistBits>(s->dist, i));
+    }
   });
   return true;
 }
@@ -694,42 +819,145 @@ TS_DEVICE Header begin_block(Team& team, const Input& input, uint32_t bit, State
   return header;
 }
 
-// Decodes the codes of thread t from its position to `stop`, and counts the bytes that they
-// produce.
-TS_HOST_DEVICE void follow(const Input& input, uint32_t t, uint32_t stop, State* s) {
-  Bits bits(input, s->bit[t]);
-  // A short literal that starts before this bit ends inside the input; if it starts before the
-  // other bit, so do all literals that are decoded at once.
-  const uint32_t inside = smaller(stop, input.bits() - smaller(input.bits(), kLitlenBits));
-  const uint32_t all = inside - smaller(inside, (kLiteralsAtOnce - 1) * kLitlenBits);
-  uint32_t bytes = 0;
-  Kind state = kLiteral;
-  while (bits.position() < stop) {
-    bits.fill();
-    uint32_t entry = 0;
-    if (bits.position() < all) {
-      TS_UNROLL
-      for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
-        entry = short_literal(s->literals, bits);
-        bits.drop(entry & 15);
-        bytes += entry != 0 ? 1 : 0;
-      }
-    } else if (bits.position() < inside) {
-      entry = short_literal(s->literals, bits);
-      bits.drop(entry & 15);
-      bytes += entry != 0 ? 1 : 0;
+// The input of a step. Positions in it count from its first staged bit.
+struct Step {
+  Input input;
+  uint32_t bit;  // the first staged one
+  uint32_t end;  // of the input
+};
+
+// Returns 64 bits of the staged input.
+TS_HOST_DEVICE uint64_t window_at(const State& s, uint32_t at) {
+  const uint32_t* const words = s.staged + at / 32;
+#if defined(__CUDA_ARCH__)
+  const uint32_t middle = words[1];
+  return uint64_t{__funnelshift_r(middle, words[2], at)} << 32 |
+         __funnelshift_r(words[0], middle, at);
+#else
+  const uint64_t low = words[0] | uint64_t{words[1]} << 32;
+  return at % 32 == 0 ? low : low >> at % 32 | uint64_t{words[2]} << (64 - at % 32);
+#endif
+}
+
+// Reads the symbol at a position, whose entry this is. Its end is in the staged input too.
+TS_HOST_DEVICE ReadSymbol read_symbol(const Step& step, uint32_t at, uint32_t entry,
+                                      const State& s) {
+  if (entry != 0 && !is_literal(entry)) {
+    uint64_t bits = window_at(s, at);
+    const uint32_t passed = entry >> 8 & 31;
+    const uint32_t extra = entry >> 13 & 7;
+    const uint32_t length = (entry >> 16) + lowest(bits >> passed, extra);
+    bits >>= passed + extra;
+    const uint32_t found = s.distances[lowest(bits, kDistBits)];
+    const uint32_t more = found >> 5 & 15;
+    const uint32_t distance = (found >> 16) + lowest(bits >> (found & 31), more);
+    if (found != 0) {
+      return {{kMatch, length, distance}, at + passed + extra + (found & 31) + more};
     }
-    if (entry != 0) continue;
-    const Symbol symbol = next_symbol(s->litlen, s->dist, &bits);
-    if (symbol.kind >= kEnd || bits.position() > input.bits()) {
-      state = bits.position() > input.bits() ? kBad : symbol.kind;
+  }
+  ReadSymbol read = read_rare(step.input, step.bit + at, s.litlen, s.dist);
+  read.end -= step.bit;
+  return read;
+}
+
+// Decodes codes from position `at` to `stop`, the last of which may end later. Returns where they
+// end, and sets *kind to kLiteral, or to how the block ended before. With kKeeps, keeps what thread
+// t produces.
+template <bool kKeeps>
+TS_HOST_DEVICE uint32_t decode(const Step& step, uint32_t at, uint32_t stop, uint32_t t, Kind* kind,
+                               State* s) {
+  const uint32_t limit = smaller(stop, step.end);
+  // Literals are written here when the thread keeps nothing more.
+  constexpr uint32_t kUnused = kKeptBytes - kLiteralsAtOnce;
+  uint8_t* const kept = s->kept[t];
+  uint32_t place = 0;  // of the next literal in `kept`
+  bool keeps = true;   // false: the thread keeps nothing more
+  uint32_t bytes = 0;
+  uint32_t literals = 0, matches = 0, rest = 0;
+  *kind = kLiteral;
+  while (at < stop) {
+    if (kKeeps && keeps && place + kLiteralsAtOnce >= kUnused) {
+      literals = place;
+      rest = at;
+      place = kUnused;
+      keeps = false;
+    }
+    uint64_t bits = window_at(*s, at);
+    uint32_t entries[kLiteralsAtOnce];
+    uint32_t all = ~0u;
+    uint32_t sum = 0;  // the lowest byte has the sum of the bits
+    TS_UNROLL
+    for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
+      entries[i] = s->literals[lowest(bits, kLitlenBits)];
+      bits = shifted_right(bits, entries[i]);
+      if (kKeeps) kept[place + i] = static_cast<uint8_t>(entries[i] >> 8);
+      all &= entries[i];
+      sum += entries[i];
+    }
+    if (is_literal(all) && at + (sum & 255) <= limit) {
+      at += sum & 255;
+      place += keeps ? kLiteralsAtOnce : 0;
+      bytes += kLiteralsAtOnce;
+      continue;
+    }
+    uint32_t count = 0;
+    uint32_t entry = 0;
+    TS_UNROLL
+    for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
+      if (count != i) continue;
+      entry = entries[i];
+      const uint32_t next = at + (entry & 31);
+      if (!is_literal(entry) || at >= stop || next > step.end) continue;
+      at = next;
+      ++count;
+    }
+    place += keeps ? count : 0;
+    bytes += count;
+    if (count == kLiteralsAtOnce || at >= stop) continue;
+    const ReadSymbol read = read_symbol(step, at, entry, *s);
+    const Symbol& symbol = read.symbol;
+    const uint32_t before = at;
+    at = read.end;
+    if (symbol.kind >= kEnd || at > step.end) {
+      *kind = at > step.end ? kBad : symbol.kind;
       break;
     }
+    if (!kKeeps) continue;
     bytes += symbol.length;
+    if (symbol.kind == kLiteral) {
+      kept[place] = static_cast<uint8_t>(symbol.value);
+      place += keeps ? 1 : 0;
+    } else if (keeps && matches < kMaxMatches) {
+      s->matches[matches++][t] = place | (symbol.length - 3) << 8 | (symbol.value - 1) << 16;
+    } else if (keeps) {
+      literals = place;
+      rest = before;
+      place = kUnused;
+      keeps = false;
+    }
   }
-  s->end[t] = bits.position();
-  s->bytes[t] = bytes;
-  s->state[t] = state;
+  if (kKeeps) {
+    s->bytes[t] = bytes;
+    s->literals_kept[t] = static_cast<uint8_t>(keeps ? place : literals);
+    s->matches_kept[t] = static_cast<uint8_t>(matches);
+    s->rest[t] = keeps ? at : rest;
+  }
+  return at;
+}
+
+// Decodes the codes of thread t from its position to `stop`.
+TS_HOST_DEVICE void follow(const Step& step, uint32_t t, uint32_t stop, State* s) {
+  Kind kind;
+  s->end[t] = decode<true>(step, s->bit[t], stop, t, &kind, s);
+  s->state[t] = static_cast<uint8_t>(kind);
+}
+
+// Returns a guess where codes start, at or after `at`. The `before` bits before it are codes too.
+TS_HOST_DEVICE uint32_t guessed_start(const Step& step, uint32_t at, uint32_t before, State* s) {
+  if (before == 0) return at;
+  Kind kind;
+  const uint32_t reached = decode<false>(step, at - before, at, 0, &kind, s);
+  return kind == kLiteral ? reached : at;
 }
 
 // Reports whether the output in [from, to), which is before the output of thread t, is written.
@@ -768,53 +996,90 @@ TS_HOST_DEVICE void copy_match(uint8_t* to, uint32_t distance, uint32_t length) 
   for (; i < length; ++i) to[i] = from[i];
 }
 
-// Writes the bytes of thread t to `output`, from its cursor up to a match of bytes that other
-// threads have not written yet. `first` bytes were written before this step of the team; bytes from
-// `wanted` on are not written. Returns whether any are left.
-TS_HOST_DEVICE bool write(const Input& input, uint32_t t, uint32_t first, uint32_t wanted,
+// Copies a match to output[at], unless other threads have yet to write bytes of it: then it returns
+// false. `first` bytes were written before this step of the team; bytes from `end` on are not
+// written.
+TS_HOST_DEVICE bool try_match(const State& s, uint32_t t, uint32_t first, uint32_t at, uint32_t end,
+                              uint32_t length, uint32_t distance, uint8_t* output) {
+  // Here positions count from the start of the window.
+  const uint32_t from = kWindow + at - distance;
+  const uint32_t to = from + smaller(length, distance);
+  const uint32_t begin = s.begin[t];
+  if (to > kWindow + first && from < kWindow + begin &&
+      !written(s, t, from < kWindow + first ? first : from - kWindow,
+               smaller(to - kWindow, begin))) {
+    return false;
+  }
+  copy_match(output + at, distance, smaller(length, end - at));
+  return true;
+}
+
+// Writes the kept literals of the threads of t's warp that are before `wanted`: the warp's threads
+// write each thread's together.
+TS_HOST_DEVICE void write_literals(uint32_t t, uint32_t wanted, uint8_t* output, const State& s) {
+  constexpr uint32_t kWarp = 32;
+  for (uint32_t i = t / kWarp * kWarp; i < t / kWarp * kWarp + kWarp; ++i) {
+    const uint32_t literals = s.literals_kept[i];
+    const uint32_t matches = s.matches_kept[i];
+    const uint32_t begin = s.begin[i];
+    TS_UNROLL
+    for (uint32_t j = 0; j < (kKeptBytes + kWarp - 1) / kWarp; ++j) {
+      const uint32_t k = t % kWarp + j * kWarp;
+      uint32_t to = begin + k;
+      for (uint32_t m = 0; m < matches; ++m) {
+        const uint32_t match = s.matches[m][i];
+        to += (match & 255) <= k ? (match >> 8 & 255) + 3 : 0;
+      }
+      if (k < literals && to < wanted) output[to] = s.kept[i][k];
+    }
+  }
+}
+
+// Sets where the bytes of thread t are written. Its cursor is at the first one that write_literals
+// leaves out.
+TS_HOST_DEVICE void begin_writing(uint32_t t, uint32_t begin, State* s) {
+  const uint32_t literals = s->matches_kept[t] != 0 ? s->matches[0][t] & 255 : s->literals_kept[t];
+  s->begin[t] = begin;
+  s->cursor[t] = s->done[t] = begin + literals;
+  s->copied[t] = 0;
+}
+
+// Writes the other bytes of thread t to `output`, from its cursor up to a match of bytes that other
+// threads have not written yet. Returns whether any are left.
+TS_HOST_DEVICE bool write(const Step& step, uint32_t t, uint32_t first, uint32_t wanted,
                           uint8_t* output, State* s) {
-  const uint32_t begin = s->begin[t];
-  const uint32_t end = smaller(begin + s->bytes[t], wanted);
+  const uint32_t end = smaller(s->begin[t] + s->bytes[t], wanted);
   uint32_t at = s->cursor[t];
   if (at >= end) return false;
-  uint32_t bit = s->bit[t];
-  Bits bits(input, bit);
-  while (at < end) {
-    bits.fill();
-    uint32_t entry = 0;
-    if (at + kLiteralsAtOnce <= end) {
-      TS_UNROLL
-      for (uint32_t i = 0; i < kLiteralsAtOnce; ++i) {
-        entry = short_literal(s->literals, bits);
-        if (entry != 0) output[at++] = static_cast<uint8_t>(entry >> 4);
-        bits.drop(entry & 15);
-      }
-    } else {
-      entry = short_literal(s->literals, bits);
-      if (entry != 0) output[at++] = static_cast<uint8_t>(entry >> 4);
-      bits.drop(entry & 15);
-    }
-    bit = bits.position();
-    if (entry != 0 || at >= end) continue;
-    const Symbol symbol = next_symbol(s->litlen, s->dist, &bits);
-    if (symbol.kind == kLiteral) {
-      output[at++] = static_cast<uint8_t>(symbol.value);
-    } else {
-      // Here positions count from the start of the window.
-      const uint32_t from = kWindow + at - symbol.value;
-      const uint32_t to = from + smaller(symbol.length, symbol.value);
-      if (to > kWindow + first && from < kWindow + begin &&
-          !written(*s, t, from < kWindow + first ? first : from - kWindow,
-                   smaller(to - kWindow, begin))) {
-        break;
-      }
-      const uint32_t length = smaller(symbol.length, end - at);
-      copy_match(output + at, symbol.value, length);
-      at += length;
-    }
-    bit = bits.position();
+  const uint32_t matches = s->matches_kept[t];
+  uint32_t copied = s->copied[t];
+  bool waits = false;
+  while (copied < matches && at < end && !waits) {
+    const uint32_t match = s->matches[copied][t];
+    const uint32_t length = (match >> 8 & 255) + 3;
+    waits = !try_match(*s, t, first, at, end, length, (match >> 16) + 1, output);
+    if (waits) break;
+    ++copied;
+    const uint32_t next = copied < matches ? s->matches[copied][t] & 255 : s->literals_kept[t];
+    at += length + next - (match & 255);
   }
-  s->bit[t] = bit;
+  s->copied[t] = static_cast<uint8_t>(copied);
+  uint32_t bit = s->rest[t];
+  while (at < end && !waits) {
+    const uint32_t entry = s->literals[lowest(window_at(*s, bit), kLitlenBits)];
+    ReadSymbol read = {{kLiteral, 1, entry >> 8 & 255}, bit + (entry & 31)};
+    if (!is_literal(entry)) read = read_symbol(step, bit, entry, *s);
+    const Symbol& symbol = read.symbol;
+    if (symbol.kind == kLiteral) {
+      output[at] = static_cast<uint8_t>(symbol.value);
+    } else {
+      waits = !try_match(*s, t, first, at, end, symbol.length, symbol.value, output);
+      if (waits) break;
+    }
+    at += symbol.length;
+    bit = read.end;
+  }
+  s->rest[t] = bit;
   s->cursor[t] = at;
   return at < end;
 }
@@ -826,9 +1091,15 @@ TS_DEVICE uint32_t inflate_codes(Team& team, const Input& input, uint32_t bit, u
                                  uint8_t* output, uint32_t* produced, State* s) {
   for (;;) {
     const uint32_t first = *produced;
+    const Step step = {input, bit / 32 * 32, input.bits() - bit / 32 * 32};
+    const uint32_t begin = bit % 32;
     team.each([&](uint32_t t) {
-      s->bit[t] = bit + t * kSubsequence;
-      follow(input, t, bit + (t + 1) * kSubsequence, s);
+      for (uint32_t i = t; i < kStaged; i += kThreads) s->staged[i] = input.word(bit / 32 + i);
+    });
+    team.each([&](uint32_t t) {
+      const uint32_t from = begin + t * kSubsequence;
+      s->bit[t] = guessed_start(step, from, smaller(kWarm, t * kSubsequence), s);
+      follow(step, t, from + kSubsequence, s);
     });
     // A round settles at least one more thread. Threads after the end of the block keep their
     // guess.
@@ -838,24 +1109,25 @@ TS_DEVICE uint32_t inflate_codes(Team& team, const Input& input, uint32_t bit, u
       return s->again[t];
     })) {
       team.each([&](uint32_t t) {
-        if (s->again[t]) follow(input, t, bit + (t + 1) * kSubsequence, s);
+        if (s->again[t]) follow(step, t, begin + (t + 1) * kSubsequence, s);
       });
     }
     const uint32_t last =
         team.min([&](uint32_t t) { return s->state[t] == kLiteral ? kThreads : t; });
     team.scan([&](uint32_t t) { return t <= last ? s->bytes[t] : 0; },
               [&](uint32_t t, uint32_t before) {
-                if (t > last) s->bytes[t] = 0;
-                s->begin[t] = s->cursor[t] = s->done[t] = first + before;
+                if (t > last) s->bytes[t] = s->literals_kept[t] = s->matches_kept[t] = 0;
+                begin_writing(t, first + before, s);
                 if (t == kThreads - 1) s->total = before + s->bytes[t];
               });
     *produced = first + team.read(s->total);
     const bool bad = last < kThreads && team.read(s->state[last]) == kBad;
     if (bad && *produced < wanted) return 0;
-    while (team.any([&](uint32_t t) { return write(input, t, first, wanted, output, s); })) {
+    team.each([&](uint32_t t) { write_literals(t, wanted, output, *s); });
+    while (team.any([&](uint32_t t) { return write(step, t, first, wanted, output, s); })) {
       team.each([&](uint32_t t) { s->done[t] = s->cursor[t]; });
     }
-    bit = team.read(s->end[smaller(last, kThreads - 1)]);
+    bit = step.bit + team.read(s->end[smaller(last, kThreads - 1)]);
     if (last < kThreads || *produced >= wanted) return bit;
   }
 }
@@ -866,23 +1138,26 @@ TS_HOST_DEVICE void copy_stored(const Input& input, uint32_t from, uint32_t leng
                                 uint8_t* to) {
   constexpr uint32_t kAtOnce = 8;  // words that a thread loads before it stores them
   const uint32_t head = smaller(to_multiple_of(4, to), length);
-  const uint32_t words = (length - head) / 4;
+  // The words of the output are in as many words of the input and one more.
+  const uint32_t shift = (from + head) % 4 * 8;
+  const auto* const in = reinterpret_cast<const uint32_t*>(input.data + (from + head) / 4 * 4);
+  const uint32_t inside = input.bytes / 4 - smaller(input.bytes / 4, (from + head) / 4 + 1);
+  const uint32_t words = smaller((length - head) / 4, inside);
   const uint32_t tail = head + 4 * words;
   if (t < head) to[t] = input.data[from + t];
-  if (t < length - tail) to[tail + t] = input.data[from + tail + t];
+  for (uint32_t i = tail + t; i < length; i += kThreads) to[i] = input.data[from + i];
   auto* const out = reinterpret_cast<uint32_t*>(to + head);
-  from += head;
   for (uint32_t first = t; first < words; first += kAtOnce * kThreads) {
-    uint32_t values[kAtOnce];
+    uint64_t values[kAtOnce];
     TS_UNROLL
     for (uint32_t k = 0; k < kAtOnce; ++k) {
       const uint32_t i = first + k * kThreads;
-      if (i < words) values[k] = input.bits_at(8 * (from + 4 * i));
+      if (i < words) values[k] = in[i] | uint64_t{in[i + 1]} << 32;
     }
     TS_UNROLL
     for (uint32_t k = 0; k < kAtOnce; ++k) {
       const uint32_t i = first + k * kThreads;
-      if (i < words) out[i] = values[k];
+      if (i < words) out[i] = static_cast<uint32_t>(values[k] >> shift);
     }
   }
 }
@@ -928,9 +1203,15 @@ TS_DEVICE uint32_t checksum(Team& team, const uint8_t* data, uint32_t bytes, Sta
     const uint32_t from_end = t == kThreads - 1 ? 0 : bytes - head - end * sizeof(Piece);
     s->bytes[t] = shifted(sum, from_end);
   });
+  constexpr uint32_t kEach = 16;
   team.each([&](uint32_t t) {
     uint32_t sum = 0;
-    for (uint32_t i = 0; t == 0 && i < kThreads; ++i) sum ^= s->bytes[i];
+    for (uint32_t i = 0; t % kEach == 0 && i < kEach; ++i) sum ^= s->bytes[t + i];
+    if (t % kEach == 0) s->begin[t] = sum;
+  });
+  team.each([&](uint32_t t) {
+    uint32_t sum = 0;
+    for (uint32_t i = 0; t == 0 && i < kThreads; i += kEach) sum ^= s->begin[i];
     if (t == 0) s->total = ~sum;
   });
   return team.read(s->total);

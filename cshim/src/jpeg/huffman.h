@@ -63,6 +63,38 @@ static_assert(sizeof(SearchTables) == kTablesScratch && sizeof(HuffmanTables) % 
                   kTablesScratch % 16 == 0,
               "jpeg/plan.h has the size, and the tables are copied by 16 bytes");
 
+// Finds the codes that are not in a look-up table: see HuffmanTable.
+struct LongCodes {
+  uint32_t limit[17];
+  int32_t offset[17];
+  uint8_t symbols[256];
+};
+
+// What a pass of the search needs of SearchTables. An entry of `look` has the pair of a table's
+// entry in its lower half, and its single symbol in the upper half, in the same format: the bits (6
+// bits), two bits of the size of the single symbol's value, and the number of coefficients (8
+// bits). A block of the MCU is its component | the first entry of its table for DC differences << 2
+// | that of its other table << 16.
+struct PassTables {
+  uint32_t look[kMaxTables << kLookBits];
+  LongCodes longer[kMaxTables];
+  uint32_t block[kMaxBlocks];
+};
+
+TS_HOST_DEVICE uint32_t pass_entry(uint32_t single, uint32_t pair) {
+  const uint32_t size = single >> 5 & 15;
+  return pair | (size & 3) << 6 | (single & 31) << 16 | (size >> 2) << 22 | single >> 9 << 24;
+}
+
+// Returns the packed step of an entry's single symbol.
+TS_HOST_DEVICE uint32_t single_step(uint32_t entry) {
+  return (entry >> 16 & 31) | (entry >> 6 & 3) << 5 | (entry >> 22 & 3) << 7 | entry >> 24 << 9;
+}
+
+TS_HOST_DEVICE uint32_t component_of(uint32_t block) { return block & 3; }
+TS_HOST_DEVICE uint32_t dc_look(uint32_t block) { return block >> 2 & 0x3FFF; }
+TS_HOST_DEVICE uint32_t ac_look(uint32_t block) { return block >> 16; }
+
 TS_HOST_DEVICE uint8_t zigzag_place(uint32_t i) {
   constexpr uint8_t kOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
                                   12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
@@ -176,6 +208,31 @@ TS_HOST_DEVICE void build_tables_3(const Plan& plan, SearchTables* tables, uint3
     for (uint32_t i = thread; i < 1u << kLookBits; i += threads) {
       tables->pairs[t][i] = pair_entry(tables->table[t], i);
     }
+  }
+}
+
+// Copies a thread's share of what a pass needs, after build_tables_3.
+TS_HOST_DEVICE void copy_pass_tables(const Plan& plan, const SearchTables& from, uint32_t thread,
+                                     uint32_t threads, PassTables* tables) {
+  for (uint32_t t = 0; t < plan.tables; ++t) {
+    const HuffmanTable& table = from.table[t];
+    const auto* const singles = reinterpret_cast<const uint32_t*>(table.look);
+    const auto* const pairs = reinterpret_cast<const uint32_t*>(from.pairs[t]);
+    for (uint32_t i = thread; i < 1u << (kLookBits - 1); i += threads) {
+      uint32_t* const to = tables->look + (t << kLookBits) + 2 * i;
+      to[0] = pass_entry(singles[i] & 0xFFFF, pairs[i] & 0xFFFF);
+      to[1] = pass_entry(singles[i] >> 16, pairs[i] >> 16);
+    }
+    LongCodes& longer = tables->longer[t];
+    for (uint32_t i = thread; i < 17; i += threads) {
+      longer.limit[i] = table.limit[i];
+      longer.offset[i] = table.offset[i];
+    }
+    for (uint32_t i = thread; i < 256; i += threads) longer.symbols[i] = table.symbols[i];
+  }
+  for (uint32_t i = thread; i < plan.blocks; i += threads) {
+    tables->block[i] = plan.block_component[i] | uint32_t{plan.block_dc[i]} << (kLookBits + 2) |
+                       uint32_t{plan.block_ac[i]} << (kLookBits + 16);
   }
 }
 
@@ -330,7 +387,8 @@ struct Cursor {
 // Finds a code that is not in the look-up table. Returns the packed step, or 0. `prefix` is the
 // next 16 bits. The limits do not decrease, so the number of limits reached gives the length
 // without a branch.
-TS_HOST_DEVICE uint32_t find_long_code(const HuffmanTable& table, uint32_t prefix) {
+template <typename Table>
+TS_HOST_DEVICE uint32_t find_long_code(const Table& table, uint32_t prefix) {
   if (prefix >= table.limit[16]) return 0;
   uint32_t length = kLookBits + 1;
   for (int i = kLookBits + 1; i < 16; ++i) length += prefix >= table.limit[i] ? 1 : 0;
@@ -359,11 +417,12 @@ enum class Step { kDecoded, kNeedsBits, kBad };
 
 // Decodes the next symbol, if its bits are there: 31 bits are enough for any. kBad is a bad code,
 // or a run beyond the block's end. At the block's end the coefficient is 64.
-TS_HOST_DEVICE Step decode_symbol(const HuffmanTables& tables, BitReader* reader, Cursor* at) {
-  const HuffmanTable& table = tables.table[at->coefficient == 0 ? at->dc_table : at->ac_table];
-  uint32_t found = table.look[reader->bits >> (64 - kLookBits)];
+TS_HOST_DEVICE Step decode_symbol(const PassTables& tables, BitReader* reader, Cursor* at) {
+  const uint32_t table = at->coefficient == 0 ? at->dc_table : at->ac_table;
+  uint32_t found = single_step(
+      tables.look[table << kLookBits | static_cast<uint32_t>(reader->bits >> (64 - kLookBits))]);
   if (found == 0) {
-    found = find_long_code(table, static_cast<uint32_t>(reader->bits >> 48));
+    found = find_long_code(tables.longer[table], static_cast<uint32_t>(reader->bits >> 48));
     if (found == 0) return reader->count < 16 ? Step::kNeedsBits : Step::kBad;
   }
   const uint32_t size = value_bits(found);

@@ -18,6 +18,14 @@ inline void build_tables(const Plan& plan, const uint8_t* base, SearchTables* ta
   for (uint32_t t = 0; t < kThreads; ++t) build_tables_3(plan, tables, t, kThreads);
 }
 
+// Returns what the passes of a search need of the tables.
+inline PassTables pass_tables(const Plan& plan, const SearchTables& from) {
+  constexpr uint32_t kThreads = 3;
+  PassTables tables = {};
+  for (uint32_t t = 0; t < kThreads; ++t) copy_pass_tables(plan, from, t, kThreads, &tables);
+  return tables;
+}
+
 // The team of jpeg/sync.h on the host.
 struct SyncLoop {
   bool backwards = false;  // the order must not matter
@@ -30,7 +38,7 @@ struct SyncLoop {
 };
 
 // Follows the paths of all guesses, as the kernels of decode/sync.cu do.
-inline void follow_paths(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+inline void follow_paths(const Plan& plan, const uint8_t* base, const PassTables& tables,
                          const PathMemory& memory) {
   for (const auto step : {begin_path, extend_path}) {
     for (uint32_t i = 0; i < path_count(plan); ++i) {
@@ -44,7 +52,7 @@ inline void follow_paths(const Plan& plan, const uint8_t* base, const SearchTabl
 // kernel of decode/sync.cu does. Starts from the guesses in `paths`, if there are any.
 // memory.borders has two states for each block. Returns the cost. Its rounds are those that run one
 // after the other on the device: for each launch, the rounds of its slowest block.
-inline SyncCost synchronise(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+inline SyncCost synchronise(const Plan& plan, const uint8_t* base, const PassTables& tables,
                             const SyncMemory& memory, uint32_t threads, uint32_t launches,
                             bool backwards = false, const PathMemory* paths = nullptr) {
   SyncCost cost;
@@ -95,7 +103,7 @@ inline bool sum_subsequences(const Plan& plan, const SyncMemory& memory) {
 
 // Writes all entries to `entries`, from the states and sums. Returns false if the host must decode
 // the image.
-inline bool write_all_entries(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+inline bool write_all_entries(const Plan& plan, const uint8_t* base, const PassTables& tables,
                               const SyncMemory& memory, uint8_t* entries) {
   bool good = true;
   for (uint32_t i = 0; i < plan.subsequences; ++i) {

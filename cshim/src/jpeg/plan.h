@@ -136,12 +136,15 @@ struct Plan {
 };
 
 // The device memory that decoding an image needs, in bytes. Each part is a multiple of
-// kScratchAlign.
+// kScratchAlign. The search, the coefficients and the columns have the same memory one after the
+// other.
 struct Scratch {
   uint64_t coefficients, samples, room, columns, weights, tables, sync;
-  TS_HOST_DEVICE uint64_t total() const {
-    return coefficients + samples + room + columns + weights + tables + sync;
+  TS_HOST_DEVICE uint64_t shared() const {
+    const uint64_t later = columns < coefficients ? coefficients : columns;
+    return later < sync ? sync : later;
   }
+  TS_HOST_DEVICE uint64_t total() const { return shared() + samples + room + weights + tables; }
 };
 
 constexpr uint64_t kScratchAlign = 256;

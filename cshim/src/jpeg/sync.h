@@ -185,7 +185,7 @@ TS_HOST_DEVICE bool pass_marker(const Plan& plan, const uint8_t* base, BitReader
 
 // Does pass_subsequence, whatever the bytes.
 TS_HOST_DEVICE_RARE SyncSum pass_carefully(const Plan& plan, const uint8_t* base,
-                                           const HuffmanTables& tables, uint32_t until,
+                                           const PassTables& tables, uint32_t until,
                                            SyncState* state) {
   SyncSum sum = {};
   if (state->ended != 0) return sum;
@@ -253,12 +253,53 @@ TS_HOST_DEVICE uint32_t bit_behind(const uint8_t* data, uint32_t from, uint32_t 
   return byte * 8 + count;
 }
 
+// The look-up tables of a pass.
+class Looks {
+ public:
+#if defined(__CUDA_ARCH__)
+  // With the generic address the loop would compute the address of the shared memory each time.
+  __device__ explicit Looks(const PassTables& tables) {
+    asm volatile("mov.u32 %0, %1;"
+                 : "=r"(from_)
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(tables.look))));
+  }
+  // Returns the entry of the next bits in the table whose first entry this is.
+  __device__ uint32_t at(uint32_t first, uint64_t bits) const {
+    const uint32_t index = first + static_cast<uint32_t>(bits >> (64 - kLookBits));
+    uint32_t entry;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(entry) : "r"(from_ + 4 * index));
+    return entry;
+  }
+
+ private:
+  uint32_t from_;
+#else
+  explicit Looks(const PassTables& tables) : from_(tables.look) {}
+  uint32_t at(uint32_t first, uint64_t bits) const {
+    return from_[first + static_cast<uint32_t>(bits >> (64 - kLookBits))];
+  }
+
+ private:
+  const uint32_t* from_;
+#endif
+};
+
+// The number of look-ups in a pass between two words.
+constexpr int kLooksAtOnce = 4;
+
+// Returns the packed step of a code that is longer than an entry of `look`, or 0.
+TS_HOST_DEVICE_RARE uint32_t find_longer(const PassTables& tables, uint32_t look, uint64_t bits) {
+  return find_long_code(tables.longer[look >> kLookBits], static_cast<uint32_t>(bits >> 48));
+}
+
 // Decodes from *state, before byte `until`, to the first symbol that starts at or after that byte.
 // Calls use->mcu() where an MCU starts, before its first symbol. Returns false, with *state and
 // *sum unchanged, in three cases: words are not enough for these bytes, use->mcu() returns false,
 // or, with Use::kStrict, there is no valid symbol. *sum is zero before.
+// The threads of a warp take the same way through the loop, and a look-up waits only for the bits
+// of the previous one: whether that one counts is known later.
 template <typename Use>
-TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const PassTables& tables,
                                uint32_t until, SyncState* state, SyncSum* sum, Use* use) {
   WordReader reader;
   if (!begin_words(base + plan.scan_at, state->bit, until, &reader)) return false;
@@ -266,59 +307,67 @@ TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const Sear
   SyncSum part = {};
   uint32_t block = state->place >> 6;
   uint32_t coefficient = state->place & 63;
-  uint32_t component = plan.block_component[block];
-  uint32_t dc_table = plan.block_dc[block];
-  uint32_t ac_table = plan.block_ac[block];
+  uint32_t of = tables.block[block];
+  const Looks looks(tables);
   while (true) {
-    if (reader.count <= 32 && !take_word(&reader, 0)) return false;
-    if (reader.count <= reader.behind) break;
-    const HuffmanTable& table = tables.table[coefficient == 0 ? dc_table : ac_table];
-    uint32_t step = table.look[next_look(reader)];
-    if (coefficient == 0 || step == 0) {
-      // A DC difference, or a long code. One more word is enough for either.
-      if (reader.count <= 32) continue;
-      if (coefficient == 0 && block == 0 && !use->mcu(plan, reader, part)) return false;
-      if (step == 0) step = find_long_code(table, static_cast<uint32_t>(reader.bits >> 48));
-      if (step == 0) {  // not a code
+    if (!take_word(&reader)) return false;
+    const int32_t inside = reader.count - reader.behind;  // bits before `until`
+    if (inside <= 0) break;
+    const bool dc = coefficient == 0;
+    const uint32_t look = dc ? dc_look(of) : ac_look(of);
+    uint32_t entry = looks.at(look, reader.bits);
+    prepare_word(&reader);
+    // One more word is enough for a DC difference, or a long code.
+    if ((dc || entry == 0) && reader.count <= 32) continue;
+    if (Use::kMarks && dc && block == 0 && !use->mcu(plan, reader, part)) return false;
+    bool pair = coefficient - 1 < kMaxPairPlace && inside >= kLookBits;
+    if (entry == 0) {
+      const uint32_t longer = find_longer(tables, look, reader.bits);
+      if (longer == 0) {  // not a code
         if (Use::kStrict) return false;
         skip_bits(&reader, 1);
         continue;
       }
-      if (coefficient == 0) {
-        const auto difference = static_cast<uint32_t>(value_of(step, reader));
-        for (uint32_t c = 0; c < kMaxComponents; ++c) {
-          const uint32_t dc = static_cast<uint32_t>(part.dc[c]) + (c == component ? difference : 0);
-          part.dc[c] = static_cast<int32_t>(dc);
-        }
-        coefficient = 1;
-      } else {
-        coefficient += passed_by(step);
+      entry = pass_entry(longer, 0);
+      pair = false;
+    }
+    if (dc) {
+      const auto difference = static_cast<uint32_t>(value_of(single_step(entry), reader));
+      for (uint32_t c = 0; c < kMaxComponents; ++c) {
+        const uint32_t value =
+            static_cast<uint32_t>(part.dc[c]) + (c == component_of(of) ? difference : 0);
+        part.dc[c] = static_cast<int32_t>(value);
       }
-      skip_bits(&reader, step_bits(step));
+      entry = (entry & 0x00FFFFFF) | 1u << 24;  // whatever the size of the difference
     }
-    // Without a branch, for which a warp would wait: a symbol that is not decoded has no bits.
-    const uint16_t* const pairs = tables.pairs[ac_table];
-    const uint16_t* const singles = tables.table[ac_table].look;
+    const uint32_t ac = ac_look(of);
+    const int32_t most = smaller(reader.count, 63);  // that skip_bits can pass at once
+    uint64_t bits = reader.bits;
+    int32_t passed = 0;  // bits of the symbols that count
+    bool counts = true;  // whether the symbol counts: if not, no later one does
     TS_UNROLL
-    for (int i = 0; i < kSymbolsAtOnce; ++i) {
-      // A second symbol must start before `until`, and in the block.
-      const bool pair = reader.count - reader.behind >= kLookBits && coefficient <= kMaxPairPlace;
-      const uint32_t both = (pair ? pairs : singles)[next_look(reader)];
-      const uint32_t bits = step_bits(both);
-      const bool decoded = bits != 0 && static_cast<int32_t>(bits) <= reader.count &&
-                           reader.count > reader.behind && coefficient < 64;
-      coefficient += decoded ? both >> (pair ? 8 : 9) : 0;
-      skip_bits(&reader, decoded ? bits : 0);
+    for (int i = 0; i < kLooksAtOnce; ++i) {
+      if (i != 0) {
+        entry = looks.at(ac, bits);
+        // A second symbol must start before `until`, and in the block.
+        pair = coefficient <= kMaxPairPlace && inside - passed >= kLookBits;
+      }
+      const uint32_t step = pair ? entry : entry >> 16;
+      const auto length = static_cast<int32_t>(step & 63);
+      bits <<= length;
+      counts =
+          counts && length != 0 && passed + length <= most && passed < inside && coefficient < 64;
+      coefficient += counts ? step >> 8 & 255 : 0;
+      passed += counts ? length : 0;
     }
+    skip_bits(&reader, static_cast<uint32_t>(passed));
     if (coefficient < 64) continue;
     // A run beyond the block's end ends it too.
     if (Use::kStrict && coefficient != 64 && coefficient < kBlockEnd) return false;
     coefficient = 0;
     ++part.blocks;
     if (++block == plan.blocks) block = 0;
-    component = plan.block_component[block];
-    dc_table = plan.block_dc[block];
-    ac_table = plan.block_ac[block];
+    of = tables.block[block];
   }
   state->bit = bit_behind(reader.data, until, static_cast<uint32_t>(reader.behind - reader.count));
   state->place = static_cast<uint16_t>(block << 6 | coefficient);
@@ -328,7 +377,7 @@ TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const Sear
 
 // Does nothing where an MCU starts.
 struct Passing {
-  static constexpr bool kStrict = false;
+  static constexpr bool kStrict = false, kMarks = false;
   TS_HOST_DEVICE bool mcu(const Plan& /*plan*/, const WordReader& /*reader*/,
                           const SyncSum& /*part*/) const {
     return true;
@@ -339,7 +388,7 @@ struct Passing {
 // its position. Continues after invalid symbols: in a wrong state nothing has a meaning. The next
 // symbol depends only on the state and the bytes, so a pass may be divided anywhere.
 TS_HOST_DEVICE SyncSum pass_subsequence(const Plan& plan, const uint8_t* base,
-                                        const SearchTables& tables, uint32_t until,
+                                        const PassTables& tables, uint32_t until,
                                         SyncState* state) {
   SyncSum sum = {};
   if (state->ended != 0) return sum;
@@ -368,7 +417,7 @@ TS_HOST_DEVICE SyncState* path_at(const Plan& plan, const PathMemory& memory, ui
 }
 
 // Decodes the first subsequence of a path.
-TS_HOST_DEVICE void begin_path(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+TS_HOST_DEVICE void begin_path(const Plan& plan, const uint8_t* base, const PassTables& tables,
                                uint32_t index, uint32_t block, const PathMemory& memory) {
   SyncState state = first_state(plan, base, index);
   state.place = static_cast<uint16_t>(block << 6);
@@ -378,7 +427,7 @@ TS_HOST_DEVICE void begin_path(const Plan& plan, const uint8_t* base, const Sear
 
 // Continues a path, after begin_path of all. Writes its link: the number of subsequences to the one
 // at whose end it meets another path << 4 | that path's block, or 0 if it meets none.
-TS_HOST_DEVICE void extend_path(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+TS_HOST_DEVICE void extend_path(const Plan& plan, const uint8_t* base, const PassTables& tables,
                                 uint32_t index, uint32_t block, const PathMemory& memory) {
   SyncState* const path = path_at(plan, memory, index, block);
   SyncState state = path[0];
@@ -448,7 +497,7 @@ struct SyncCost {
 // returns the count before.
 template <typename Team>
 TS_DEVICE SyncCost synchronise_block(Team& team, const Plan& plan, const uint8_t* base,
-                                     const SearchTables& tables, uint32_t first, uint32_t size,
+                                     const PassTables& tables, uint32_t first, uint32_t size,
                                      bool guesses, const SyncBlock& block) {
   SyncCost cost;
   uint32_t count = guesses ? size : 1;
@@ -495,7 +544,7 @@ TS_HOST_DEVICE bool write_entry(uint8_t* entries, uint32_t index, uint32_t bit,
 
 // Does write_entries, whatever the bytes.
 TS_HOST_DEVICE_RARE bool write_carefully(const Plan& plan, const uint8_t* base,
-                                         const HuffmanTables& tables, uint32_t until,
+                                         const PassTables& tables, uint32_t until,
                                          const SyncState& state, const SyncSum& before,
                                          const SyncState& end, uint8_t* entries) {
   const uint32_t total = plan.mcus * plan.blocks;
@@ -557,7 +606,7 @@ TS_HOST_DEVICE_RARE bool write_carefully(const Plan& plan, const uint8_t* base,
 
 // Writes the entries of the MCUs that start in words.
 struct Writing {
-  static constexpr bool kStrict = true;
+  static constexpr bool kStrict = true, kMarks = true;
   uint8_t* entries;
   uint32_t next_mcu;  // the next MCU to start
   SyncSum before;
@@ -566,8 +615,9 @@ struct Writing {
     if (next_mcu >= plan.mcus) return false;
     const uint32_t mcu = next_mcu++;
     if (mcu % plan.spacing != 0) return true;
-    const uint32_t bit =
-        position_before(reader.data, reader.next + (reader.stuffed ? 1 : 0), reader.count);
+    const uint32_t bit = position_before(
+        reader.data, static_cast<uint32_t>(reader.from - reader.data) + (reader.stuffed >> 31),
+        reader.count);
     return write_entry(entries, mcu / plan.spacing, bit, joined(before, part).dc);
   }
 };
@@ -575,7 +625,7 @@ struct Writing {
 // Decodes a subsequence from its true state, and writes the entries of the MCUs that start in it.
 // `before` is the sum over all subsequences before it, `end` its last state. Returns false if the
 // host must decode the image.
-TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base, const SearchTables& tables,
+TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base, const PassTables& tables,
                                   uint32_t until, const SyncState& state, const SyncSum& before,
                                   const SyncState& end, uint8_t* entries) {
   SyncState at = state;

@@ -11,56 +11,97 @@
 namespace ts::jpeg {
 
 // The number of bytes before the end of the scan from which no word is taken. It has room for the
-// bits of two words whose bytes are all stuffed, and for a word loaded ahead.
+// bits of two words whose bytes are all stuffed, and for words loaded early.
 constexpr uint32_t kWordMargin = 48;
 
 struct WordReader {
   const uint8_t* data;
-  uint32_t next;   // the byte after the words that were taken, a multiple of four
-  uint32_t until;  // the byte where the pass ends, a multiple of four
-  uint32_t ahead;  // the word at `next`
-  bool stuffed;    // the byte at `next` is a stuffed one
-  uint64_t bits;   // the next bits, from the top down; followed by zeros
-  int32_t count;   // the number of bits
-  int32_t behind;  // of the bits that were taken, those after `until`
+  const uint8_t* from;  // the word after those that were taken, at a multiple of four
+  int32_t left;         // the bytes from there to the byte where the pass ends
+  uint32_t word;        // the word at `from`
+  uint32_t ahead;       // the word after it
+  uint32_t later;       // the word after that as it is stored: a load takes long
+  uint32_t stuffed;     // 0x80000000 if the first byte of `word` is a stuffed one, otherwise 0
+  uint32_t part;        // the word without its stuffed bytes, from the top down
+  int32_t size;         // the bits of the part; 0 if a 0xFF byte has no stuffed byte after it
+  uint64_t bits;        // the next bits, from the top down; followed by zeros
+  int32_t count;        // the number of bits
+  int32_t behind;       // of the bits that were taken, those after the byte where the pass ends
 };
 
-// Loads the word at a multiple of four bytes.
+// Loads the word at a multiple of four bytes, as it is stored.
 TS_HOST_DEVICE uint32_t load_word(const uint8_t* from) {
 #if defined(__CUDA_ARCH__)
-  return __byte_perm(__ldg(reinterpret_cast<const uint32_t*>(from)), 0, 0x0123);
+  return __ldg(reinterpret_cast<const uint32_t*>(from));
 #else
-  return load_big_endian(from);
+  uint32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return word;
 #endif
 }
 
-// Takes the word loaded ahead, from its byte `first` on. Needs room for 32 bits. Returns false for
-// a 0xFF byte without a stuffed byte after it.
-TS_HOST_DEVICE bool take_word(WordReader* reader, uint32_t first) {
-  const uint32_t word = reader->ahead;
-  const int32_t before = reader->count;
-  const uint32_t ones = ((word & 0x7F7F7F7F) + 0x01010101) & word & 0x80808080;
-  bool good = true;
-  if (ones == 0 && !reader->stuffed && first == 0) {
-    reader->bits |= uint64_t{word} << (32 - reader->count);
-    reader->count += 32;
-  } else {
-    for (uint32_t i = first; i < 4; ++i) {
-      const uint32_t byte = word >> (24 - 8 * i) & 0xFF;
-      if (reader->stuffed) {
-        good = good && byte == 0;
-        reader->stuffed = false;
-        continue;
-      }
-      reader->bits |= uint64_t{byte} << (56 - reader->count);
-      reader->count += 8;
-      reader->stuffed = byte == 0xFF;
-    }
+// Returns a stored word with its first byte on top.
+TS_HOST_DEVICE uint32_t big_endian(uint32_t word) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(word, 0, 0x0123);
+#else
+  return __builtin_bswap32(word);
+#endif
+}
+
+// Sets the highest bit of each byte that is 0xFF.
+TS_HOST_DEVICE uint32_t full_bytes(uint32_t word) {
+  return ((word & 0x7F7F7F7F) + 0x01010101) & word & 0x80808080;
+}
+
+// Returns the bytes whose highest bits `removed` does not have, from the top down.
+TS_HOST_DEVICE uint32_t without_bytes(uint32_t word, uint32_t removed) {
+  // From the last byte to the first, so that those before it keep their places.
+  if ((removed & 0x80) != 0) word &= 0xFFFFFF00;
+  if ((removed & 0x8000) != 0) word = (word & 0xFFFF0000) | (word & 0xFF) << 8;
+  if ((removed & 0x800000) != 0) word = (word & 0xFF000000) | (word & 0xFFFF) << 8;
+  if ((removed & 0x80000000) != 0) word <<= 8;
+  return word;
+}
+
+TS_HOST_DEVICE uint32_t count_ones(uint32_t word) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint32_t>(__popc(word));
+#else
+  return static_cast<uint32_t>(__builtin_popcount(word));
+#endif
+}
+
+// Computes the part of `word`, before the pass needs it.
+TS_HOST_DEVICE void prepare_word(WordReader* reader) {
+  const uint32_t full = full_bytes(reader->word);
+  reader->part = reader->word;
+  reader->size = 32;
+  if ((full | reader->stuffed) == 0) return;
+  const uint32_t stuffed = full >> 8 | reader->stuffed;
+  reader->part = without_bytes(reader->word, stuffed);
+  reader->size = 32 - 8 * static_cast<int32_t>(count_ones(stuffed));
+  if ((reader->word & (stuffed >> 7) * 0xFF) != 0 ||
+      ((full & 0x80) != 0 && reader->ahead >> 24 != 0)) {
+    reader->size = 0;
   }
-  if (reader->next >= reader->until) reader->behind += reader->count - before;
-  reader->next += 4;
-  reader->ahead = load_word(reader->data + reader->next);
-  return good && (!reader->stuffed || reader->ahead >> 24 == 0);
+}
+
+// Takes the prepared word if there are at most 32 bits. Returns false for a 0xFF byte without a
+// stuffed byte after it. A word must be prepared before the next call.
+TS_HOST_DEVICE bool take_word(WordReader* reader) {
+  if (reader->count > 32) return true;
+  if (reader->size == 0) return false;
+  reader->bits |= uint64_t{reader->part} << 32 >> reader->count;
+  reader->count += reader->size;
+  reader->behind += reader->left <= 0 ? reader->size : 0;
+  reader->stuffed = (reader->word & 0xFF) == 0xFF ? 0x80000000 : 0;
+  reader->word = reader->ahead;
+  reader->ahead = big_endian(reader->later);
+  reader->later = load_word(reader->from + 12);
+  reader->from += 4;
+  reader->left -= 4;
+  return true;
 }
 
 // Returns the position of the next bit.
@@ -91,27 +132,27 @@ TS_HOST_DEVICE void skip_bits(WordReader* reader, uint32_t count) {
 TS_HOST_DEVICE bool begin_words(const uint8_t* data, uint32_t bit, uint32_t until,
                                 WordReader* reader) {
   reader->data = data;
-  reader->next = bit >> 5 << 2;
-  reader->until = until;
-  reader->ahead = load_word(data + reader->next);
-  reader->stuffed = false;
+  reader->from = data + (bit >> 5 << 2);
+  reader->left = static_cast<int32_t>(until - (bit >> 5 << 2));
+  const uint32_t before = bit >> 3 & 3;  // bytes of the word
+  reader->word = big_endian(load_word(reader->from)) & 0xFFFFFFFF >> (8 * before);
+  reader->ahead = big_endian(load_word(reader->from + 4));
+  reader->later = load_word(reader->from + 8);
+  reader->stuffed = 0;
   reader->bits = 0;
   reader->count = reader->behind = 0;
-  const bool good = take_word(reader, bit >> 3 & 3);
-  skip_bits(reader, bit & 7);
+  prepare_word(reader);
+  const bool good = take_word(reader);
+  skip_bits(reader, 8 * before + (bit & 7));
+  prepare_word(reader);
   return good;
-}
-
-// Returns the index for the next look-up.
-TS_HOST_DEVICE uint32_t next_look(const WordReader& reader) {
-  return static_cast<uint32_t>(reader.bits >> (64 - kLookBits));
 }
 
 // Returns the value after a step's code, from the next bits.
 TS_HOST_DEVICE int32_t value_of(uint32_t step, const WordReader& reader) {
   const uint32_t size = value_bits(step);
-  const uint64_t value = reader.bits << (step_bits(step) - size) >> 1 >> (63 - size);
-  return extend(static_cast<uint32_t>(value), size);
+  const uint64_t value = reader.bits << (step_bits(step) - size);
+  return size == 0 ? 0 : extend_top(static_cast<uint32_t>(value >> 32), size);
 }
 
 }  // namespace ts::jpeg

@@ -43,6 +43,10 @@ struct Device {
     return tables;
   }
 
+  std::unique_ptr<PassTables> pass_tables() const {
+    return std::make_unique<PassTables>(ts::jpeg::pass_tables(plan(), *build_tables()));
+  }
+
   // Finds the entries of a plan of a whole scan, as decode/sync.cu does with blocks of `threads`
   // threads. Starts from the guesses of paths if `guessed` is set. Returns false if the host must
   // decode the image.
@@ -57,7 +61,7 @@ struct Device {
     const SyncMemory memory = {starts.data(), ends.data(), borders.data(), sums.data(),
                                before.data()};
     auto* const entries = reinterpret_cast<uint8_t*>(plan_memory.data()) + p.entries_at;
-    const auto tables = build_tables();
+    const auto tables = pass_tables();
     std::vector<SyncState> path_ends(guessed ? size_t{path_count(p)} * kPathReach : 0);
     std::vector<uint16_t> routes(guessed ? p.subsequences : 0);
     std::vector<uint8_t> links(guessed ? path_count(p) : 0);

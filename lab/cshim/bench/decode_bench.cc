@@ -66,8 +66,9 @@ class SearchCost {
  public:
   void add(const uint8_t* memory) {
     const ts::jpeg::Plan& plan = ts::jpeg::plan_at(memory);
-    const auto tables = std::make_unique<ts::jpeg::SearchTables>();
-    ts::jpeg::build_tables(plan, memory, tables.get());
+    const auto all = std::make_unique<ts::jpeg::SearchTables>();
+    ts::jpeg::build_tables(plan, memory, all.get());
+    const auto tables = std::make_unique<ts::jpeg::PassTables>(ts::jpeg::pass_tables(plan, *all));
     std::vector<ts::jpeg::SyncState> starts(plan.subsequences), ends(plan.subsequences);
     std::vector<ts::jpeg::SyncState> borders(size_t{2} * ts::jpeg::sync_blocks(plan));
     std::vector<ts::jpeg::SyncSum> sums(plan.subsequences);
