@@ -758,7 +758,8 @@ TS_DEVICE bool build_codes(Team& team, State* s) {
     for (uint32_t i = dist ? kLitlens / kGroup : 0; i < (dist ? kGroups : kLitlens / kGroup); ++i) {
       count += s->counts[i][t % kEach];
     }
-    (dist ? s->dist.count : s->litlen.count)[t % kEach] = count;
+    uint32_t* const counts = dist ? s->dist.count : s->litlen.count;
+    counts[t % kEach] = count;
   });
   team.each([&](uint32_t t) {
     if (t == 0) s->fits[0] = set_limits(&s->litlen, true);
