@@ -82,6 +82,10 @@ func draw(w *world.World) (*job, error) {
 	o.Transform = imageloader.Transform{Size: side, RandomResizedCrop: true, FlipP: 0.5}
 	o.NoIndex = w.Choose("no index", 4) == 3
 	switch w.Choose("order", 4) {
+	case 0:
+		if j.files.format.gzipped() { // with few bytes a loader reads a stream each time
+			o.ShuffleBytes = []int64{0, 1, 3000}[w.Choose("held bytes", 3)]
+		}
 	case 1:
 		m.Order, o.Shuffle = Permuted, true
 	case 2:
