@@ -59,7 +59,7 @@ demo: shim ## train a small network on an archive or folder of photographs (ARCH
 # Otherwise it leaves out tests of one goroutine, and tests that tools/without-libtorch.sh runs too, and -short leaves out
 # table rows that start the same goroutines as others.
 RACED_PACKAGES = $$(go list ./imageloader/... ./prefetcher/... | grep -vE '/(transform|mask|box)$$')
-NOT_RACED = ^(Fuzz|Test(Digests$$|Formats|TIFFEquals|DamagedFormats|EpochsAllocate|DrawsFollow|FeatureTable))
+NOT_RACED = ^(Fuzz|Test(Digests$$|DigestsWithShared|Formats|TIFFEquals|DamagedFormats|EpochsAllocate|DrawsFollow|FeatureTable))
 # The tests of distributed that wait for no timeout: jobs of 2 and 3 processes, with FULL=1 also of 8, and ranks in one process.
 RACED = Trains?AsOne|^Test(Collectives|Subgroups|Objects|CloseBeside|GradientsAre|NoSync|HooksCome|Scaler|KilledRank|Flag)
 # Tests that the tag debug changes.

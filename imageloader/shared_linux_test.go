@@ -304,6 +304,10 @@ func TestKillsOfProcessesThatShare(t *testing.T) {
 	}
 	t.Parallel()
 	const world, epochs = 4, 2
+	kills := *sharedKills
+	if testing.Short() {
+		kills = min(kills, 8)
+	}
 	for name, path := range map[string]string{"gz": heldArchive(t, 200, 20_000), "zst": recompressed(t, heldArchive(t, 200, 20_000))} {
 		t.Run(name, func(t *testing.T) {
 			makeSharedIndex(t, path)
@@ -321,7 +325,7 @@ func TestKillsOfProcessesThatShare(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			killShared(t, strings.Split(t.Name(), "/")[0], path, world, epochs, *sharedKills/2, want)
+			killShared(t, strings.Split(t.Name(), "/")[0], path, world, epochs, kills/2, want)
 			if text, err := os.ReadFile("/proc/net/unix"); err != nil || strings.Contains(string(text), sharedSocket(t, path)) {
 				t.Errorf("after the last process: error %v, socket left: %v, want nil, false", err,
 					strings.Contains(string(text), sharedSocket(t, path)))
