@@ -55,7 +55,7 @@ var loaderFaults = []fault{
 	{"a shuffle buffer ignores its bytes", "internal/order/shuffler.go", "s.bytes+bytes > s.maxBytes ||", "", ""},
 	{"weighted draws repeat in each epoch", "internal/order/weights.go", "OfDraw, epoch, position)", "OfDraw, 0, position)", ""},
 	// ---- an epoch
-	{"padding repeats the crop", "imageloader/internal/epoch/random.go", "again+uint64(before)*repeated", "again", ""},
+	{"padding repeats the crop", "imageloader/internal/epoch/random.go", "again+uint64(before)*repeated", "again+uint64(before)*0", ""},
 	{"a crop forgets the epoch", "imageloader/internal/epoch/decode.go",
 		"d.config.Order.Seed, order.OfSample, it.Draw.Epoch,", "d.config.Order.Seed, order.OfSample, 0,", ""},
 	{"a stream's second pass may be over another archive", streamFile,
@@ -76,7 +76,7 @@ var loaderFaults = []fault{
 	{"DropLast delivers a short batch", "imageloader/internal/epoch/deliver.go",
 		"if n == size || n > 0 && !p.config.Batch.Share.DropLast {", "if n == size || n > 0 {", ""},
 	{"labels are not written", "imageloader/internal/epoch/deliver.go", "putLabel(memory.labels[8*row:], r.Samples[row].Label)",
-		"_ = row", ""},
+		"_ = row", "Loader.Epoch takes the labels from the samples, not from the memory that it has lent"},
 	// ---- batches
 	{"a bad sample's row stays", "internal/assembly/assembly.go", "		s.Memory.Substitute(row, from)\n", "", ""},
 	{"a substitute keeps the bad sample's name", "internal/assembly/assembly.go", "		samples[row] = samples[from]\n", "", ""},
@@ -117,7 +117,8 @@ var loaderFaults = []fault{
 	{"the lock's file stays", "imageloader/internal/index/making.go",
 		"	m.removeName()     // if the name stays, the next process locks the file\n", "", ""},
 	{"a process waits for one that has failed", "imageloader/internal/index/making.go",
-		"		m.say(makingFailed)\n", "		_ = makingFailed\n", ""},
+		"		m.say(makingFailed)\n", "		_ = makingFailed\n",
+		"a waiting process then makes the index itself, which only takes longer"},
 	{"the goroutine that writes into the lock stays", "imageloader/internal/index/making.go",
 		"	close(m.stop)\n	m.beating.Wait()\n", "", ""},
 	// ---- servers

@@ -110,7 +110,7 @@ func (r *runner) build(work string, changed map[string]string) error {
 		return err
 	}
 	r.program = filepath.Join(work, "seeds.test")
-	_, err = output(root, "go", "test", "-c", "-o", r.program, "-tags", tag, "-overlay", overlay, own+"seeds")
+	_, err = output(root, "go", "test", "-c", "-o", r.program, "-ldflags", "-s -w", "-tags", tag, "-overlay", overlay, own+"seeds")
 	return err
 }
 

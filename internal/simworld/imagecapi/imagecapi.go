@@ -149,9 +149,16 @@ func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error 
 		crc32.ChecksumIEEE(data[:at]) != binary.LittleEndian.Uint32(data[at:]) {
 		return damaged("wrong checksum")
 	}
+	Pixels(data, g, dst, stride)
+	return nil
+}
+
+// Pixels fills dst with the pixels of an image. They start with Sum, and depend on the crop and the
+// flip.
+func Pixels(data []byte, g *Geometry, dst []byte, stride int) {
 	state := uint64(Sum(data))
 	bytes := binary.LittleEndian.AppendUint32(nil, Sum(data))
-	for _, v := range []int32{g.CropX, g.CropY, g.CropWidth, g.CropHeight, g.WindowX, g.WindowY} {
+	for _, v := range []int32{g.CropX, g.CropY, g.CropWidth, g.CropHeight} {
 		state = (state ^ uint64(uint32(v))) * 0x9e3779b97f4a7c15
 	}
 	if g.Flip {
@@ -164,7 +171,6 @@ func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error 
 			row[x] = bytes[(x+y*len(row))%len(bytes)]
 		}
 	}
-	return nil
 }
 
 // ---- functions that no simulated image needs

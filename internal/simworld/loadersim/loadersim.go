@@ -30,9 +30,8 @@ type job struct {
 	files   files
 	options imageloader.Options
 	epochs  int
-	calls   int // of an undisturbed process
-	leaves  int // how rarely an epoch is left early; 0: never
-	pixels  map[Draw][]byte
+	calls   int  // of an undisturbed process
+	leaves  int  // how rarely an epoch is left early; 0: never
 	unclean bool // a process was killed or met a fault, so its temporary files may be left
 	moved   bool // the archive was changed
 }
@@ -65,7 +64,7 @@ func Run(w *world.World) error {
 
 // draw draws an archive and the options of a training.
 func draw(w *world.World) (*job, error) {
-	j := &job{w: w, pixels: map[Draw][]byte{}}
+	j := &job{w: w}
 	m := &j.model
 	if err := j.drawArchive(); err != nil {
 		return nil, err
@@ -185,8 +184,8 @@ func (j *job) spoilIndex() {
 	}
 }
 
-// reference runs the epochs of rank 0 undisturbed. So the model is also checked without
-// disturbances, and the pixels are known.
+// reference runs the epochs of rank 0 undisturbed, so that the model is also checked without
+// disturbances.
 func (j *job) reference() error {
 	p := j.w.Start(0, false, nil)
 	r := &rank{job: j}
@@ -328,17 +327,25 @@ func (j *job) redeal(ranks []*rank) []*rank {
 	return others
 }
 
+// wholeIndex returns an error if there is an index that is not whole, unless the training has found
+// it so.
+func (j *job) wholeIndex() error {
+	data, ok := j.w.Disk.Read(j.files.index)
+	if !ok || bytes.Equal(data, j.files.found) {
+		return nil
+	}
+	if err := checkIndex(data); err != nil {
+		return fmt.Errorf("%s: %w", j.files.index, err)
+	}
+	return nil
+}
+
 // after checks what a training leaves, and that a new process gets the same from it.
 func (j *job) after() error {
 	for _, name := range j.w.Disk.Files() {
 		switch {
 		case j.files.was[name] != nil || strings.HasPrefix(name, folder+"/train/"):
 		case name == j.files.index:
-			if data, _ := j.w.Disk.Read(name); !bytes.Equal(data, j.files.found) {
-				if err := checkIndex(data); err != nil {
-					return fmt.Errorf("%s: %w", name, err)
-				}
-			}
 		case !j.unclean || !strings.HasPrefix(name, j.files.index+".") || !strings.HasSuffix(name, ".tmp"):
 			return fmt.Errorf("a file is left: %s", name)
 		}

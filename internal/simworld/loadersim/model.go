@@ -1,6 +1,7 @@
 package loadersim
 
 import (
+	"math"
 	"math/rand/v2"
 	"sort"
 )
@@ -213,6 +214,41 @@ func mix(z uint64) uint64 {
 	z ^= z >> 27
 	z *= 0x94d049bb133111eb
 	return z ^ z>>31
+}
+
+// Crop is the part of an image that a draw takes.
+type Crop struct {
+	X, Y, Width, Height int
+	Flip                bool
+}
+
+// Crop draws what torchvision's RandomResizedCrop and RandomHorizontalFlip draw: an area of 8 % to
+// 100 % with a ratio of 3/4 to 4/3, ten times until one fits, and then a flip.
+func (m *Model) Crop(d Draw, width, height int) (c Crop) {
+	s := mix(mix(mix(mix(m.Seed)^2)^uint64(d.Epoch)) ^ uint64(d.Index))
+	if repeat := uint64(d.Position) + uint64(d.Pass)<<40; repeat > 0 {
+		s = mix(s ^ repeat)
+	}
+	r := rand.New(rand.NewPCG(s, mix(s)))
+	defer func() { c.Flip = r.Float64() < 0.5 }()
+	low, high := math.Log(3.0/4), math.Log(4.0/3)
+	for range 10 {
+		area := float64(width*height) * (0.08 + r.Float64()*(1-0.08))
+		ratio := math.Exp(low + r.Float64()*(high-low))
+		w, h := int(math.RoundToEven(math.Sqrt(area*ratio))), int(math.RoundToEven(math.Sqrt(area/ratio)))
+		if w > 0 && w <= width && h > 0 && h <= height {
+			y := int(r.Int32N(int32(height - h + 1)))
+			return Crop{X: int(r.Int32N(int32(width - w + 1))), Y: y, Width: w, Height: h}
+		}
+	}
+	w, h := width, height // the middle, as much as the ratio allows
+	switch ratio := float64(width) / float64(height); {
+	case ratio < 3.0/4:
+		h = max(1, int(math.RoundToEven(float64(width)/(3.0/4))))
+	case ratio > 4.0/3:
+		w = max(1, int(math.RoundToEven(float64(height)*(4.0/3))))
+	}
+	return Crop{X: (width - w) / 2, Y: (height - h) / 2, Width: w, Height: h}
 }
 
 // permutation is a shuffle of Fisher and Yates, from the last place down.

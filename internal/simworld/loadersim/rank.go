@@ -93,6 +93,9 @@ func (r *rank) train() error {
 		if err := p.End(); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
+		if err := r.wholeIndex(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 		r.mend()
 		if r.failure == nil {
 			return nil
@@ -377,17 +380,19 @@ func (r *rank) orderOf(state []byte) error {
 	return nil
 }
 
-// checkPixels checks that the pixels are of the sample, and are the same for each occurrence of a
-// draw.
+// checkPixels compares the pixels of a row with the model.
 func (r *rank) checkPixels(row Row, pixels []byte) error {
-	if got, want := binary.LittleEndian.Uint32(pixels), imagecapi.Sum(r.members[row.Index].Data); got != want {
-		return fmt.Errorf("the pixels are of the bytes %x, want %x of %s", got, want, row.Name)
+	data := r.members[row.Index].Data
+	info, err := imagecapi.Header(data)
+	if err != nil {
+		return err
 	}
-	before, known := r.pixels[row.Draw]
-	if !known {
-		r.pixels[row.Draw] = bytes.Clone(pixels)
-	} else if !bytes.Equal(before, pixels) {
-		return fmt.Errorf("%s has other pixels than before: %x, want %x", row.Name, pixels, before)
+	c := r.model.Crop(row.Draw, int(info.Width), int(info.Height))
+	want := make([]byte, len(pixels))
+	imagecapi.Pixels(data, &imagecapi.Geometry{CropX: int32(c.X), CropY: int32(c.Y), CropWidth: int32(c.Width),
+		CropHeight: int32(c.Height), Flip: c.Flip, WindowWidth: side, WindowHeight: side}, want, 3*side)
+	if !bytes.Equal(pixels, want) {
+		return fmt.Errorf("%s has the pixels %x, want %x of the bytes %x", row.Name, pixels, want, imagecapi.Sum(data))
 	}
 	return nil
 }
