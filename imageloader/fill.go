@@ -108,8 +108,13 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 }
 
 // inflaters returns the number of goroutines that inflate a .tar.gz during an epoch whose images
-// the workers decode. A few keep up with the workers.
-func (l *Loader) inflaters() int { return 1 + (l.o.Workers+3)/4 }
+// the workers decode. One keeps up with four workers, and takes the least CPU from them.
+func (l *Loader) inflaters() int {
+	if l.o.Workers <= 4 {
+		return 1
+	}
+	return 1 + (l.o.Workers+3)/4
+}
 
 // plansOf returns the entry points and the searches of an index, for a consumer that decodes from
 // plans.

@@ -39,6 +39,14 @@ func mayWrite(fd uintptr) bool {
 // UnmapFile removes a mapping of MapFile. p is the whole mapping.
 func UnmapFile(p []byte) error { return os.NewSyscallError("munmap", syscall.Munmap(p)) }
 
+// AdviseHugePages asks for huge pages in a part of the process's memory: writing it for the first
+// time is then faster. The kernel may ignore it.
+func AdviseHugePages(p []byte) {
+	if len(p) > 0 {
+		_ = syscall.Madvise(p, 14) // MADV_HUGEPAGE; an error means that there are none
+	}
+}
+
 // InMemory reports whether all pages of a part of a mapping are in memory, so that reading them
 // does not wait for a disk. It may be wrong for pages that the file has lost.
 func InMemory(p []byte) bool {

@@ -16,5 +16,8 @@ func MapFile(uintptr, int) ([]byte, error) {
 // UnmapFile does nothing.
 func UnmapFile([]byte) error { return nil }
 
+// AdviseHugePages does nothing.
+func AdviseHugePages([]byte) {}
+
 // InMemory returns false.
 func InMemory([]byte) bool { return false }

@@ -60,7 +60,7 @@ LAYERS = {
     # The loader: no LibTorch (see FREE).
     "imageloader/internal/raster": [],
     "imageloader/internal/codec": ["imageloader/internal/raster", "internal/imagecapi"],
-    "imageloader/internal/arena": [],
+    "imageloader/internal/arena": ["internal/system"],
     "imageloader/internal/parquet": [],
     "imageloader/internal/hostmem": [],
     "imageloader/internal/digest": [],

@@ -98,7 +98,7 @@ type Config struct {
 	RowNames bool
 	// Inflaters is the number of goroutines that inflate a local .tar.gz ahead of a walk, at most
 	// 16. Each needs about 4 MB of memory, and up to 16 MB for a file that shrinks much. With
-	// fewer than 3, the walk inflates by itself.
+	// fewer than 2, the walk inflates by itself.
 	Inflaters int
 }
 

@@ -2,7 +2,11 @@
 
 package arena
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/torchstream/torchstream/internal/system"
+)
 
 // chunkBytes is the size of one reservation of address space. A page in it takes no memory until
 // the first write.
@@ -14,6 +18,7 @@ func mapPages(size int) []byte {
 	if err != nil {
 		return nil
 	}
+	system.AdviseHugePages(p) // a page's first write takes longer than filling the page
 	return p
 }
 

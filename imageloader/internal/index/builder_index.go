@@ -42,6 +42,10 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 
 // giveContents passes the contents in memory to x, which then owns them.
 func (b *Builder) giveContents(x *Index) {
+	if c := &b.config; b.held.gaveUp && x.readsCheaply() && x.fits(c.HoldBytes, c.MaxSampleBytes) {
+		x.share(c)
+		x.holdLazily(c.MaxSampleBytes)
+	}
 	if !b.held.keeping || len(b.held.contents) == 0 {
 		return
 	}

@@ -300,6 +300,9 @@ func (w *walk) summarise(data []byte) error {
 		b.records.newest.sum(crc, recordSummed)
 	}
 	if f.Index >= 0 && f.Size > 0 && f.Size <= b.config.MaxSampleBytes {
+		if w.visitor == nil || a.Format() == archive.TarGzip { // a wrong estimate can be made good: see Build, giveContents
+			b.held.survey(a.Progress)
+		}
 		if w.visitor != nil && b.held.wants(f.Size) {
 			kept := b.held.room(f.Size)
 			copy(kept, data) // the visitor owns the buffer

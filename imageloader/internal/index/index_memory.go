@@ -105,13 +105,8 @@ func (x *Index) hold(a *archive.Archive, c *Config) error {
 		return nil
 	}
 	x.share(c)
-	if x.shards[0].format != archive.Parquet && x.work > 0 && (x.work <= maxLazyWork || x.reach <= segmentBytes/2) {
-		x.memory.limit = maxSize
-		if x.memory.shared != nil {
-			return nil
-		}
-		x.memory.arena = arena.New()
-		x.memory.lazy = make([]atomic.Pointer[byte], len(x.samples))
+	if x.readsCheaply() {
+		x.holdLazily(maxSize)
 		return nil
 	}
 	if x.memory.shared != nil {
@@ -133,6 +128,22 @@ func (x *Index) hold(a *archive.Archive, c *Config) error {
 	return a.ReadToEnd()
 }
 
+// readsCheaply reports whether the marks make random access so cheap that samples are read one by
+// one to be kept in memory.
+func (x *Index) readsCheaply() bool {
+	return x.shards[0].format != archive.Parquet && x.work > 0 && (x.work <= maxLazyWork || x.reach <= segmentBytes/2)
+}
+
+// holdLazily makes readers keep the samples in memory, which processes of the host may share.
+func (x *Index) holdLazily(maxSize int64) {
+	x.memory.limit = maxSize
+	if x.memory.shared != nil {
+		return
+	}
+	x.memory.arena = arena.New()
+	x.memory.lazy = make([]atomic.Pointer[byte], len(x.samples))
+}
+
 // heldContents are the contents of members that a Builder has read and keeps in memory.
 type heldContents struct {
 	keeping  bool // whether contents are kept
@@ -141,6 +152,8 @@ type heldContents struct {
 	contents [][]byte     // by member
 	arena    *arena.Arena // their memory; nil before the first content
 	given    bool         // an Index now owns the arena
+	surveyed int64        // the number of bytes at which survey makes its next estimate; 0: none yet
+	gaveUp   bool         // survey has dropped the contents, which may fit nevertheless
 }
 
 // room returns memory for a content.
@@ -151,6 +164,28 @@ func (h *heldContents) room(size int64) []byte {
 	return h.arena.Alloc(int(size))
 }
 
+// surveyShare is the share of the limit after which survey makes its first estimate.
+const surveyShare = 16
+
+// survey drops the contents if all of them are likely to take more than twice the limit. Keeping
+// them would cost the time of copying them. It makes an estimate at each doubling of the bytes.
+func (h *heldContents) survey(progress func() archive.Progress) {
+	if !h.keeping || h.bytes <= max(h.surveyed, h.limit/surveyShare) {
+		return
+	}
+	h.surveyed = 2 * h.bytes
+	if p := progress(); float64(h.bytes)/2*float64(p.TotalBytes) > float64(h.limit)*float64(p.Bytes) {
+		h.drop()
+		h.gaveUp = true
+	}
+}
+
+// drop drops all contents and keeps no more.
+func (h *heldContents) drop() {
+	h.keeping, h.contents = false, nil
+	h.arena.Free()
+}
+
 // wants reports whether a content of this size can still be kept in memory.
 func (h *heldContents) wants(size int64) bool { return h.keeping && h.bytes+size <= h.limit }
 
@@ -158,8 +193,7 @@ func (h *heldContents) wants(size int64) bool { return h.keeping && h.bytes+size
 // contents and keeps no more.
 func (h *heldContents) hold(count int, data []byte, size int64) {
 	if !h.wants(size) {
-		h.keeping, h.contents = false, nil
-		h.arena.Free()
+		h.drop()
 		return
 	}
 	h.contents = append(h.contents, make([][]byte, count-len(h.contents))...)

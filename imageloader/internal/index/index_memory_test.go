@@ -1,46 +1,36 @@
 package index
 
 import (
-	"bytes"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"unsafe"
 
-	"github.com/torchstream/torchstream/imageloader/internal/arena"
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// TestConcurrentReadersKeepOneCopy: readers that keep the same samples at the same time use the
-// memory of one copy.
-func TestConcurrentReadersKeepOneCopy(t *testing.T) {
-	const samples, size, readers = 2000, 1 << 6, 8 // one copy fits one piece of an arena
-	c := contents{arena: arena.New(), lazy: make([]atomic.Pointer[byte], samples)}
-	defer c.arena.Free()
-	first := c.arena.Alloc(size)
-	var begin, all sync.WaitGroup
-	begin.Add(1)
-	for range readers {
-		all.Go(func() {
-			data := make([]byte, size)
-			begin.Wait()
-			for i := range samples {
-				data[0], data[size-1] = byte(i), byte(i>>8)
-				c.keep(i, data)
-			}
-		})
-	}
-	begin.Done()
-	all.Wait()
-	last := c.arena.Alloc(size)
-	taken := uintptr(unsafe.Pointer(&last[0])) - uintptr(unsafe.Pointer(&first[0]))
-	if want := uintptr((samples + 1) * size); taken != want {
-		t.Errorf("%d samples of %d bytes take %d bytes, want %d", samples, size, taken, want)
-	}
-	want := make([]byte, size)
-	for i := range samples {
-		want[0], want[size-1] = byte(i), byte(i>>8)
-		if !bytes.Equal(c.of(i, size), want) {
-			t.Fatalf("sample %d has other bytes", i)
+// TestContentsThatWillNotFitAreDroppedEarly: contents are dropped as soon as all of them are likely
+// to take more than twice the limit.
+func TestContentsThatWillNotFitAreDroppedEarly(t *testing.T) {
+	const limit, size, total = 1 << 20, 1 << 10, 100 << 20
+	for _, test := range []struct {
+		name  string
+		share float64 // of the archive's bytes that are contents
+		kept  int64   // bytes after which the contents are dropped, or all of them
+	}{
+		{"most of the archive", 1, limit/surveyShare + size},
+		{"more than twice the limit", 0.021, limit/surveyShare + size},
+		{"less than twice the limit", 0.019, limit},
+		{"less than the limit", 0.009, 921 << 10},
+	} {
+		h := heldContents{keeping: true, limit: limit}
+		count := 0
+		for h.keeping && float64(h.bytes) < test.share*total-size {
+			read := int64(float64(h.bytes+size) / test.share)
+			h.hold(count+1, h.room(size), size)
+			count++
+			h.survey(func() archive.Progress { return archive.Progress{Bytes: read, TotalBytes: total} })
 		}
+		if fits := test.share*total <= limit; h.keeping != fits || max(h.bytes-test.kept, test.kept-h.bytes) > size {
+			t.Errorf("%s: kept %v, %d bytes; want %v, %d", test.name, h.keeping, h.bytes, fits, test.kept)
+		}
+		h.free()
 	}
 }
