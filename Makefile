@@ -166,7 +166,7 @@ mutate: shim ## leave out each ordering edge in turn: a test must fail (docs/str
 
 # Needs Go alone. go run ./internal/simworld -seed N repeats a seed that fails.
 .PHONY: simulate
-simulate: ## run the loader on SEEDS= simulated machines with faults, kills and losses of power (default 10000)
+simulate: ## run the loader, checkpoints and lost ranks on SEEDS= simulated machines with faults, kills and losses of power (default 10000)
 	go run ./internal/simworld -seeds $(or $(SEEDS),10000)
 
 .PHONY: race

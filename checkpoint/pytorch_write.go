@@ -191,11 +191,19 @@ const replacesComment = "replaces "
 // files that the existing file replaced: they remain if a process died after the rename.
 func newPyTorch(path string) (*unfinished, error) {
 	f, err := newUnfinished(path, path, safefile.PyTorch)
-	if err == nil {
-		_, replaced := idsAt(path)
+	if err != nil {
+		return nil, err
+	}
+	if _, replaced := idsAt(path); replaced != "" {
+		// The process may have died before it synced the folder. Then a loss of power would bring
+		// back the file that needs these rank files.
+		if err := safefile.SyncFolder(path); err != nil {
+			f.abandon()
+			return nil, err
+		}
 		removeID(path, replaced)
 	}
-	return f, err
+	return f, nil
 }
 
 // finishPyTorch writes the value, renames the file, and removes the rank files of the checkpoint

@@ -51,6 +51,12 @@ func NewRankWriter(path string, ranks int) (*RankWriter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: save %s: %w", path, err)
 	}
+	// The file must survive a loss of power that the rank files survive: a later save finds the
+	// rank files by its name.
+	if err := safefile.SyncFolder(path); err != nil {
+		f.abandon()
+		return nil, fmt.Errorf("checkpoint: save %s: %w", path, err)
+	}
 	return &RankWriter{path: path, id: strings.TrimPrefix(f.file.Name(), path+unfinishedInfix),
 		ranks: ranks, file: f}, nil
 }
@@ -98,7 +104,7 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("checkpoint: save %s: %w", w.fileOf(rank), err)
+		return fmt.Errorf("checkpoint: save %s: %w", w.fileOf(rank), ofPart(err))
 	}
 	// Rank 0 may have called Abandon meanwhile, since it does not wait forever. Nobody would remove
 	// a file written after that.
@@ -111,19 +117,22 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 }
 
 // Commit writes the value to the path, on rank 0. The files of all ranks must exist and contain the
-// parts of the value's divided tensors. An error leaves the old checkpoint in place. value must be
-// one that SavePyTorch accepts, without the key "shards".
+// parts of the value's divided tensors. After an error the old checkpoint stays in place, unless
+// the error wraps [ErrNotDurable]. value must be one that SavePyTorch accepts, without the key
+// "shards".
 func (w *RankWriter) Commit(value map[string]any, d Divided) error {
 	if w.file == nil {
 		return fmt.Errorf("checkpoint: save %s: only the RankWriter of NewRankWriter commits, once and "+
 			"not after Abandon: %w", w.path, cuda.ErrInvalidArgument)
 	}
 	err := w.commit(value, d)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrNotDurable) {
 		w.Abandon()
-		return fmt.Errorf("checkpoint: save %s: %w", w.path, err)
 	}
 	w.file = nil
+	if err != nil {
+		return fmt.Errorf("checkpoint: save %s: %w", w.path, err)
+	}
 	return nil
 }
 

@@ -201,7 +201,7 @@ func saveSharded(path string, tensors []torch.Named, metadata map[string]string,
 		return err
 	}
 	defer func() {
-		if err != nil {
+		if err != nil && !errors.Is(err, ErrNotDurable) {
 			removeShards(path, names)
 			f.abandon()
 		}
@@ -209,10 +209,13 @@ func saveSharded(path string, tensors []torch.Named, metadata map[string]string,
 	if err := f.write(func(w io.Writer) error { _, err := w.Write(text); return err }); err != nil {
 		return err
 	}
+	if err := safefile.SyncFolder(path); err != nil { // a shard must not survive a loss of power alone
+		return err
+	}
 	dir := filepath.Dir(path)
 	for i, shard := range shards {
 		if err := saveSafetensors(filepath.Join(dir, names[i]), f.file.Name(), shard, nil); err != nil {
-			return err
+			return ofPart(err)
 		}
 	}
 	old := ownShards(path, path)
@@ -223,11 +226,19 @@ func saveSharded(path string, tensors []torch.Named, metadata map[string]string,
 	return nil
 }
 
-// removeShards removes data files from an index's folder. A file that it cannot remove belongs to
-// no index.
+// removeShards removes data files from an index's folder, and what killed processes have left of
+// them. A file that it cannot remove belongs to no index.
 func removeShards(path string, names []string) {
+	dir := filepath.Dir(path)
 	for _, name := range names {
-		os.Remove(filepath.Join(filepath.Dir(path), name))
+		os.Remove(filepath.Join(dir, name))
+	}
+	files, _ := os.ReadDir(dir)
+	for _, f := range files {
+		at := strings.LastIndex(f.Name(), unfinishedInfix)
+		if at >= 0 && slices.Contains(names, f.Name()[:at]) && unfinishedNumber.MatchString(f.Name()[at+len(unfinishedInfix):]) {
+			os.Remove(filepath.Join(dir, f.Name()))
+		}
 	}
 }
 
@@ -278,5 +289,6 @@ func ownShards(path, file string) []string {
 			own = append(own, name)
 		}
 	}
+	slices.Sort(own)
 	return own
 }

@@ -86,7 +86,8 @@ func (f *unfinished) write(content func(io.Writer) error, patches ...func(io.Wri
 	return f.file.Sync()
 }
 
-// finish renames the file to its final name.
+// finish renames the file to its final name. If the error wraps ErrNotDurable, the file has been
+// renamed.
 func (f *unfinished) finish() error {
 	// Check again: writing took time.
 	if err := safefile.Check(f.path, f.kind); err != nil {
@@ -98,11 +99,8 @@ func (f *unfinished) finish() error {
 	// Close releases the lock, so it must follow the rename. The content is on the disk already, so
 	// an error of Close has no meaning.
 	f.file.Close()
-	// A rename is durable only after the folder is synced. Some file systems cannot sync a folder;
-	// that is not an error of the file.
-	if dir, err := os.Open(filepath.Dir(f.path)); err == nil {
-		dir.Sync()
-		dir.Close()
+	if err := safefile.SyncFolder(f.path); err != nil {
+		return &notDurable{err}
 	}
 	return nil
 }
@@ -128,8 +126,14 @@ func createBeside(path string) (*os.File, error) {
 		// Another process may remove the file as a leftover before it is locked. On a file system
 		// without locks, removeUnfinished cannot lock either, so an error here is harmless.
 		locked := system.TryLock(file.Fd())
-		if _, err := os.Lstat(file.Name()); err == nil && !errors.Is(locked, syscall.EWOULDBLOCK) {
+		_, err = os.Lstat(file.Name())
+		if err == nil && !errors.Is(locked, syscall.EWOULDBLOCK) {
 			return file, nil
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			os.Remove(file.Name())
+			file.Close()
+			return nil, err
 		}
 		file.Close()
 	}
@@ -161,8 +165,9 @@ func removeUnfinished(path string) {
 				live := ownShards(path, path)
 				removeShards(path, slices.DeleteFunc(ownShards(path, name),
 					func(shard string) bool { return slices.Contains(live, shard) }))
+			} else if live, _ := idsAt(path); live != number { // a loss of power may leave a file under both names
+				removeID(path, number) // on rank 0
 			}
-			removeID(path, number) // on rank 0
 			os.Remove(name)
 		}
 		file.Close()

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/distributed/internal/control"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/control"
 	"github.com/torchstream/torchstream/torch"
 )
 

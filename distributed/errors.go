@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/distributed/internal/control"
+	"github.com/torchstream/torchstream/internal/control"
 )
 
 // Kinds of failure, for errors.Is.

@@ -22,8 +22,8 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/distributed/internal/control"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/control"
 )
 
 // Options are the options of [Init]. The zero value works. All ranks of a job use the same options.

@@ -8,8 +8,8 @@ import (
 	"sync"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/distributed/internal/control"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/control"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )

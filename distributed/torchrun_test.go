@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/distributed/internal/control"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/control"
 )
 
 // launcherStore serves a store in the way torchrun does.

@@ -8,6 +8,12 @@ type fault struct {
 	missed   string // why no seed finds it; "": one must
 }
 
+// plantedFault is a fault that a scenario must find.
+type plantedFault struct {
+	fault
+	scenario string
+}
+
 const (
 	dealFile   = "internal/order/deal.go"
 	resumeFile = "internal/order/resume.go"
@@ -138,4 +144,14 @@ var loaderFaults = []fault{
 }
 
 // faults returns all planted faults.
-func faults() []fault { return loaderFaults }
+func faults() (list []plantedFault) {
+	for _, of := range []struct {
+		scenario string
+		faults   []fault
+	}{{"loader", loaderFaults}} {
+		for _, f := range of.faults {
+			list = append(list, plantedFault{f, of.scenario})
+		}
+	}
+	return list
+}

@@ -32,12 +32,12 @@ func TestFailingSeedIsShortened(t *testing.T) {
 	}
 	r := runner{out: t.Output(), jobs: 2}
 	work := t.TempDir()
-	if err := r.buildPlanted(work, root, &loaderFaults[0]); err != nil {
+	if err := r.buildPlanted(work, root, &faults()[0]); err != nil {
 		t.Fatal(err)
 	}
 	seed, err := r.all(1, 100)
 	if err == nil {
-		t.Fatalf("100 seeds do not find: %s", loaderFaults[0].name)
+		t.Fatalf("100 seeds do not find: %s", faults()[0].name)
 	}
 	story := r.shorten(work, seed)
 	m := regexp.MustCompile(`^with (\d+) choices:`).FindStringSubmatch(story)

@@ -26,8 +26,33 @@ var replaced = map[string]string{
 	module + "/internal/system":    own + "system",
 }
 
+// replacedBelow maps imports that are replaced only in the packages below a folder of the product.
+var replacedBelow = map[string]map[string]string{
+	"internal/simworld/savesim": {module + "/torch": own + "torch"},
+	"internal/control":          {"net": own + "net", "time": own + "time"},
+	"checkpoint": {
+		"crypto/rand":     own + "rand",
+		module + "/cuda":  own + "cuda",
+		module + "/torch": own + "torch",
+	},
+}
+
+// replacement returns the package that replaces an import in a file.
+func replacement(file, path string) (string, bool) {
+	if to, ok := replaced[path]; ok {
+		return to, true
+	}
+	for folder, imports := range replacedBelow {
+		if to, ok := imports[path]; ok && strings.HasPrefix(file, folder+"/") {
+			return to, true
+		}
+	}
+	return "", false
+}
+
 // real lists packages whose imports stay: the replacements use them, or no scenario calls them.
-var real = []string{"imageloader/internal/hostmem", "internal/imagecapi", "internal/library", "internal/system"}
+var real = []string{"cuda", "imageloader/internal/hostmem", "internal/capi", "internal/imagecapi", "internal/library",
+	"internal/system", "torch"}
 
 // writeOverlay writes copies of the product's files into folder, with other imports, and a file for
 // go build -overlay. It returns the path of that file. changed maps paths in the repository to
@@ -82,7 +107,9 @@ func productFiles(root string) ([]string, error) {
 			return nil, err
 		}
 		folder := filepath.ToSlash(filepath.Dir(file))
-		if strings.HasPrefix(file, "..") || slices.Contains(real, folder) || strings.HasPrefix(folder, "internal/simworld") {
+		_, below := replacedBelow[folder]
+		if strings.HasPrefix(file, "..") || slices.Contains(real, folder) ||
+			strings.HasPrefix(folder, "internal/simworld") && !below {
 			continue
 		}
 		files = append(files, filepath.ToSlash(file))
@@ -107,7 +134,7 @@ func withImports(file, text string) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("%s: import %s: %w", file, s.Path.Value, err)
 		}
-		if to, ok := replaced[path]; ok {
+		if to, ok := replacement(file, path); ok {
 			at, end := set.Position(s.Path.Pos()).Offset, set.Position(s.Path.End()).Offset
 			text = text[:at] + strconv.Quote(to) + text[end:]
 		}

@@ -66,7 +66,7 @@ func (r *runner) plant(match string, first, seeds uint64) error {
 }
 
 // one plants a fault. It returns the number of seeds until one fails, or 0.
-func (r *runner) one(work, root string, f *fault, first, seeds uint64) (uint64, error) {
+func (r *runner) one(work, root string, f *plantedFault, first, seeds uint64) (uint64, error) {
 	if err := r.buildPlanted(work, root, f); err != nil {
 		return 0, err
 	}
@@ -83,7 +83,7 @@ func (r *runner) one(work, root string, f *fault, first, seeds uint64) (uint64, 
 }
 
 // buildPlanted compiles the program that runs seeds, with a fault in the product.
-func (r *runner) buildPlanted(work, root string, f *fault) error {
+func (r *runner) buildPlanted(work, root string, f *plantedFault) error {
 	text, err := f.planted(root)
 	if err != nil {
 		return err
@@ -92,6 +92,7 @@ func (r *runner) buildPlanted(work, root string, f *fault) error {
 	if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
 		return err
 	}
+	r.scenario = f.scenario
 	return r.build(work, map[string]string{f.file: file})
 }
 

@@ -168,8 +168,8 @@ LAYERS = {
     "models": ["checkpoint", "cuda", "imageloader/transform", "nn", "torch"],
     "aoti": ["cuda", "internal/capi", "internal/hostblock", "internal/origin", "internal/safefile", "nn", "torch"],
     # Processes that train together.
-    "distributed/internal/control": [],
-    "distributed": ["checkpoint", "cuda", "distributed/internal/control", "internal/capi", "nn", "optim", "tensor", "torch"],
+    "internal/control": [],
+    "distributed": ["checkpoint", "cuda", "internal/control", "internal/capi", "nn", "optim", "tensor", "torch"],
     "trace": ["internal/capi", "internal/picture", "internal/safefile"],
     "prefetcher/internal/ring": [],
     # internal/capi: the decoder.
@@ -209,6 +209,13 @@ LAYERS = {
     "internal/simworld/system": ["internal/simworld/world"],
     "internal/simworld/imagecapi": ["internal/imagecapi", "internal/simworld/world"],
     "internal/simworld/loadersim": ["imageloader", "internal/simworld/imagecapi", "internal/simworld/world"],
+    "internal/simworld/cuda": [],
+    "internal/simworld/rand": ["internal/simworld/world"],
+    "internal/simworld/torch": ["internal/simworld/cuda", "tensor"],
+    "internal/simworld/savesim": ["checkpoint", "internal/simworld/world", "torch"],
+    "internal/simworld/net": ["internal/simworld/world"],
+    "internal/simworld/time": ["internal/simworld/world"],
+    "internal/simworld/controlsim": ["internal/control", "internal/simworld/world"],
     "internal/simworld/seeds": [],
     "internal/simworld": ["internal/simworld/world"],
     # Programs.

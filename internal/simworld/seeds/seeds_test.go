@@ -15,7 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/torchstream/torchstream/internal/simworld/controlsim"
 	"github.com/torchstream/torchstream/internal/simworld/loadersim"
+	"github.com/torchstream/torchstream/internal/simworld/savesim"
 	"github.com/torchstream/torchstream/internal/simworld/world"
 )
 
@@ -35,6 +37,8 @@ var scenarios = []struct {
 	run  func(w *world.World) error
 }{
 	{"loader", loadersim.Run},
+	{"save", savesim.Run},
+	{"control", controlsim.Run},
 }
 
 // Run runs a scenario in a bubble with its own clock. replay is nil, or has the only choices that

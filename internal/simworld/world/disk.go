@@ -114,6 +114,12 @@ func (d *Disk) Read(name string) (data []byte, ok bool) {
 	return n.data, true
 }
 
+// Erase removes a file durably.
+func (d *Disk) Erase(name string) {
+	delete(d.names, name)
+	delete(d.durable, name)
+}
+
 // Files returns the paths of all files, in order.
 func (d *Disk) Files() []string {
 	var list []string

@@ -10,22 +10,25 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
 
 // World is the simulated machine of one run. The code of a run has one goroutine at a time that is
-// not blocked (testing/synctest with GOMAXPROCS 1), so a World needs no lock.
+// not blocked (testing/synctest with GOMAXPROCS 1). The lock is for a goroutine that is preempted.
 type World struct {
-	Disk  *Disk
-	Seed  uint64
-	Trace func(c Choice) // if not nil, it is called with each choice other than 0
+	Disk    *Disk
+	Network *Network
+	Seed    uint64
+	Trace   func(c Choice) // if not nil, it is called with each choice other than 0
 
 	decisions
 	record
 	calm  int // nesting of Calm
 	procs []*Process
 	next  int // number of the next process, inode or temporary file
+	drawn int // number of the last Number
 
 	descriptors
 }
@@ -35,6 +38,7 @@ type decisions struct {
 	replay map[string]int // if not nil, every other choice is 0
 	counts map[string]int // how often each name has been asked
 	made   []Choice       // choices other than 0
+	mu     sync.Mutex
 }
 
 // record tells a run so far.
@@ -67,7 +71,7 @@ func New(seed uint64, replay []Choice) *World {
 			w.replay[c.Name] = c.Value
 		}
 	}
-	w.Disk = newDisk(w)
+	w.Disk, w.Network = newDisk(w), NewNetwork(w)
 	current.Store(w)
 	return w
 }
@@ -91,7 +95,9 @@ func (w *World) Choose(name string, n int) int {
 }
 
 func (w *World) note(c Choice) {
+	w.mu.Lock()
 	w.made = append(w.made, c)
+	w.mu.Unlock()
 	if w.Trace != nil {
 		w.Trace(c)
 	}
@@ -123,6 +129,8 @@ func (w *World) Faults() int { return w.faults }
 
 // key numbers the questions with one name.
 func (w *World) key(name string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	k := w.counts[name]
 	w.counts[name] = k + 1
 	return name + "#" + strconv.Itoa(k)
@@ -139,6 +147,12 @@ func (w *World) hash(text string) uint64 {
 	return h ^ h>>31
 }
 
+// Number returns 1, 2, 3 and so on.
+func (w *World) Number() int {
+	w.drawn++
+	return w.drawn
+}
+
 // Calm runs f without faults, as on a machine that nothing disturbs.
 func (w *World) Calm(f func() error) error {
 	w.calm++
@@ -148,6 +162,8 @@ func (w *World) Calm(f func() error) error {
 
 // Say adds a line to the story.
 func (w *World) Say(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.story = append(w.story, fmt.Sprintf("%12v ", time.Since(w.start))+fmt.Sprintf(format, args...))
 }
 

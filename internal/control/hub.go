@@ -15,9 +15,8 @@ import (
 
 // Hub is rank 0's server. It does not take part in collectives.
 type Hub struct {
-	o        Options
-	size     int
-	token    string
+	o Options
+	served
 	listener net.Listener
 	stop     chan struct{}
 	running  sync.WaitGroup
@@ -25,9 +24,16 @@ type Hub struct {
 	mu       sync.Mutex
 	ranks    []peer
 	arrivals map[arrivalKey]*arrival
-	formed   bool // all ranks have connected and arrived at the first barrier
+	beaten   time.Time // when check last ran
+	formed   bool      // all ranks have connected and arrived at the first barrier
 	reports  []report
 	verdict  *Verdict
+}
+
+// served identifies the job.
+type served struct {
+	size  int
+	token string
 }
 
 // peer is the hub's state of one rank.
@@ -73,8 +79,8 @@ const queueLength = 256
 // secret of the job; connections without it are closed.
 func NewHub(listener net.Listener, size int, token string, o Options) *Hub {
 	h := &Hub{
-		o: o, size: size, token: token, listener: listener, stop: make(chan struct{}),
-		ranks: make([]peer, size), arrivals: map[arrivalKey]*arrival{},
+		o: o, served: served{size, token}, listener: listener, stop: make(chan struct{}),
+		ranks: make([]peer, size), arrivals: map[arrivalKey]*arrival{}, beaten: time.Now(),
 	}
 	for r := range h.ranks {
 		h.ranks[r].name = fmt.Sprintf("rank %d", r)
@@ -216,7 +222,9 @@ func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 	return ""
 }
 
-// write sends queued messages until the queue is closed, and then closes the connection.
+// write sends queued messages until the queue is closed, and then closes the connection. If the
+// connection were closed while bytes of the rank are unread, TCP could reset it before the rank has
+// the last message, which may be the verdict.
 func (h *Hub) write(conn net.Conn, out <-chan message) {
 	defer h.running.Done()
 	defer conn.Close()
@@ -230,6 +238,21 @@ func (h *Hub) write(conn net.Conn, out <-chan message) {
 			return
 		}
 	}
+	if half, ok := conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+		conn.SetReadDeadline(time.Now().Add(h.patience()))
+		io.Copy(io.Discard, conn) // until the rank has closed its side
+	}
+}
+
+// patience limits the wait for a rank that must still read its last message. A rank that ends well
+// closes its side soon. One that is at fault may never do so.
+func (h *Hub) patience() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.verdict == nil && h.allLeft() {
+		return h.o.Silence
+	}
+	return h.o.Interval
 }
 
 // send queues a message for the rank. The caller holds h.mu.
@@ -297,6 +320,9 @@ func keys(m map[string]Call) func(yield func(string) bool) {
 func (h *Hub) judge(v *Verdict) {
 	if h.verdict != nil {
 		return
+	}
+	if time.Since(h.beaten) > h.o.Silence { // the other ranks have given this process up
+		v = h.o.silentHub()
 	}
 	h.verdict = v
 	for r := h.size - 1; r >= 0; r-- { // rank 0 last: its process may exit at once
@@ -417,7 +443,16 @@ func (h *Hub) check(now time.Time) {
 	if h.verdict != nil {
 		return
 	}
+	between := now.Sub(h.beaten)
+	if between > h.o.Silence {
+		h.judge(h.o.silentHub())
+		return
+	}
+	h.beaten = now
 	for r := range h.ranks {
+		if h.o.stopped(between) { // what the ranks have sent meanwhile is unread
+			h.ranks[r].heard = now
+		}
 		if p := &h.ranks[r]; p.conn != nil && p.left == "" && now.Sub(p.heard) > h.o.Silence {
 			h.judge(&Verdict{Silent, r,
 				fmt.Sprintf("%s has given no sign of life for %v: it is stopped, or its host or network is gone; %s",

@@ -312,18 +312,22 @@ func (m *Member) beat() {
 	defer m.running.Done()
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
-	for {
+	for last := time.Now(); ; {
 		select {
 		case <-m.stop:
 			return
 		case <-ticker.C:
 		}
+		now := time.Now()
 		m.mu.Lock()
-		silence := time.Since(m.hub.heard)
+		if m.o.stopped(now.Sub(last)) { // what the hub has sent meanwhile is unread
+			m.hub.heard = now
+		}
+		silence := now.Sub(m.hub.heard)
 		m.mu.Unlock()
+		last = now
 		if silence > m.o.Silence {
-			m.fail(&Verdict{Silent, 0, fmt.Sprintf("rank 0, which serves the job, has given no sign of "+
-				"life for %v: it is stopped, or its host or network is gone", m.o.Silence)})
+			m.fail(m.o.silentHub())
 		}
 		select {
 		case m.out <- message{Kind: kindBeat}:

@@ -86,3 +86,12 @@ type Options struct {
 	Interval time.Duration // time between beats
 	Silence  time.Duration // time without a sign of life after which a rank is lost
 }
+
+// stopped reports whether a process was stopped between two of its beats.
+func (o Options) stopped(between time.Duration) bool { return between > o.Silence/2 }
+
+// silentHub returns the verdict on a hub that gives no sign of life.
+func (o Options) silentHub() *Verdict {
+	return &Verdict{Silent, 0, fmt.Sprintf("rank 0, which serves the job, has given no sign of life for %v: it is "+
+		"stopped, or its host or network is gone", o.Silence)}
+}

@@ -1,0 +1,55 @@
+package savesim
+
+import "errors"
+
+// errLost is the error of collectives after a rank has ended.
+var errLost = errors.New("a rank is lost")
+
+// group connects the ranks of a job, as distributed.Group does.
+type group struct {
+	rounds []*round
+	next   []int         // by rank, the number of its next round
+	failed chan struct{} // closed when a rank has ended early
+	broken bool
+}
+
+// round is one collective.
+type round struct {
+	texts   []string
+	arrived int
+	done    chan struct{}
+}
+
+func newGroup(ranks int) *group {
+	return &group{next: make([]int, ranks), failed: make(chan struct{})}
+}
+
+// fail ends all collectives with an error.
+func (g *group) fail() {
+	if !g.broken {
+		g.broken = true
+		close(g.failed)
+	}
+}
+
+// gather returns the texts of all ranks, by rank.
+func (g *group) gather(rank int, text string) ([]string, error) {
+	k := g.next[rank]
+	g.next[rank]++
+	if k == len(g.rounds) {
+		g.rounds = append(g.rounds, &round{texts: make([]string, len(g.next)), done: make(chan struct{})})
+	}
+	r := g.rounds[k]
+	r.texts[rank] = text
+	if r.arrived++; r.arrived == len(g.next) {
+		close(r.done)
+	}
+	select {
+	case <-r.done:
+	case <-g.failed:
+		if r.arrived < len(g.next) {
+			return nil, errLost
+		}
+	}
+	return r.texts, nil
+}

@@ -1,0 +1,264 @@
+// Package savesim saves and loads checkpoints on a simulated machine, and compares what package
+// checkpoint leaves with a model. Single processes and jobs of ranks save, are killed, meet faults
+// of the disk, and load what is there.
+package savesim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/torchstream/torchstream/internal/simworld/world"
+)
+
+const folder = "/ckpt"
+
+// kind is a kind of checkpoint.
+type kind struct {
+	name   string // of its file
+	format format
+}
+
+type format int
+
+const (
+	pytorch format = iota
+	safetensors
+	sharded
+	ofRanks // a PyTorch file and a file of each rank
+)
+
+var kinds = []kind{{"last.pt", ofRanks}, {"last.pt", pytorch}, {"last.safetensors", safetensors},
+	{"last.safetensors.index.json", sharded}}
+
+// job is a training that saves checkpoints to one path.
+type job struct {
+	w     *world.World
+	kind  kind
+	model *Model
+	sizes []int // of the tensors, in bytes
+	saves int   // in a life
+	calls int   // of an undisturbed process
+	last  int   // number of ranks of the last checkpoint
+	mode  fs.FileMode
+	loose bool // leftovers may stay: a file could not be removed, or two processes saved at once
+}
+
+// Run draws a training and runs it.
+func Run(w *world.World) error {
+	j := &job{w: w, kind: kinds[w.Choose("kind", len(kinds))], model: NewModel(), saves: 1 + w.Choose("saves", 3)}
+	for range 1 + w.Choose("tensors", 4) {
+		j.sizes = append(j.sizes, []int{700, 0, 1, 3, 64, 1200, 5000}[w.Choose("size", 7)])
+	}
+	w.Disk.Mkdir(folder)
+	if err := w.Calm(j.start); err != nil {
+		return fmt.Errorf("undisturbed: %w", err)
+	}
+	rare := func(name string) int { return []int{0, 200, 40, 12}[w.Choose(name, 4)] }
+	f := world.Faults{Read: rare("rare reads"), Write: rare("rare writes"), Name: rare("rare names"),
+		Sync: rare("rare syncs"), Lock: rare("rare locks")}
+	w.Disk.Network = w.Choose("network disk", 4) == 3
+	w.Say("%s, sizes %v, %d saves, faults %+v", j.kind.name, j.sizes, j.saves, f)
+	for range 1 + w.Choose("lives", 5) {
+		w.Disk.Faults = f
+		if err := j.live(1+w.Choose("ranks", 4), true); err != nil {
+			return err
+		}
+		w.Disk.Faults = world.Faults{}
+		if err := w.Calm(j.check); err != nil {
+			return err
+		}
+	}
+	return w.Calm(j.after)
+}
+
+// start runs an undisturbed life, and keeps its checkpoint or removes it.
+func (j *job) start() error {
+	if err := j.live(2, false); err != nil {
+		return err
+	}
+	if err := j.check(); err != nil {
+		return err
+	}
+	if j.w.Choose("starts without a checkpoint", 2) == 0 {
+		j.mode = 0o640
+		return j.each(func(name string) error {
+			f, err := j.w.Open(name, world.ReadOnly, 0)
+			if err != nil {
+				return err
+			}
+			return errors.Join(f.Chmod(j.mode), f.Close())
+		})
+	}
+	j.model = NewModel()
+	for _, name := range j.w.Disk.Files() {
+		j.w.Disk.Erase(name)
+	}
+	return nil
+}
+
+// each calls do with the paths of the folder's files.
+func (j *job) each(do func(path string) error) error {
+	p := j.w.Start(0, false, nil)
+	for _, name := range j.w.Disk.Files() {
+		if err := do(p.Root + name); err != nil {
+			return err
+		}
+	}
+	return p.End()
+}
+
+// check loads the checkpoint in a process that nothing disturbs.
+func (j *job) check() error {
+	p := j.w.Start(0, false, nil)
+	v, err := j.load(p.Root)
+	if err != nil {
+		return fmt.Errorf("want a checkpoint of the versions %v: %w", j.model.Possible(), err)
+	}
+	j.model.See(v)
+	return p.End()
+}
+
+// load reads the checkpoint, and checks that it is whole and one that may be there.
+func (j *job) load(root string) (Version, error) {
+	v, err := j.read(root + folder + "/" + j.kind.name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	if possible := j.model.Possible(); !slices.Contains(possible, v) {
+		return 0, broken{fmt.Errorf("the checkpoint is of version %d, want one of %v (%v)", v, possible, err)}
+	}
+	return v, nil
+}
+
+// broken is a broken promise, in contrast to the error of a disturbed process.
+type broken struct{ error }
+
+// after saves once more, undisturbed, and checks what is left.
+func (j *job) after() error {
+	j.saves = 1
+	if err := j.live(1+j.w.Choose("ranks", 4), false); err != nil {
+		return err
+	}
+	if err := j.check(); err != nil {
+		return err
+	}
+	want, err := j.files()
+	if err != nil {
+		return err
+	}
+	got := j.w.Disk.Files()
+	if j.loose {
+		other := func(name string) bool {
+			return strings.HasPrefix(name, folder+"/last-") || strings.HasPrefix(name, folder+"/last.pt-")
+		}
+		got, want = slices.DeleteFunc(got, other), slices.DeleteFunc(want, other)
+	}
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("the files %q are left, want %q", got, want)
+	}
+	if j.mode == 0 || j.loose {
+		return nil
+	}
+	return j.each(func(name string) error {
+		info, err := j.w.Stat(name)
+		if err == nil && info.Mode().Perm() != j.mode {
+			err = fmt.Errorf("%s has the mode %v, want %v, which the first checkpoint had", name, info.Mode(), j.mode)
+		}
+		return err
+	})
+}
+
+// live runs processes that save, at the same time: the ranks of a job, or one process or two that
+// know nothing of each other.
+func (j *job) live(ranks int, disturbed bool) error {
+	l := &life{job: j, ranks: ranks, disturbed: disturbed, faults: j.w.Faults()}
+	if j.kind.format != ofRanks {
+		l.ranks = 1
+		if disturbed && ranks == 4 {
+			l.ranks, l.apart, j.loose = 2, true, true
+		}
+	}
+	l.group = newGroup(l.ranks)
+	if disturbed && j.w.Choose("ranks part", 6) == 5 {
+		at := time.Duration(1+j.w.Choose("ranks part at", 4000)) * time.Microsecond
+		l.parts = true
+		time.AfterFunc(at, func() { j.w.Say("the ranks part"); l.group.fail() })
+	}
+	done := make(chan error, l.ranks)
+	processes := make([]*world.Process, l.ranks)
+	for rank := range processes {
+		processes[rank] = l.start(rank)
+	}
+	for rank, p := range processes {
+		go func() { done <- l.end(p, (&process{life: l, Process: p, rank: rank}).run()) }()
+	}
+	var errs []error
+	for range processes {
+		errs = append(errs, <-done)
+	}
+	if !disturbed {
+		j.calls = max(j.calls, processes[0].Calls())
+	}
+	f := j.w.Disk.Faults
+	j.loose = j.loose || f.Name > 0 || f.Read > 0 || f.Sync > 0 && j.kind.format == sharded
+	j.last = l.ranks
+	return errors.Join(errs...)
+}
+
+// life is the time from a start of the job to its end.
+type life struct {
+	*job
+	ranks     int
+	apart     bool // the processes know nothing of each other
+	disturbed bool
+	parts     bool
+	killed    bool // some process was killed
+	faults    int  // of the world before
+	group     *group
+}
+
+func (l *life) start(rank int) *world.Process {
+	kill, crash := 0, false
+	name := fmt.Sprintf("rank %d", rank)
+	if l.disturbed && l.w.Choose(name+" killed", 2) == 1 {
+		kill = 1 + l.w.Choose(name+" call", l.calls+l.calls/2)
+		crash = l.w.Choose(name+" loses power", 3) == 2
+	}
+	p := l.w.Start(kill, crash, func() {
+		l.killed = true
+		if crash {
+			l.model.PowerFails()
+		}
+		l.group.fail()
+	})
+	l.w.Say("%s starts as %s", name, p.Root)
+	return p
+}
+
+// end judges the end of a process.
+func (l *life) end(p *world.Process, failed error) error {
+	l.group.fail() // the others wait for it no longer
+	if failed != nil {
+		l.w.Say("%s ends: %v", p.Root, failed)
+	}
+	if err := p.End(); err != nil {
+		return err
+	}
+	stale := l.apart && l.w.Disk.Network // a process may not see that another has removed its file
+	disturbed := stale || l.killed || l.parts || l.w.Faults() > l.faults
+	switch {
+	case errors.As(failed, &broken{}):
+		return failed
+	case failed == nil || p.Killed() || disturbed && strings.Contains(failed.Error(), errLost.Error()):
+		return nil
+	case !disturbed:
+		return fmt.Errorf("nothing disturbed the process: %w", failed)
+	case !strings.Contains(failed.Error(), strings.TrimSuffix(l.kind.name, ".safetensors.index.json")):
+		return fmt.Errorf("the error does not name the file: %w", failed)
+	}
+	return nil
+}
