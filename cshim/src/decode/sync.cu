@@ -18,6 +18,7 @@ using jpeg::SyncSum;
 constexpr uint32_t kThreads = jpeg::kSyncThreads;
 constexpr uint32_t kWalkThreads = 256;
 constexpr uint32_t kSumThreads = 256;
+constexpr uint32_t kEntryThreads = 256;
 
 __device__ const uint8_t* plan_of_block(const Work& work) {
   return work.staging + work.places[blockIdx.y].plan;
@@ -156,14 +157,14 @@ __global__ void __launch_bounds__(kSumThreads) sums(Work work) {
   if (!good) work.failed[blockIdx.y] = 1;
 }
 
-// One thread for each subsequence, as in synchronise.
-__global__ void __launch_bounds__(kThreads) entries(Work work) {
+// One thread for each subsequence. Twice as many threads as in synchronise have the same tables.
+__global__ void __launch_bounds__(kEntryThreads) entries(Work work) {
   __shared__ Plan plan;
   __shared__ __align__(16) jpeg::PassTables tables;
   const uint8_t* const base = plan_of_block(work);
-  const uint32_t first = blockIdx.x * kThreads;
+  const uint32_t first = blockIdx.x * kEntryThreads;
   if (first >= jpeg::plan_at(base).subsequences) return;
-  load_plan<kThreads>(work, &plan, &tables);
+  load_plan<kEntryThreads>(work, &plan, &tables);
   const uint32_t index = first + threadIdx.x;
   if (index >= plan.subsequences) return;
   const SyncMemory memory = sync_of_block(work, plan);
@@ -207,7 +208,8 @@ cudaError_t launch_search(Stage stage, const Work& work, cudaStream_t stream) {
   } else if (stage == Stage::kSums) {
     sums<<<dim3(1, work.images), kSumThreads, 0, stream>>>(work);
   } else {
-    entries<<<grid, kThreads, 0, stream>>>(work);
+    const dim3 all((work.subsequences + kEntryThreads - 1) / kEntryThreads, work.images);
+    entries<<<all, kEntryThreads, 0, stream>>>(work);
   }
   return cudaGetLastError();
 }
