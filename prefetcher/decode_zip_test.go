@@ -77,7 +77,7 @@ func decodeReadsZips(t *testing.T, decoder decoderFeed) {
 	}
 }
 
-// zipMakers are the zips of testdata/make_zips.py.
+// zipMakers are the zips of imageloader/testdata/make_zips.py.
 var zipMakers = []string{"infozip", "7zip", "python-1", "python-9"}
 
 // TestCPUDecodeInflatesZipsOfAllMakers: the device inflates what each maker's deflate has written.
