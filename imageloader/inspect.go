@@ -19,10 +19,20 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
+// Formats of archives: values of [Report].Format and [Loader.Format].
+const (
+	FormatTar       = archive.Tar     // "tar"
+	FormatTarGzip   = archive.TarGzip // "tar.gz"
+	FormatTarZstd   = archive.TarZstd // "tar.zst"
+	FormatZip       = archive.Zip     // "zip"
+	FormatParquet   = archive.Parquet // "parquet"
+	FormatDirectory = archive.Tree    // "directory"
+)
+
 // Report is the result of Inspect.
 type Report struct {
 	File      string
-	Format    string // "tar", "tar.gz", "tar.zst", "zip", "parquet" or "directory"; of the first shard
+	Format    string // FormatTar, ...; of the first shard
 	FileBytes int64  // size of all shards, or of the files in a directory
 	Samples   int    // images in the directories of classes, including bad ones
 	Ignored   int    // other members, not counting directories

@@ -329,7 +329,7 @@ func (l *Loader) ClassCounts() []int {
 	return counts
 }
 
-// Format returns the format of the archive, with the names of [Report].Format.
+// Format returns the format of the archive: FormatTar, ...
 func (l *Loader) Format() string { return l.format }
 
 // BatchSize returns the number of samples in a batch. The last batch of an epoch may have fewer.

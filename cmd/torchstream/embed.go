@@ -176,7 +176,7 @@ func (o *embedOptions) openImages(ctx context.Context, device cuda.Device, optio
 // classOf returns a function that returns the class of a sample. Without labels, this is the name
 // of the image's directory, or "".
 func classOf(loader *imageloader.Loader) func(imageloader.Sample) string {
-	classes, rows := loader.Classes(), loader.Format() == "parquet"
+	classes, rows := loader.Classes(), loader.Format() == imageloader.FormatParquet
 	return func(s imageloader.Sample) string {
 		if len(classes) > 0 {
 			return classes[s.Label]
