@@ -304,12 +304,19 @@ func (r inspection) printSizes(table io.Writer) {
 	}
 }
 
+// rows reports whether the samples are rows with labels. listed is set if labels come from a list.
+func (r inspection) rows(listed bool) bool { return r.Format == imageloader.FormatParquet && !listed }
+
 // printIgnored prints the members that are not samples. It then prints the folders and links that
 // may have been meant as classes.
 func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 	if r.Ignored > 0 {
+		what := printable.Counted(r.Ignored, "member", "members")
 		members, orphans := "that are no images in the folder of a class", "in no folder at all"
 		switch {
+		case r.rows(listed):
+			what = printable.Counted(r.Ignored, "row", "rows")
+			members, orphans = "without the bytes of an image or without a label", "without a label"
 		case !web && !listed && r.Ignored == 1:
 			members = "that is no image in the folder of a class"
 		case web:
@@ -317,7 +324,7 @@ func (r inspection) printIgnored(table io.Writer, web, listed bool) {
 		case listed:
 			members, orphans = "that the list does not name", ""
 		}
-		fmt.Fprintf(table, "ignored\t%s %s", printable.Counted(r.Ignored, "member", "members"), members)
+		fmt.Fprintf(table, "ignored\t%s %s", what, members)
 		if r.Orphans > 0 {
 			fmt.Fprintf(table, ", among them %s",
 				strings.TrimSpace(printable.Counted(r.Orphans, "image", "images")+" "+orphans))
@@ -364,8 +371,11 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 		return err
 	}
 
-	if err := r.printClasses(w, !web && !listed); err != nil {
+	if err := r.printClasses(w, !web && !listed && !r.rows(listed)); err != nil {
 		return err
+	}
+	if r.rows(listed) && r.Samples+r.Orphans == 0 {
+		fmt.Fprintln(w, "\nno samples: "+noImages)
 	}
 	if err := r.printFindings(w); err != nil {
 		return err
@@ -409,7 +419,8 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 // suspiciously few images, and gives advice about too few classes.
 func (r inspection) printClasses(w io.Writer, directories bool) error {
 	if len(r.Classes) > 0 {
-		most := slices.MaxFunc(r.Classes, func(a, b inspectedClass) int { return a.Samples - b.Samples }).Samples
+		// A Parquet file names its classes, even those without samples.
+		most := max(1, slices.MaxFunc(r.Classes, func(a, b inspectedClass) int { return a.Samples - b.Samples }).Samples)
 		var few suspicion // finds likely typos in directory names
 		if directories {
 			few = fewImages(r.Classes, func(c inspectedClass) int { return c.Samples })
@@ -417,7 +428,7 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 		table := printable.NewTable(w, 0)
 		fmt.Fprintln(table, "\nlabel\tclass\tsamples\tbad\t")
 		for _, c := range r.Classes {
-			bar := strings.Repeat("#", (30*c.Samples+most-1)/max(most, 1))
+			bar := strings.Repeat("#", (30*c.Samples+most-1)/most)
 			if note := few.note(c.Samples); note != "" {
 				bar += "  " + note
 			}
@@ -446,6 +457,10 @@ func (r inspection) printClasses(w io.Writer, directories bool) error {
 	}
 	return nil
 }
+
+// noImages says why a Parquet file has no samples.
+const noImages = "none of its rows has the bytes of an image: a Parquet file holds the images themselves, not only " +
+	"their paths"
 
 // maxMerged is how many classes with several directories the report names.
 const maxMerged = 10

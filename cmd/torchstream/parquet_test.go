@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/parquettest"
 )
 
@@ -23,6 +24,22 @@ func breeds(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "breeds.parquet")
 	writeFile(t, path, string(parquettest.File(t, rows, parquettest.Layout{Label: "breed"})))
 	return path
+}
+
+// TestInspectOfParquetWithoutImages: the classes have names, but the rows have only paths, as
+// datasets writes the images of files.
+func TestInspectOfParquetWithoutImages(t *testing.T) {
+	var out strings.Builder
+	r := inspection{File: "a.parquet", Format: imageloader.FormatParquet, Ignored: 2,
+		Classes: []inspectedClass{{Name: "cat"}, {Name: "owl", Label: 1}}}
+	if err := r.print(&out, 10, false, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"0 in 2 classes", "ignored  2 rows without the bytes of an image", "no samples: " + noImages} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("got\n%s\nwant it to contain %q", out.String(), want)
+		}
+	}
 }
 
 // Every command that reads labels takes them from the column that -label-column names.

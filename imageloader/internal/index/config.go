@@ -92,7 +92,8 @@ func noLabels(path string, members, orphans int, named []Orphan) error {
 // noRows returns an ErrNoSamples for Parquet files.
 func noRows(path string, orphans int, named []Orphan) error {
 	if len(named) == 0 {
-		return fmt.Errorf("%w in %s: none of its rows has the bytes of an image", ErrNoSamples, path)
+		return fmt.Errorf("%w in %s: none of its rows has the bytes of an image: a Parquet file holds the "+
+			"images themselves, not only their paths", ErrNoSamples, path)
 	}
 	return fmt.Errorf("%w in %s: %s no label; the first is %q: %s", ErrNoSamples, path,
 		many(orphans, "image has", "images have"), named[0].Name, named[0].Reason)
