@@ -54,7 +54,7 @@ func embedCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	cli.Alias(set, "out", "o")
 	set.StringVar(&o.names, "names", "", "`FILE` of the names: .csv with the columns name and class, or a text with a name "+
 		"a line (default: that of -o with .csv)")
-	set.IntVar(&o.batch, "batch", 64, "images a step; at most what a package takes")
+	set.IntVar(&o.batch, "batch", 64, "images per step; at most what a package takes")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	o.threads = cli.ThreadsOption(set)
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, "+

@@ -38,18 +38,18 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 		"Measures a checkpoint of torchstream train on an archive of images: loss, top-1, top-5, and which\n"+
 			"classes it takes for which. The classes are known by their names, and must be those of the "+
 			"checkpoint.", stderr)
-	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp+"; the training has not seen them")
+	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp+". Take images that the training has not seen")
 	o.images.Register(set, cli.LabelOptions|cli.MultiLabelOptions|cli.CheckpointUpright)
 	set.StringVar(&o.checkpoint, "checkpoint", filepath.Join("trained", "best.pt"),
 		"checkpoint `FILE` of torchstream train")
 	set.BoolVar(&o.subset, "subset", false,
 		"accept an archive without images of some of the checkpoint's classes; the figures say nothing about those")
-	set.IntVar(&o.confusions, "confusions", 10, "number of pairs of classes to print, the most frequent first; with -multi-label "+
-		"of classes, the least precise first")
+	set.IntVar(&o.confusions, "confusions", 10, "number of confused pairs of classes to print, the most frequent first; with "+
+		"-multi-label number of classes, the least precise first")
 	set.StringVar(&o.out, "o", "", "`DIR` that gets confusion.csv and confusion.png (default: none)")
 	cli.Alias(set, "out", "o")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
-	set.IntVar(&o.batch, "batch", 64, "images a step")
+	set.IntVar(&o.batch, "batch", 64, "images per step")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	o.threads = cli.ThreadsOption(set)
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, "+

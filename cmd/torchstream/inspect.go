@@ -275,7 +275,7 @@ func memberOf(e *imageloader.SampleError) badMember {
 func damagedFlag(set *flag.FlagSet) *imageloader.DamagePolicy {
 	policy := new(imageloader.DamagePolicy)
 	set.Func("damaged", "`POLICY` that says which damaged images are bad: warned (those that Pillow "+
-		"refuses too), partial (not those that are cut off) or refuse (all; default warned)",
+		"refuses too), partial (not those that are cut off) or refuse (all) (default warned)",
 		func(name string) error {
 			for _, p := range []imageloader.DamagePolicy{imageloader.Warned, imageloader.Partial, imageloader.Refuse} {
 				if p.String() == name {

@@ -47,7 +47,7 @@ func packCommand(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		o.shards.ShardBytes, err = parseBytes(text)
 		return err
 	})
-	set.IntVar(&o.shards.Shards, "shards", 0, "`NUMBER` of shards of train, instead of their size; val has proportionally many")
+	set.IntVar(&o.shards.Shards, "shards", 0, "`NUMBER` of shards of train, of which val has proportionally many (default: by -shard-size)")
 	set.IntVar(&o.shards.Side, "side", 0, "resize images whose shorter side has more than `PIXELS` to that, as JPEGs "+
 		"(default: copy them)")
 	set.IntVar(&o.shards.Quality, "quality", 90, "of resized JPEGs, 1 to 100")

@@ -34,12 +34,12 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	set := cli.Flags("torchstream predict IMAGE|FOLDER...", "Classifies images with a checkpoint of "+
 		"torchstream train. A FOLDER stands for the images in it and in its folders, - for the names on\n"+
 		"standard input, one a line. A file that is no image, or a damaged one, is named on standard "+
-		"error, and the others go on; the exit status is 1 then.\n"+
+		"error, the others are classified, and the exit status is 1.\n"+
 		"In folders, files that are no images are only counted.", stderr)
 	checkpoint := set.String("checkpoint", filepath.Join("trained", "best.pt"),
 		"checkpoint `FILE` of torchstream train")
 	name := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
-	batch := set.Int("batch", 32, "images a step")
+	batch := set.Int("batch", 32, "images per step")
 	threads := cli.ThreadsOption(set)
 	var shared cli.Images
 	shared.Register(set, cli.CheckpointUpright)

@@ -53,7 +53,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	archive := set.String("archive", "", cli.ArchiveHelp)
 	out := set.String("o", "sheet.png", "`FILE` to write, a PNG")
 	batches := set.Int("batches", 1, "how many batches")
-	batch := set.Int("batch", 32, "images a batch")
+	batch := set.Int("batch", 32, "images per batch")
 	columns := set.Int("columns", 8, "pictures in a row")
 	size := set.Int("size", 224, "pixels of a picture's side")
 	kind := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")

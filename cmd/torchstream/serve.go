@@ -58,7 +58,7 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.StringVar(&o.address, "address", "localhost:8080", "`HOST:PORT` to listen on; port 0 picks a free one, and "+
 		":8080 listens on all addresses")
 	set.IntVar(&o.batch, "batch", 32, "largest number of images in a batch; at most what a package takes")
-	set.DurationVar(&o.delay, "max-delay", 0, "longest `TIME` that an image waits for others while a device is idle")
+	set.DurationVar(&o.delay, "max-delay", 0, "longest `TIME` that an image waits for others while a device is idle (default 0s)")
 	set.IntVar(&o.top, "top", 5, "number of classes in an answer, the most probable first")
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, or device (a GPU); the images are the same")
 	set.Func("max-bytes", "largest `SIZE` of an upload, such as 10M (default 10M)", sizeOption(&o.maxBytes))

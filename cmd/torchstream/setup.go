@@ -27,14 +27,15 @@ func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		"package index; neither pip nor Python is\n"+
 		"run for them. Of pip's options (PIP_INDEX_URL and others, pip.conf) index-url, extra-index-url, "+
 		"find-links, no-index, trusted-host, proxy and cert count, and the passwords of .netrc.", stderr)
-	from := set.String("from", "", "release archive: a path, or an https or file URL")
+	from := set.String("from", "", "release archive: a path, or an https or file URL (default: none; build the libraries)")
 	sum := set.String("sha256", "",
 		"SHA-256 of the release archive (default: from the file, or the URL, whose path has .sha256 at its end)")
 	image := set.Bool("image", false, "install only the image library, which package imageloader needs; no LibTorch")
 	only := set.Bool("only-libtorch", false,
 		"install only LibTorch, which a build of the shim needs, and print the folder that has it, like "+
 			"a site-packages")
-	release := set.String("libtorch", "", "LibTorch release to build for: "+releases())
+	release := set.String("libtorch", "", "LibTorch release to build for: "+releases()+
+		" (default: TORCHSTREAM_LIBTORCH, or "+setup.DefaultRelease+")")
 	cpu := set.Bool("cpu", false,
 		"build for a LibTorch without CUDA, which is a fifth of the size: the same as -libtorch "+
 			setup.DefaultRelease+setup.WithoutCUDA)

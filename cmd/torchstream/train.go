@@ -68,11 +68,11 @@ type feeding struct {
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
 	set := cli.Flags("torchstream train -archive FILE", "Trains a classifier on an archive of images "+
-		"(directory = class). The folder of -o gets last.pt, from which -resume goes on,\n"+
+		"(directory = class). The folder of -o gets last.pt, from which -resume continues,\n"+
 		"best.pt, log.csv, curves.png, and with -test confusion.csv and confusion.png. Go (nn.Load) and "+
-		"PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
+		"PyTorch (torch.load) read both checkpoints. Ctrl-C ends it after the step, with a new last.pt.", stderr)
 	set.StringVar(&o.archive, "archive", "", cli.ArchiveHelp)
-	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
+	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch (default: none)")
 	set.StringVar(&o.testList, "test-list", "", "CSV or TSV `FILE` with the labels of -test, as -list "+
 		"has those of -archive. Without -test, it names held-back images of -archive")
 	o.images.Register(set, cli.LabelOptions|cli.MultiLabelOptions|cli.UprightOption|cli.AugmentOptions|cli.SplitOptions)
@@ -80,7 +80,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		"share of each label that is spread over all classes, from 0 to below 1; the evaluation's loss has none")
 	set.StringVar(&o.model, "model", "resnet18", strings.Join(models.Classifiers(), ", "))
 	set.IntVar(&o.epochs, "epochs", 10, "passes over the archive")
-	set.IntVar(&o.batch, "batch", 64, "images a step")
+	set.IntVar(&o.batch, "batch", 64, "images per step")
 	set.IntVar(&o.accumulate, "accumulate", 1, "compute each step in `N` parts of -batch, one after another (gradient "+
 		"accumulation), in about 1/N of the memory: the result is the same, except that BatchNorm sees a part")
 	set.IntVar(&o.size, "size", 224, "pixels of an image's side in the network")
@@ -91,11 +91,12 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.Float64Var(&o.warmup, "warmup", 1, "epochs in which the learning rate rises; at most a tenth of all")
 	set.Float64Var(&o.clip, "clip", 0, "maximum norm of the gradients (default: no limit)")
 	set.Float64Var(&o.ema, "ema", 0,
-		"decay of an average of the parameters, which is evaluated and saved as best.pt (default: no average)")
+		"decay of a moving average of the parameters, such as 0.999; the average is evaluated and saved as best.pt "+
+			"(default: none)")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
-	set.IntVar(&o.job.gpus, "gpus", 0, "train on so many GPUs of this host, with a process for each; -batch is "+
-		"shared by all. torchrun and srun start the processes themselves, on one host or several")
-	set.IntVar(&o.job.ranks, "ranks", 0, "train with so many processes on the CPU, with -device cpu")
+	set.IntVar(&o.job.gpus, "gpus", 0, "number of GPUs of this host to train on, with a process for each, which "+
+		"share each -batch (default: one). Do not give it under torchrun or srun, which start the processes themselves")
+	set.IntVar(&o.job.ranks, "ranks", 0, "with -device cpu: number of processes, which share each -batch (default: one)")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
 	o.threads = cli.ThreadsOption(set)
 	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, "+
@@ -109,22 +110,22 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.StringVar(&o.out, "o", "trained", "`DIR` of the results")
 	cli.Alias(set, "out", "o")
 	set.BoolVar(&o.resume, "resume", false,
-		"go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
-	set.IntVar(&o.saveSteps, "save-steps", 0, "write last.pt every so many steps too, not only after each epoch")
+		"continue from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
+	set.IntVar(&o.saveSteps, "save-steps", 0, "also write last.pt after every so many steps (default: only after each epoch)")
 	set.StringVar(&o.pretrained, "pretrained", "", "checkpoint `FILE` (.pt, .pth, .safetensors) to start "+
-		"from; tensors of another shape, such as the head, start anew")
+		"from; tensors of another shape, such as the head, get new values (default: all do)")
 	set.StringVar(&o.pretrainedDict, "pretrained-dict", "", "`KEY` of the dict in the -pretrained file "+
 		"that has the tensors, such as state_dict_ema; keys of nested dicts are joined by dots")
 	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained of the same network: train only the head, "+
-		"its last layer, from the checkpoint's if that has the same classes")
+		"its last layer. It starts with the checkpoint's head if the classes are the same")
 	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: mixed precision, the network in 16 bits with "+
 		"parameters in float32; fp16 on a GPU only (default: all in float32)")
 	set.BoolVar(&o.channelsLast, "channels-last", false,
 		"keep images and kernels in the memory order N H W C, in which a GPU's convolutions are faster")
-	set.BoolVar(&o.graph, "graph", false, "on a GPU: replay each step as a CUDA graph, which frees the host")
+	set.BoolVar(&o.graph, "graph", false, "on a GPU: replay each step as a CUDA graph, with less work for the host")
 	set.IntVar(&o.patience, "patience", 0, "end after so many epochs without a better one (default: never)")
 	set.IntVar(&o.logEvery, "log-every", 0, "print a line with the loss every so many steps, for logs (default: none)")
-	set.BoolVar(&o.tensorBoard, "tensorboard", false, "write event files for TensorBoard into the folder of -o too")
+	set.BoolVar(&o.tensorBoard, "tensorboard", false, "also write event files for TensorBoard into the folder of -o")
 	set.StringVar(&o.profile, "profile", "",
 		"record four steps of the first epoch to this `FILE`: a timeline (.svg, .png) or a trace for Perfetto (.json)")
 	if err := cli.Parse(set, args, 0); err != nil {

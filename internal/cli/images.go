@@ -69,7 +69,7 @@ func (i *Images) flags() []imageFlag {
 			"archive with this name. If the first line names the columns, those with usual names count (path, image, " +
 			"id, ...; label, class, target, ...), otherwise the first two. A name may lack its folder or its " +
 			"extension. Images that it does not name are left out", list},
-		{LabelOptions, "labels", "the same `FILE` as -list", list},
+		{LabelOptions, "labels", "another name of -list `FILE`", list},
 		{LabelOptions, "list-folder", "`FOLDER` of the archive that the names in -list start from, such as train, or . for " +
 			"the whole archive (default: any)", text(&i.ListFormat.Folder)},
 		{MultiLabelOptions, "multi-label", "an image has any number of labels: in several columns of -list, in one with words " +
@@ -101,7 +101,7 @@ func (i *Images) flags() []imageFlag {
 			"chosen by a hash of their names: images that are added later move no others. The share of a small class " +
 			"differs; of two images and more, at least one is on each side (default: none)",
 			number(&i.Part.HeldOut)},
-		{SplitOptions, "val-seed", "another `NUMBER` holds out other images",
+		{SplitOptions, "val-seed", "with -val: `NUMBER` that selects the held-out images; another one holds out others (default 0)",
 			func(set *flag.FlagSet, name, help string) { set.Uint64Var(&i.Part.Seed, name, 0, help) }},
 		{SplitOptions, "group-column", "with -val: `COLUMN` of -list with the group of each image, such as a patient. No " +
 			"group is both in the training and held out, and each class has about its share", text(&i.ListFormat.GroupColumn)},

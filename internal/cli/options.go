@@ -45,7 +45,7 @@ func ParseDecode(name string) (prefetcher.Decode, error) {
 
 // DecodeSMsHelp is the help text of -decode-sms.
 const DecodeSMsHelp = "with -decode device or auto: the maximum `NUMBER` of the GPU's multiprocessors " +
-	"that decode (0: all)"
+	"that decode (default: all)"
 
 // CheckSMs checks -decode-sms.
 func CheckSMs(sms int, decode prefetcher.Decode) error {

@@ -132,7 +132,7 @@ func Flags(line, about string, stderr io.Writer) (*flag.FlagSet, *Options) {
 	set, o := cli.Flags(line, about, stderr), &Options{}
 	o.name = set.Name()
 	set.StringVar(&o.Archive, "archive", "", cli.ArchiveHelp)
-	set.IntVar(&o.Batch, "batch", 64, "images a batch")
+	set.IntVar(&o.Batch, "batch", 64, "images per batch")
 	set.IntVar(&o.Workers, "workers", 0, "goroutines that decode (default: the CPUs that there are)")
 	set.IntVar(&o.Size, "size", 224, "pixels of a result's side")
 	set.Int64Var(&o.memoryMB, "memory", 256, "`MB` of compressed images: a .tgz that fits in is read "+
@@ -148,16 +148,16 @@ func Flags(line, about string, stderr io.Writer) (*flag.FlagSet, *Options) {
 	set.IntVar(&o.multiprocessors, "decode-sms", 0, cli.DecodeSMsHelp)
 	set.BoolVar(&o.trustIndex, "trust-index", false,
 		"do not compare the index's entry points with the images: the GPU does not search for them in the first epoch")
-	set.IntVar(&o.warm, "warm", 0, "run so many epochs before the clock starts: the first one makes entry points")
-	set.IntVar(&o.repeat, "repeat", 1, "go over the archive so many times in an epoch")
+	set.IntVar(&o.warm, "warm", 0, "number of epochs before the clock starts; the first one makes entry points (default 0)")
+	set.IntVar(&o.repeat, "repeat", 1, "number of passes over the archive in an epoch")
 	set.BoolVar(&o.noIndex, "no-index", false,
 		"neither read nor write the archive's index: every epoch of a .tgz that is larger than -memory is one stream")
 	set.Float64Var(&o.Seconds, "seconds", 10, "how long to measure")
 	set.IntVar(&o.epochs, "epochs", 0,
-		"measure so many whole epochs instead, and say how large the process is after each")
+		"number of whole epochs to measure, with the size of the process after each (default: -seconds decides)")
 	set.StringVar(&o.Outputs, "outputs", "", "measure nothing; write the pixels of the first -images "+
 		"images, by name, to this `FILE`: bytes [images, size, size, 3] (not for train-float and train-bfloat16)")
-	set.IntVar(&o.images, "images", 64, "for -outputs")
+	set.IntVar(&o.images, "images", 64, "number of images of -outputs")
 	set.StringVar(&o.profile, "cpuprofile", "",
 		"write a profile of the CPU time that is measured to this `FILE`, for go tool pprof")
 	set.BoolVar(&o.JSON, "json", false, "print one JSON object")
