@@ -55,20 +55,8 @@ func embedCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.StringVar(&o.names, "names", "", "`FILE` of the names: .csv with the columns name and class, or a text with a name "+
 		"a line (default: that of -o with .csv)")
 	set.IntVar(&o.batch, "batch", 64, "images per step; at most what a package takes")
-	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
-	o.threads = cli.ThreadsOption(set)
-	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, "+
-		"which is the device if it can; the images are the same")
-	set.IntVar(&o.decodeSMs, "decode-sms", 0, cli.DecodeSMsHelp)
-	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the command, skip "+
-		"leaves them out (default fail)", func(name string) error {
-		policy, err := parseBadSamples(name)
-		if err != nil || policy == imageloader.Substitute {
-			return errors.New("want fail or skip") // a substitute would have the name of another image
-		}
-		o.badSamples = policy
-		return nil
-	})
+	o.feeding.register(set)
+	o.registerFailOrSkip(set, "command") // a substitute would have the name of another image
 	set.IntVar(&o.saveSteps, "save-steps", 0, "steps after which the vectors are safe on the disk (default: every 10 s)")
 	set.IntVar(&o.logEvery, "log-every", 0, "print a line every so many steps, for logs (default: none)")
 	if err := cli.Parse(set, args, 0); err != nil {

@@ -50,20 +50,8 @@ func evaluateCommand(ctx context.Context, args []string, stdout, stderr io.Write
 	cli.Alias(set, "out", "o")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.batch, "batch", 64, "images per step")
-	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
-	o.threads = cli.ThreadsOption(set)
-	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, "+
-		"which is the device if it can; the images are the same")
-	set.IntVar(&o.decodeSMs, "decode-sms", 0, cli.DecodeSMsHelp)
-	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the evaluation, skip "+
-		"leaves them out (default fail)", func(name string) error {
-		policy, err := parseBadSamples(name)
-		if err != nil || policy == imageloader.Substitute {
-			return errors.New("want fail or skip") // counting an image twice would falsify the result
-		}
-		o.badSamples = policy
-		return nil
-	})
+	o.feeding.register(set)
+	o.registerFailOrSkip(set, "evaluation") // counting an image twice would falsify the result
 	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: the network in 16 bits, as a training with -amp "+
 		"evaluates; fp16 on a GPU only (default: float32)")
 	set.BoolVar(&o.asJSON, "json", false, "print one JSON object, with all classes and all confusions")

@@ -64,6 +64,29 @@ type feeding struct {
 	images                    cli.Images
 }
 
+// register adds the options that several commands have.
+func (f *feeding) register(set *flag.FlagSet) {
+	set.IntVar(&f.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
+	f.threads = cli.ThreadsOption(set)
+	set.StringVar(&f.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, "+
+		"which is the device if it can; the images are the same")
+	set.IntVar(&f.decodeSMs, "decode-sms", 0, cli.DecodeSMsHelp)
+}
+
+// registerFailOrSkip adds -bad-samples for a command that cannot use an image twice. In its text a
+// bad sample ends the thing named ends.
+func (f *feeding) registerFailOrSkip(set *flag.FlagSet, ends string) {
+	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the "+ends+", skip leaves them "+
+		"out (default fail)", func(name string) error {
+		policy, err := parseBadSamples(name)
+		if err != nil || policy == imageloader.Substitute {
+			return errors.New("want fail or skip")
+		}
+		f.badSamples = policy
+		return nil
+	})
+}
+
 // trainCommand trains a classifier.
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
@@ -97,11 +120,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.IntVar(&o.job.gpus, "gpus", 0, "number of GPUs of this host to train on, with a process for each, which "+
 		"share each -batch (default: one). Do not give it under torchrun or srun, which start the processes themselves")
 	set.IntVar(&o.job.ranks, "ranks", 0, "with -device cpu: number of processes, which share each -batch (default: one)")
-	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
-	o.threads = cli.ThreadsOption(set)
-	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, "+
-		"which is the device if it can; the images are the same")
-	set.IntVar(&o.decodeSMs, "decode-sms", 0, cli.DecodeSMsHelp)
+	o.feeding.register(set)
 	set.Func("bad-samples", "`POLICY` for images that cannot be decoded: fail ends the training, skip "+
 		"leaves them out, substitute puts another image of the batch in their place; those of -test are "+
 		"then left out (default fail)",
