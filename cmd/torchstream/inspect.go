@@ -307,6 +307,16 @@ func (r inspection) printSizes(table io.Writer) {
 // rows reports whether the samples are rows with labels. listed is set if labels come from a list.
 func (r inspection) rows(listed bool) bool { return r.Format == imageloader.FormatParquet && !listed }
 
+// directories reports whether the classes are directories.
+func (r inspection) directories(web, listed bool) bool { return !web && !listed && !r.rows(listed) }
+
+// printNoImages says why no row of a Parquet file is a sample.
+func (r inspection) printNoImages(w io.Writer, listed bool) {
+	if r.rows(listed) && r.Samples+r.Orphans == 0 {
+		fmt.Fprintln(w, "\nno samples: "+noImages)
+	}
+}
+
 // printIgnored prints the members that are not samples. It then prints the folders and links that
 // may have been meant as classes.
 func (r inspection) printIgnored(table io.Writer, web, listed bool) {
@@ -371,12 +381,10 @@ func (r inspection) print(w io.Writer, limit int, web, listed bool) error {
 		return err
 	}
 
-	if err := r.printClasses(w, !web && !listed && !r.rows(listed)); err != nil {
+	if err := r.printClasses(w, r.directories(web, listed)); err != nil {
 		return err
 	}
-	if r.rows(listed) && r.Samples+r.Orphans == 0 {
-		fmt.Fprintln(w, "\nno samples: "+noImages)
-	}
+	r.printNoImages(w, listed)
 	if err := r.printFindings(w); err != nil {
 		return err
 	}
