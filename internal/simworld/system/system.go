@@ -30,3 +30,6 @@ func UnmapFile([]byte) error { return nil }
 
 // InMemory reports that no page is in memory.
 func InMemory([]byte) bool { return false }
+
+// AdviseHugePages does nothing.
+func AdviseHugePages([]byte) {}
