@@ -55,7 +55,7 @@ class Peer:
     def __init__(self, spec):
         self.folder, self.workers = spec['folder'], spec['workers']
         self.rank, self.world = spec['rank'], spec['world']
-        self.skip = spec['skip']
+        self.skip, self.even = spec['skip'], spec['even']
         self.open()
 
     def open(self):
@@ -175,7 +175,8 @@ class LitData(Peer):
             def __getitem__(self, index):
                 item = super().__getitem__(index)
                 return item['i'], decode(item['jpg'])
-        dataset = Images(self.folder, shuffle=True, seed=SEED)
+        # drop_last is true by default on several ranks, and a state does not fit another value of it
+        dataset = Images(self.folder, shuffle=True, seed=SEED, drop_last=None if self.even else False)
         self.loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=self.workers)
 
 
@@ -227,7 +228,7 @@ class DALI(Peer):
         @pipeline_def
         def pipeline():
             jpg, number = fn.readers.file(name='reader', files=files, labels=list(range(len(files))), random_shuffle=True,
-                                          shard_id=self.rank, num_shards=self.world)
+                                          shard_id=self.rank, num_shards=self.world, pad_last_batch=True)
             return fn.decoders.image(jpg, device='cpu'), number
         pipe = pipeline(batch_size=BATCH, num_threads=max(self.workers, 1), device_id=None, seed=SEED, enable_checkpointing=True,
                         checkpoint=checkpoint)

@@ -10,8 +10,9 @@ machine without a GPU. A run is a process. It ends after a batch and saves the l
 The next process creates the same loader, loads the state and runs to the end of the second epoch. One model judges all:
 per epoch and rank, the batches before and after the interruption must be those of the undisturbed run.
 
-    once      a stop after each batch of both epochs without workers, and of the first one with 2 workers, on one rank and on 2
-    killed    the same with 2 workers, but the process and its workers get SIGKILL
+    once      a stop after each batch of both epochs without workers, and after every fourth one of the first epoch (-every) with
+              2 workers, on one rank and on 2. The other cases too stop after every fourth batch, and the last one
+    killed    2 workers; the process and its workers get SIGKILL
     twice     stop, resume, stop 3 batches later, resume
     end       the state is saved after the loop of the first epoch has ended
     left      the program leaves the loop of the first epoch after 3 batches, starts the second one, and stops there
@@ -21,7 +22,7 @@ per epoch and rank, the batches before and after the interruption must be those 
     bad       samples 37 to 39 are damaged, on 2 ranks, and are skipped if the loader has an option for this
 
 "exact" means equal batches. In the cases workers and ranks the order may differ: "all once" means that every sample occurs
-once in an epoch. "an epoch too few" or "too many" means that the whole run has all batches of one epoch less or more.
+once in an epoch. "an epoch too few" or "too many" means that the whole run has as many samples less or more.
 Other verdicts say at how many stops (x) the whole run lost or doubled how many samples. An error's class means that it was
 raised. "no end" means no batch and no exit in 30 s.
 """
@@ -144,8 +145,8 @@ PEERS['torchstream'] = TorchStream
 class Loader:
     """Runs the processes of one peer."""
 
-    def __init__(self, name, lab, folder):
-        self.name, self.lab, self.folder, self.number, self.known = name, lab, folder, 0, {}
+    def __init__(self, name, lab, folder, every=1):
+        self.name, self.lab, self.folder, self.every, self.number, self.known = name, lab, folder, every, 0, {}
 
     def data(self, samples=SAMPLES, bad=()):
         folder = os.path.join(self.folder, f'data-{samples}-{len(bad)}')
@@ -160,7 +161,7 @@ class Loader:
         specs = []
         for rank in range(world):
             specs.append({'folder': data or self.data(), 'workers': workers, 'rank': rank, 'world': world, 'epochs': EPOCHS, 'leave': 0, 'stop': 0, 'end': False,
-                          'wait': False, 'skip': False, 'load': self.states(load, rank, world), 'save': f'{base}.state{rank}',
+                          'wait': False, 'skip': False, 'even': False, 'load': self.states(load, rank, world), 'save': f'{base}.state{rank}',
                           'out': f'{base}.out{rank}', 'store': f'{base}.store', **spec})
         pids = [start(self.name, s, self.lab) for s in specs]
         try:
@@ -264,8 +265,8 @@ def judge(want, got, exact=True):
         order |= w != g
     lost, doubled = sum(lost.values()), sum(doubled.values())
     whole = sum(len(samples) for rank in want.batches for e, samples in rank if e == EPOCHS - 1)
-    if exact and sorted((lost, doubled)) == [0, whole]:
-        return 'an epoch too few' if lost else 'an epoch too many'
+    if exact and abs(lost - doubled) == whole:
+        return 'an epoch too few' if lost > doubled else 'an epoch too many'
     said = [f'{what} {n}' for what, n in (('lost', lost), ('doubled', doubled)) if n]
     if said:
         return ', '.join(said)
@@ -303,16 +304,17 @@ def summary(verdicts):
 
 # ---- the cases
 
-def stops(want, epochs):
-    """Return the numbers of batches after which a run of these epochs can be interrupted."""
-    return range(1, min(len([b for b in rank if b[0] < epochs]) for rank in want.batches) + (epochs < EPOCHS))
+def stops(l, want, epochs):
+    """Return the numbers of batches after which a run of these epochs is interrupted: all of both epochs, or every Nth of the first."""
+    last = min(len([b for b in rank if b[0] < epochs]) for rank in want.batches) - (epochs == EPOCHS)
+    return range(last, 0, -1 if epochs == EPOCHS else -l.every)
 
 
 def case_once(l, killed=False):
     verdicts = {}
     for workers, world, epochs in [(0, 1, EPOCHS), (2, 1, 1), (2, 2, 1)] if not killed else [(2, 1, 1)]:
         want, _ = l.run(workers, world)
-        for n in stops(want, epochs):
+        for n in stops(l, want, epochs):
             a, state = l.before(n, workers, world, wait=killed)
             b, _ = l.run(workers, world, load=state)
             verdicts[f'{workers} workers, {world} ranks, {n}'] = judge(want, joined(a, b))
@@ -327,7 +329,7 @@ def case_twice(l):
     verdicts = {}
     for workers in (0, 2):
         want, _ = l.run(workers)
-        for n in stops(want, 1):
+        for n in stops(l, want, 1):
             a, state = l.before(n, workers, 1)
             b, state = l.run(workers, load=state, stop=LATER)
             c, _ = l.run(workers, load=state) if not any(b.errors) else (Run([[]], ['']), None)
@@ -339,7 +341,7 @@ def case_end(l):
     verdicts = {}
     for workers in (0, 2):
         want, _ = l.run(workers)
-        last = stops(want, 1)[-1]
+        last = stops(l, want, 1)[0]
         a, state = l.run(workers, end=True) if l.name != 'torchstream' else l.before(last, workers, 1)
         b, _ = l.run(workers, load=state)
         verdicts[f'{workers} workers'] = judge(want, joined(a, b))
@@ -350,7 +352,7 @@ def case_left(l):
     verdicts = {}
     for workers in (0, 2):
         want, _ = l.run(workers, leave=LEAVE)
-        for n in range(1, len(want.batches[0]) - LEAVE):
+        for n in range(len(want.batches[0]) - LEAVE - 1, 0, -l.every):
             a, state = l.run(workers, leave=LEAVE, stop=n)
             b, _ = l.run(workers, load=state)
             verdicts[f'{workers} workers, {n}'] = judge(want, joined(a, b))
@@ -361,7 +363,7 @@ def other(l, before, after):
     """Interrupt the first epoch with one number of workers and ranks, and resume with another."""
     verdicts = {}
     want, _ = l.run(*before)
-    for n in stops(want, 1):
+    for n in stops(l, want, 1):
         a, state = l.before(n, *before)
         b, _ = l.run(*after, load=state)
         verdicts[f'{before} {after}, {n}'] = judge(want, joined(a, b), exact=False)
@@ -386,14 +388,14 @@ def ended(run):
 
 
 def case_few(l):
-    return {'': ended(l.run(world=4, data=l.data(samples=3), epochs=1)[0])}
+    return {'': ended(l.run(world=4, data=l.data(samples=3), epochs=1, even=True)[0])}
 
 
 def case_bad(l):
-    return {'': ended(l.run(world=2, data=l.data(bad=BAD), epochs=1, skip=True)[0])}
+    return {'': ended(l.run(world=2, data=l.data(bad=BAD), epochs=1, skip=True, even=True)[0])}
 
 
-def one(name, cases, lab, each):
+def one(name, cases, lab, each, every):
     """Run the cases of one peer in this process, which forks the others, and print them as JSON."""
     peer = PEERS[name]
     for package in getattr(peer, 'imports', ()):
@@ -401,7 +403,7 @@ def one(name, cases, lab, each):
     folder = tempfile.mkdtemp(prefix='resume-')
     os.environ.update(HF_HOME=folder, HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', TMPDIR=folder, TORCHSTREAM_CACHE=os.path.join(folder, 'cache'))
     try:
-        loader = Loader(name, lab, folder)
+        loader = Loader(name, lab, folder, every)
         for case in cases:
             verdicts = globals()['case_' + case](loader)
             print(json.dumps({'peer': name, 'case': case, 'verdict': summary(verdicts), 'stops': verdicts if each else None}), flush=True)
@@ -414,16 +416,17 @@ def main():
     parser.add_argument('-peers', default=','.join(PEERS), help='some of ' + ','.join(PEERS))
     parser.add_argument('-cases', default=','.join(CASES), help='some of ' + ','.join(CASES))
     parser.add_argument('-lab', default=os.path.join(HERE, '..', '..', 'bin', 'torchstream-lab'), help='the program torchstream-lab')
+    parser.add_argument('-every', type=int, default=4, help='stop after every Nth batch, counted from the last one')
     parser.add_argument('-stops', action='store_true', help='also print the verdict on each stop')
     parser.add_argument('-one', action='store_true', help='run in this process, and print JSON')
     args = parser.parse_args()
     peers, cases, lab = args.peers.split(','), args.cases.split(','), os.path.abspath(args.lab)
     if args.one:
-        return one(peers[0], cases, lab, args.stops)
+        return one(peers[0], cases, lab, args.stops, args.every)
     print('| | ' + ' | '.join(cases) + ' |\n|---' + '|---' * len(cases) + '|')
     for name in peers:
-        done = subprocess.run([sys.executable, __file__, '-one', '-peers', name, '-cases', args.cases, '-lab', lab] + ['-stops'] * args.stops,
-                              stdout=subprocess.PIPE, text=True)
+        line = [sys.executable, __file__, '-one', '-peers', name, '-cases', args.cases, '-lab', lab, '-every', str(args.every)]
+        done = subprocess.run(line + ['-stops'] * args.stops, stdout=subprocess.PIPE, text=True)
         rows = {r['case']: r for r in map(json.loads, done.stdout.splitlines())}
         print(f'| {name} | ' + ' | '.join(rows[c]['verdict'] if c in rows else 'driver failed' for c in cases) + ' |', flush=True)
         for c in cases if args.stops else ():
