@@ -24,7 +24,7 @@ per epoch and rank, the batches before and after the interruption must be those 
 "exact" means equal batches. In the cases workers and ranks the order may differ: "all once" means that every sample occurs
 once in an epoch. "an epoch too few" or "too many" means that the whole run has as many samples less or more.
 Other verdicts say at how many stops (x) the whole run lost or doubled how many samples. An error's class means that it was
-raised. "no end" means no batch and no exit in 30 s.
+raised. "no end" means no batch and no exit in 30 s: run it again on a machine that is not busy.
 """
 import argparse
 import atexit
