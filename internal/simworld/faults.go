@@ -148,7 +148,7 @@ func faults() (list []plantedFault) {
 	for _, of := range []struct {
 		scenario string
 		faults   []fault
-	}{{"loader", loaderFaults}} {
+	}{{"loader", loaderFaults}, {"save", saveFaults}, {"control", controlFaults}} {
 		for _, f := range of.faults {
 			list = append(list, plantedFault{f, of.scenario})
 		}
