@@ -37,7 +37,7 @@ func (p *pass) deliver() error {
 		}
 		n := len(r.Samples)
 		if n == size || n > 0 && !p.config.Batch.Share.DropLast {
-			if err := d.hand(&r, err == nil || n == size); err != nil {
+			if err := d.hand(&r, n == size || err == nil && d.samples+n >= p.asm.Wanted()); err != nil {
 				return err
 			}
 		}
@@ -57,18 +57,20 @@ type delivering struct {
 	place   Delivery // Batches and Turns after the last whole batch
 	batches int      // batches of the epoch, including batches before this pass
 	samples int      // samples of this pass
+	stray   bool     // a batch of this pass has samples from flow.stray on
 	bad     int      // bad samples of this pass
 	lastBad error
 }
 
-// hand delivers a batch. whole is false if an error cut the batch short. The position of such a
-// batch is the position of the last whole batch.
+// hand delivers a batch. whole is false if an error or bad samples cut the batch short. The
+// position of such a batch is the position of the last whole batch.
 func (d *delivering) hand(r *ready, whole bool) error {
 	p, n := d.p, len(r.Samples)
 	if p.ctx.Err() != nil {
 		return p.cause()
 	}
-	if turns := p.start.Turn + r.Judged; whole && int64(turns) <= p.flow.stray.Load() {
+	turns := p.start.Turn + r.Judged
+	if d.stray = d.stray || int64(turns) > p.flow.stray.Load(); whole && !d.stray {
 		d.place.Batches++
 		d.place.Turns = turns
 	}
@@ -100,6 +102,9 @@ func (d *delivering) hand(r *ready, whole bool) error {
 // delivered anything. Otherwise the error explains why there are no samples.
 func (d *delivering) end(last *ready) error {
 	p, share, file := d.p, &d.p.config.Batch.Share, d.p.env.Rules.File
+	if d.stray { // there are enough samples, but others than in a whole archive
+		return *p.flow.lost.Load()
+	}
 	none := func(format string, args ...any) error {
 		return fmt.Errorf("%w in epoch %d of %s: "+format,
 			append([]any{index.ErrNoSamples, p.start.Epoch, file}, args...)...)

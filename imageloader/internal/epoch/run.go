@@ -129,6 +129,7 @@ type flow struct {
 	// in the shuffle buffer, but at other turns than in a whole archive. stray is the first of
 	// these turns.
 	stray atomic.Int64
+	lost  atomic.Pointer[error] // why the archive cannot be read; written before stray
 }
 
 // Run runs an epoch from a position to its end. It returns nil if it has delivered every batch, and

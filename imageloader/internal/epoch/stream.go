@@ -127,6 +127,7 @@ func (p *pass) readRound(epoch int, take func(Item) error) error {
 		return err
 	}
 	if err != nil {
+		p.flow.lost.Store(&err)
 		p.flow.stray.Store(int64(p.flow.next))
 	}
 	if stopped := flush(); stopped != nil { // even after an error, so that no sample is lost

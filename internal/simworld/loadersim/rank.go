@@ -118,6 +118,9 @@ func (r *rank) process(p *world.Process, workers int) {
 // the last epoch. It sets r.failure if it ends early, and r.err if the loader broke a promise.
 func (r *rank) processIn(ctx context.Context, p *world.Process, workers int) {
 	r.failure = nil
+	if len(r.states) == 0 {
+		r.planIn(r.model.Order) // an earlier process may have shuffled through a buffer
+	}
 	path, o := r.place(p)
 	o.Rank, o.Workers = r.number, workers
 	l, err := imageloader.OpenContext(ctx, path, o)

@@ -109,9 +109,39 @@ func TestSeeds(t *testing.T) {
 }
 
 // regressions are the choices of runs that once found a fault of the product.
-var regressions = []struct{ name, choices string }{
-	{"an archive changes between two rounds of a stream", "samples#0=11;size#0=593;size#23=489;format#0=5;repeat#0=3;" +
-		"order#0=3;buffer#0=4;buffer bytes#0=1;archive changes#13=2"},
+var regressions = []struct {
+	name    string
+	seed    uint64
+	choices string
+}{
+	{"an archive changes between two rounds of a stream", 1,
+		"samples#0=11;size#0=593;size#23=489;format#0=5;repeat#0=3;" +
+			"order#0=3;buffer#0=4;buffer bytes#0=1;archive changes#13=2"},
+	{"a rank resumes after a batch that bad samples have cut short", 30001075,
+		"samples#0=2;classes#0=2;damage#0=1;payload#0=235;size#0=317;bad#0=5;spoil#0=2;payload#1=119;" +
+			"size#1=169;bad#1=3;format#0=3;remote#0=3;deflate#1=1;give classes#0=1;batch#0=4;world#0=2;" +
+			"seed#0=105;policy#0=1;last#0=2;epochs#0=1;no index#0=2;order#0=1;rare names#0=2;rare syncs#0=3;" +
+			"rare responses#0=2;rare leaves#0=3;network disk#0=2;deal again#0=1;rank 0 killed#0=1;" +
+			"rank 0 call#0=18;rank 0 loses power#0=1;rank 2 workers#0=1;leave#2=3;rank 0 killed#1=2;" +
+			"rank 0 call#1=3;rank 0 loses power#1=2;rank 0 workers#1=1;rank 0 killed#2=2;rank 0 call#2=14;" +
+			"rank 0 loses power#2=3;leave#3=2;rank 0 workers#3=2;rank 2 killed#1=1;rank 2 call#0=28;" +
+			"rank 2 loses power#0=2;rank 2 workers#1=1"},
+	{"reading fails while the shuffle buffer has enough samples", 130001391,
+		"samples#0=11;damage#0=2;payload#0=190;size#0=500;bad#0=5;payload#1=189;size#1=325;bad#1=3;" +
+			"payload#2=111;size#2=190;bad#2=2;payload#3=166;size#3=430;bad#3=3;payload#4=162;size#4=167;" +
+			"bad#4=5;payload#5=169;size#5=206;bad#5=5;payload#6=121;size#6=347;bad#6=4;payload#7=176;" +
+			"size#7=445;payload#8=202;size#8=437;bad#8=3;payload#9=255;size#9=136;bad#9=2;payload#10=128;" +
+			"size#10=75;payload#11=169;size#11=385;bad#11=5;payload#12=105;size#12=612;bad#12=1;" +
+			"payload#13=132;size#13=359;bad#13=2;payload#14=68;size#14=131;bad#14=1;payload#15=197;" +
+			"size#15=450;bad#15=3;payload#16=12;size#16=110;bad#16=1;payload#17=48;size#17=182;bad#17=5;" +
+			"payload#18=253;size#18=659;payload#19=160;size#19=597;bad#19=5;payload#20=100;size#20=37;" +
+			"bad#20=4;payload#21=232;size#21=176;bad#21=4;payload#22=250;size#22=486;bad#22=3;payload#23=66;" +
+			"size#23=140;bad#23=1;payload#24=141;size#24=426;bad#24=5;format#0=5;remote#0=3;flush#0=1;" +
+			"batch#0=1;repeat#0=1;seed#0=518;policy#0=1;last#0=2;no index#0=2;order#0=3;buffer#0=1;" +
+			"buffer bytes#0=1;rare reads#0=3;rare syncs#0=3;rare locks#0=2;rare responses#0=1;rare stops#0=3;" +
+			"index#0=5;deal again#0=1;index process#0=2;rank 0 killed#0=2;rank 0 call#0=85;" +
+			"rank 0 workers#0=2;fault readat train.remote.tsidx#8=1;fault readat train.remote.tsidx#15=1;" +
+			"fault get train-1.tgz#5=10;archive changes#7=2"},
 }
 
 // TestRegressions runs the seeds that found faults.
@@ -122,7 +152,7 @@ func TestRegressions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if story, err := Run(t, 1, loadersim.Run, replay); err != nil {
+		if story, err := Run(t, r.seed, loadersim.Run, replay); err != nil {
 			t.Errorf("%s: %v\n%s", r.name, err, story)
 		}
 	}
