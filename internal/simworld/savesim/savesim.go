@@ -204,7 +204,7 @@ func (j *job) live(ranks int, disturbed bool) error {
 		j.calls = max(j.calls, processes[0].Calls())
 	}
 	f := j.w.Disk.Faults
-	j.loose = j.loose || f.Name > 0 || f.Read > 0 || f.Sync > 0 && j.kind.format == sharded
+	j.loose = j.loose || f.Name > 0 || f.Read > 0 || f.Sync > 0 // see checkpoint.ErrNotDurable
 	j.last = l.ranks
 	return errors.Join(errs...)
 }
