@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -166,12 +168,23 @@ func (s *shared) bindOrFetch() (l *net.UnixListener, c *net.UnixConn, file *os.F
 			}
 			s.drop(c)
 		}
-		if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, io.EOF) {
+		if !holderEnded(err) {
 			return nil, nil, nil, err
 		}
-		time.Sleep(roundTime) // the holder has just ended
+		time.Sleep(roundTime)
 	}
 	return nil, nil, nil, err
+}
+
+// holderEnded reports whether an error of connecting or receiving may say that the process that had
+// the socket has just ended.
+func holderEnded(err error) bool {
+	for _, e := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, io.EOF, fs.ErrNotExist, syscall.ESRCH} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // receive reads the file that the holder of the socket sends.
@@ -209,8 +222,8 @@ func receive(c *net.UnixConn) (*os.File, error) {
 	return nil, fmt.Errorf("the process that has the socket sent %q without the memory", text[:n])
 }
 
-// sameUser returns an error if the process at the other end is another user's, or if it is in a PID
-// namespace that this process does not see.
+// sameUser returns an error unless the process at the other end is this user's and in the same
+// container.
 func sameUser(c *net.UnixConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -229,8 +242,35 @@ func sameUser(c *net.UnixConn) error {
 	if int(peer.Uid) != os.Geteuid() {
 		return fmt.Errorf("process %d of user %d has the socket: %w", peer.Pid, peer.Uid, os.ErrPermission)
 	}
-	if peer.Pid == 0 { // the user of the same number in another container may be anybody
-		return fmt.Errorf("a process of another container has the socket: %w", os.ErrPermission)
+	return sameContainer(int(peer.Pid))
+}
+
+// errOtherContainer refuses a process whose user only has the same number: it may be anybody.
+var errOtherContainer = fmt.Errorf("a process of another container has the socket: %w", os.ErrPermission)
+
+// sameContainer returns an error if the process is not in the PID namespace and the user namespace
+// of this process. A pid of 0 stands for a process that this one does not see. A process outside of
+// a container sees the processes in it, so a pid alone proves nothing.
+func sameContainer(pid int) error {
+	if pid == 0 {
+		return errOtherContainer
+	}
+	// The /proc of another PID namespace numbers the processes in another way.
+	if self, err := os.Readlink("/proc/self"); err != nil || self != strconv.Itoa(os.Getpid()) {
+		return errors.Join(fmt.Errorf("/proc does not show this process's container: %w", os.ErrPermission), err)
+	}
+	for _, namespace := range []string{"pid", "user"} {
+		own, err := os.Stat("/proc/self/ns/" + namespace)
+		if err != nil {
+			return err
+		}
+		other, err := os.Stat(fmt.Sprintf("/proc/%d/ns/%s", pid, namespace))
+		if err != nil {
+			return err
+		}
+		if !os.SameFile(own, other) {
+			return errOtherContainer
+		}
 	}
 	return nil
 }

@@ -30,13 +30,57 @@ const (
 
 func TestMain(m *testing.M) {
 	if name := os.Getenv(childVariable); name != "" {
-		if err := child(name); err != nil {
+		run := child
+		if role := os.Getenv(uncheckedVariable); role != "" {
+			run = func(name string) error { return unchecked(name, role) }
+		}
+		if err := run(name); err != nil {
 			fmt.Println("error:", err)
 			os.Exit(1)
 		}
 		return
 	}
 	os.Exit(m.Run())
+}
+
+// uncheckedVariable makes the test program a child that has the memory's socket, or connects to it,
+// without a check of the process at the other end. Its value is "hold" or "fetch".
+const uncheckedVariable = "TORCHSTREAM_TEST_HOSTMEM_UNCHECKED"
+
+// unchecked obeys uncheckedVariable.
+func unchecked(name, role string) error {
+	address := &net.UnixAddr{Name: fmt.Sprintf("@torchstream-%d-%s", os.Geteuid(), name), Net: "unix"}
+	if role == "fetch" {
+		c, err := net.DialUnix("unix", nil, address)
+		if err != nil {
+			return err
+		}
+		control := make([]byte, unix.CmsgSpace(4))
+		_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1000), control)
+		fmt.Println(n, "bytes of descriptors")
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	}
+	l, err := net.ListenUnix("unix", address)
+	if err != nil {
+		return err
+	}
+	file, err := newFile(int64(os.Getpagesize()) + testBytes)
+	if err != nil {
+		return err
+	}
+	fmt.Println("holds")
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return err
+		}
+		if err := (&shared{file: file}).send(c); err != nil {
+			return err
+		}
+	}
 }
 
 // child joins, and then obeys lines: "set I" writes and publishes item I, "has I" reads it.
@@ -284,19 +328,55 @@ func TestJoinRefusesWhatIsNotItsMemory(t *testing.T) {
 	}
 }
 
+// inNewPIDNamespace returns a command that runs this test program as a child in a PID namespace
+// that this process sees, but not the other way round.
+func inNewPIDNamespace(t *testing.T, name, role string) *exec.Cmd {
+	c := exec.CommandContext(t.Context(), os.Args[0])
+	c.Env = append(os.Environ(), childVariable+"="+name, uncheckedVariable+"="+role)
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	return c
+}
+
 // A process does not use the memory of a process in a PID namespace that it does not see.
 func TestProcessesOfOtherContainersAreRefused(t *testing.T) {
 	name := testName(t)
 	open(t, name)
-	c := exec.CommandContext(t.Context(), os.Args[0])
-	c.Env = append(os.Environ(), childVariable+"="+name)
-	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
-	out, err := c.Output()
+	out, err := inNewPIDNamespace(t, name, "").Output()
 	if errors.Is(err, fs.ErrPermission) {
 		t.Skip("this process may not make a PID namespace")
 	}
 	if err == nil || !strings.Contains(string(out), "a process of another container has the socket") {
 		t.Errorf("got %q, %v, want the error that another container has the socket", out, err)
+	}
+}
+
+// A process neither sends its memory to a process in a PID namespace below its own, nor takes that
+// process's memory, although it sees the process.
+func TestProcessesOfContainersBelowAreRefused(t *testing.T) {
+	name := testName(t)
+	open(t, name)
+	out, err := inNewPIDNamespace(t, name, "fetch").Output()
+	if errors.Is(err, fs.ErrPermission) {
+		t.Skip("this process may not make a PID namespace")
+	}
+	if err != nil || string(out) != "0 bytes of descriptors\n" {
+		t.Errorf("a process that fetches got %q, error %v, want no descriptors, nil", out, err)
+	}
+
+	name = testName(t)
+	holder := inNewPIDNamespace(t, name, "hold")
+	text, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, c: holder, out: bufio.NewScanner(text)}
+	t.Cleanup(p.kill)
+	p.read("holds")
+	if m, err := Join(Config{Name: name, Flags: testFlags, Bytes: testBytes}); !errors.Is(err, errOtherContainer) {
+		t.Errorf("a process that holds: got %v, %v, want nil, %v", m, err, errOtherContainer)
 	}
 }
 
