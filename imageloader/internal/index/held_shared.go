@@ -92,9 +92,10 @@ func (s *sharedContents) of(i int) []byte {
 	return s.memory.Data()[at : at+size : at+size]
 }
 
-// keep publishes the content of record i, unless another process has published it.
+// keep publishes the content of record i, unless another process has published it. It does not
+// publish data that is not the whole content, such as the one of a damaged member.
 func (s *sharedContents) keep(i int, data []byte) error {
-	if s.room(i) == 0 || s.memory.Flag(i) {
+	if s.room(i) == 0 || s.memory.Flag(i) || int64(len(data)) != s.samples[i].size {
 		return nil
 	}
 	if err := s.memory.Write(s.place(i), data); err != nil {
@@ -151,13 +152,15 @@ func (x *Index) identified() bool {
 	return true
 }
 
-// shareHeld moves contents that are held in this process's memory to the shared memory.
+// shareHeld moves contents that are held in this process's memory to the shared memory. If one of
+// them is missing, the next process reads the archive.
 func (x *Index) shareHeld(c *Config) {
 	x.share(c)
 	if x.memory.shared == nil {
 		return
 	}
 	s := x.memory.shared
+	whole := true
 	for i, data := range x.memory.held {
 		if err := s.keep(i, data); err != nil {
 			c.Logger.Warn("the samples in memory are not shared with other processes", "error", err)
@@ -165,8 +168,11 @@ func (x *Index) shareHeld(c *Config) {
 			s.close()
 			return
 		}
+		whole = whole && (s.room(i) == 0 || s.memory.Flag(i))
 	}
-	s.memory.SetFlag(s.complete())
+	if whole {
+		s.memory.SetFlag(s.complete())
+	}
 	x.memory.held = nil
 	x.memory.arena.Free()
 	x.memory.arena = nil

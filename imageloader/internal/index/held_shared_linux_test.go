@@ -102,6 +102,36 @@ func TestContextEndsTheWaitForSharedSamples(t *testing.T) {
 	}
 }
 
+// TestMissingContentIsNotPublished: a content that the Builder has not read is not published as
+// zeros, and the samples are complete only when a process has published all of them.
+func TestMissingContentIsNotPublished(t *testing.T) {
+	_, c, empty, want := sharedZstd(t)
+	for _, missing := range []int{3, -1} {
+		x := &Index{recordTable: empty.recordTable}
+		x.shards = empty.shards
+		x.memory.held = make([][]byte, len(want))
+		for i := range want {
+			if i != missing {
+				x.memory.held[x.at(i)] = want[i]
+			}
+		}
+		x.shareHeld(&c)
+		s := x.memory.shared
+		if s == nil {
+			t.Fatal("the contents are not shared")
+		}
+		defer s.close()
+		if got := s.memory.Flag(s.complete()); got != (missing < 0) {
+			t.Errorf("sample %d is missing: complete %v, want %v", missing, got, missing < 0)
+		}
+		expected := append([][]byte(nil), want...)
+		if missing >= 0 {
+			expected[missing] = nil
+		}
+		wantShared(t, x, expected)
+	}
+}
+
 // timeless is the description of a file whose time is unknown.
 type timeless struct{ fs.FileInfo }
 
