@@ -36,6 +36,7 @@ type shared struct {
 	mu      sync.Mutex
 	closed  bool
 	open    map[io.Closer]bool // sockets, closed by close
+	ended   chan struct{}      // closed by close
 }
 
 const (
@@ -67,7 +68,7 @@ func join(c Config) (*Memory, error) {
 		return nil, err
 	}
 	s := &shared{name: fmt.Sprintf("@torchstream-%d-%s", os.Geteuid(), c.Name), file: own, at: at,
-		open: map[io.Closer]bool{}}
+		open: map[io.Closer]bool{}, ended: make(chan struct{})}
 	l, conn, file, err := s.bindOrFetch()
 	if file != nil {
 		_ = own.Close() // it is empty
@@ -296,6 +297,10 @@ func (s *shared) drop(c io.Closer) {
 	_ = c.Close() // a socket has nothing to lose
 }
 
+// acceptPause is the time before another try to accept a process, for example after the system had
+// no descriptors left.
+const acceptPause = 100 * time.Millisecond
+
 // serve sends the memory to each process that connects.
 func (s *shared) serve(l *net.UnixListener) {
 	if !s.keep(l) {
@@ -305,18 +310,30 @@ func (s *shared) serve(l *net.UnixListener) {
 		defer s.drop(l)
 		for {
 			c, err := l.AcceptUnix()
-			if err != nil {
-				return // closed, or without descriptors: another process can bind the name
+			if errors.Is(err, net.ErrClosed) {
+				return
 			}
-			if sameUser(c) != nil || s.send(c) != nil || !s.keep(c) {
-				_ = c.Close() // the other process reads the end
+			if err != nil {
+				select {
+				case <-s.ended:
+				case <-time.After(acceptPause):
+				}
 				continue
 			}
-			s.running.Go(func() {
-				defer s.drop(c)
-				_, _ = c.Read(make([]byte, 1)) // returns when one of the two processes closes the memory, or ends
-			})
+			s.pass(c)
 		}
+	})
+}
+
+// pass sends the memory to a process that has connected.
+func (s *shared) pass(c *net.UnixConn) {
+	if sameUser(c) != nil || s.send(c) != nil || !s.keep(c) {
+		_ = c.Close() // the other process reads the end
+		return
+	}
+	s.running.Go(func() {
+		defer s.drop(c)
+		_, _ = c.Read(make([]byte, 1)) // returns when one of the two processes closes the memory, or ends
 	})
 }
 
@@ -435,6 +452,9 @@ func (m *Memory) Close() { m.shared.close() }
 func (s *shared) close() {
 	s.mu.Lock()
 	first := !s.closed
+	if first {
+		close(s.ended)
+	}
 	s.closed = true
 	for c := range s.open {
 		_ = c.Close() // a socket has nothing to lose

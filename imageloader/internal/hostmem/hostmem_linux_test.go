@@ -91,6 +91,7 @@ func child(name string) error {
 	}
 	defer m.Close()
 	fmt.Println("joined")
+	var files []*os.File
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		var verb string
 		var i int
@@ -110,9 +111,37 @@ func child(name string) error {
 				return err
 			}
 			fmt.Println("locked")
+		case "full":
+			if err := useAllDescriptors(&files); err != nil {
+				return err
+			}
+			fmt.Println("full")
+		case "free":
+			for _, f := range files {
+				_ = f.Close() // nothing was written
+			}
+			files = nil
+			fmt.Println("free")
 		}
 	}
 	return nil
+}
+
+// useAllDescriptors opens files until the process has no descriptors left.
+func useAllDescriptors(files *[]*os.File) error {
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: 64}); err != nil {
+		return err
+	}
+	for {
+		f, err := os.Open(os.DevNull)
+		if errors.Is(err, unix.EMFILE) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		*files = append(*files, f)
+	}
 }
 
 func item(i int) []byte { return bytes.Repeat([]byte{byte(i + 1)}, 5000) }
@@ -272,6 +301,31 @@ func TestOtherMemoryUnderTheNameIsNotMixed(t *testing.T) {
 	}
 	if got := c.Flag(1) == c.Flag(2); !got {
 		t.Error("new memory has some of the flags, want all or none")
+	}
+}
+
+// A process without free descriptors keeps the socket, and sends the memory when it has descriptors
+// again.
+func TestHolderWithoutDescriptorsKeepsTheSocket(t *testing.T) {
+	name := testName(t)
+	holder := start(t, name)
+	holder.ask("set 0", "set")
+	holder.ask("full 0", "full")
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: fmt.Sprintf("@torchstream-%d-%s", os.Geteuid(), name), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	text := make([]byte, len(greeting))
+	if err := c.SetReadDeadline(time.Now().Add(3 * acceptPause)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := c.Read(text); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("without descriptors: read %q, %v, want nothing until the deadline", text[:n], err)
+	}
+	holder.ask("free 0", "free")
+	if m := open(t, name); !has(m, 0) {
+		t.Error("the memory lacks item 0, want the memory of the process that had no descriptors")
 	}
 }
 
