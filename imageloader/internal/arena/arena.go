@@ -30,6 +30,7 @@ type Arena struct {
 type mapping struct {
 	chunks [][]byte
 	freed  bool
+	small  bool // no huge pages
 }
 
 func (m *mapping) free() {
@@ -43,6 +44,14 @@ func (m *mapping) free() {
 func New() *Arena {
 	a := &Arena{mapped: &mapping{}}
 	runtime.AddCleanup(a, (*mapping).free, a.mapped)
+	return a
+}
+
+// newSmallPages returns an empty arena without huge pages, for memory of which parts go back to the
+// system before Free. A huge page has the memory of several such parts.
+func newSmallPages() *Arena {
+	a := New()
+	a.mapped.small = true
 	return a
 }
 
@@ -91,9 +100,13 @@ func (a *Arena) alloc(n, align int) []byte {
 // grow maps more memory. It returns nil if the system can't map it.
 func (m *mapping) grow(size int) []byte {
 	p := mapPages(size)
-	if p != nil {
-		m.chunks = append(m.chunks, p)
+	if p == nil {
+		return nil
 	}
+	if !m.small {
+		adviseHuge(p)
+	}
+	m.chunks = append(m.chunks, p)
 	return p
 }
 

@@ -57,7 +57,7 @@ func (b *Buffers) Get(n int) []byte {
 		return p[:n]
 	}
 	if b.arena == nil {
-		b.arena = New()
+		b.arena = newSmallPages()
 	}
 	if p := b.arena.alloc(capacityOf(class), pageBytes); p != nil {
 		return p[:n]

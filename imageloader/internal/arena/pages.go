@@ -18,9 +18,11 @@ func mapPages(size int) []byte {
 	if err != nil {
 		return nil
 	}
-	system.AdviseHugePages(p) // a page's first write takes longer than filling the page
 	return p
 }
+
+// adviseHuge asks for huge pages: a page's first write takes longer than filling the page.
+func adviseHuge(p []byte) { system.AdviseHugePages(p) }
 
 func unmapPages(p []byte) {
 	_ = unix.Munmap(p) // fails only for addresses that are not mapped

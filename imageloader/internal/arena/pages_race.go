@@ -15,6 +15,8 @@ func mapPages(size int) []byte {
 	return make([]byte, size)
 }
 
+func adviseHuge([]byte) {}
+
 func unmapPages([]byte) {}
 
 func dropPages(p []byte) { clear(p) }

@@ -67,3 +67,43 @@ func TestFreeReturnsTheMemoryToTheSystem(t *testing.T) {
 	}
 	(*Arena)(nil).Free()
 }
+
+// advised reports whether p is in memory for which huge pages are wanted.
+func advised(t *testing.T, p []byte) bool {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p))))
+	inside := false
+	for line := range strings.Lines(string(text)) {
+		if flags, ok := strings.CutPrefix(line, "VmFlags:"); ok && inside {
+			return strings.Contains(flags, " hg ")
+		}
+		span, _, _ := strings.Cut(line, " ")
+		from, to, isSpan := strings.Cut(span, "-")
+		if begin, err := strconv.ParseUint(from, 16, 64); isSpan && err == nil {
+			end, _ := strconv.ParseUint(to, 16, 64)
+			inside = begin <= at && at < end
+		}
+	}
+	t.Fatalf("no mapping has the address %#x", at)
+	return false
+}
+
+// Buffers have no huge pages: those would not go back to the system when a buffer's pages do.
+func TestOnlyArenasHaveHugePages(t *testing.T) {
+	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
+		t.Skip("the system has no transparent huge pages")
+	}
+	a, b := New(), NewBuffers(0)
+	defer a.Free()
+	defer b.Close()
+	if !advised(t, a.Alloc(1000)) {
+		t.Error("an arena's memory is without huge pages, want them")
+	}
+	if advised(t, b.Get(1000)) {
+		t.Error("a buffer's memory has huge pages, want none")
+	}
+}
