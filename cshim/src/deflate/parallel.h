@@ -409,6 +409,7 @@ constexpr uint32_t kLiteralsAtOnce = 6;
 static_assert(kLiteralsAtOnce * kLitlenBits <= 64, "a window has as many bits");
 // The words of a step's input: a window of 64 bits may start at its last bit.
 constexpr uint32_t kStaged = kThreads * kSubsequence / 32 + 8;
+static_assert(kKeptBytes <= 256, "places among the kept literals have 8 bits");
 
 // The symbols whose code words are counted together.
 constexpr uint32_t kGroup = 32;
@@ -590,6 +591,7 @@ constexpr uint32_t kTimesAt = 8;
 constexpr uint32_t kMaxTimes = (1u << (kPassedAt - kTimesAt)) - 1;
 constexpr uint32_t kRepeat = 16;
 static_assert(kMaxTimes > kLitlens + kDists, "no block has so many");
+static_assert(kMaxTimes << kJumpLevels < 1u << 16, "a jump keeps its times in 16 bits");
 
 TS_HOST_DEVICE uint32_t value_of_step(uint32_t step) { return step & 0xff; }
 TS_HOST_DEVICE uint32_t times_of_step(uint32_t step) { return step >> kTimesAt & kMaxTimes; }

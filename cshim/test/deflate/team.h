@@ -91,7 +91,7 @@ Inflated inflate(const Bytes& input, uint32_t skip_bits, const Bytes& window, ui
   inflated.room.assign(size_t{ts::deflate::kWindow} + skip + bytes + range.behind, 0xa5);
   // The state has arbitrary content at first.
   const auto state = std::make_unique<ts::deflate::State>();
-  std::memset(static_cast<void*>(state.get()), 0, sizeof *state);
+  std::memset(static_cast<void*>(state.get()), 0xA5, sizeof *state);
   Team team;
   const auto result =
       ts::deflate::inflate(team, range, staging.data(), inflated.room.data(), state.get());
