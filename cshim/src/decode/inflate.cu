@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(deflate::kThreads) inflate(InflateWork work) {
 cudaError_t launch(const InflateWork& work, cudaStream_t stream) {
   // More than the 48 KB that a kernel has without this call.
   constexpr size_t kShared = sizeof(deflate::State);
-  static_assert(kShared + sizeof(uint32_t[kWarps]) <= 98 * 1024,
+  static_assert(kShared + sizeof(uint32_t[kernels::kWarps]) <= 98 * 1024,
                 "GPUs of compute capability 8.6 and 8.9 have 99 KB for a block");
   const cudaError_t error = cudaFuncSetAttribute(
       kernels::inflate, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
