@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/arena"
 	"github.com/torchstream/torchstream/imageloader/internal/hostmem"
 )
 
@@ -135,7 +136,7 @@ func (x *Index) share(c *Config) {
 	}
 	s, err := shareContents(x, c.MaxSampleBytes, c.Logger)
 	if err != nil {
-		c.Logger.Warn("the samples in memory are not shared with other processes", "error", err)
+		notShared(c, err)
 		return
 	}
 	x.memory.shared = s
@@ -163,7 +164,7 @@ func (x *Index) shareHeld(c *Config) {
 	whole := true
 	for i, data := range x.memory.held {
 		if err := s.keep(i, data); err != nil {
-			c.Logger.Warn("the samples in memory are not shared with other processes", "error", err)
+			notShared(c, err)
 			x.memory.shared = nil
 			s.close()
 			return
@@ -244,17 +245,45 @@ func (x *Index) readAllShared(a *archive.Archive, c *Config) error {
 		if int64(cap(buffer)) < r.size {
 			buffer = make([]byte, r.size+r.size/2)
 		}
-		if err := x.readForward(a, i, buffer[:r.size]); err != nil {
+		content := buffer[:r.size]
+		if err := x.readForward(a, i, content); err != nil {
 			return err
 		}
-		if err := s.keep(i, buffer[:r.size]); err != nil {
-			return fmt.Errorf("imageloader: %s: %w: set Options.ShareOnHost to false, or ShuffleBytes lower",
-				archive.Shown(a.Path()), err)
+		if x.memory.shared != nil {
+			err := s.keep(i, content)
+			if err == nil {
+				continue
+			}
+			notShared(c, err)
+			x.unshare(i)
 		}
+		x.memory.held[i] = x.memory.arena.Clone(content)
 	}
 	if err := a.ReadToEnd(); err != nil {
 		return err
 	}
-	s.memory.SetFlag(s.complete())
+	if x.memory.shared != nil {
+		s.memory.SetFlag(s.complete())
+	}
 	return nil
+}
+
+// unshare copies the contents of the first n records to this process's memory, and leaves the
+// shared memory.
+func (x *Index) unshare(n int) {
+	s := x.memory.shared
+	x.memory.arena = arena.New() // Close frees it
+	x.memory.held = make([][]byte, len(x.samples))
+	for i := range n {
+		if data := s.of(i); data != nil {
+			x.memory.held[i] = x.memory.arena.Clone(data)
+		}
+	}
+	x.memory.shared = nil
+	s.close()
+}
+
+// notShared warns that this process has a copy of the samples.
+func notShared(c *Config, err error) {
+	c.Logger.Warn("the samples in memory are not shared with other processes", "error", err)
 }

@@ -6,11 +6,14 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
@@ -75,6 +78,58 @@ func TestStoppedReaderOfSharedSamples(t *testing.T) {
 	wantShared(t, stopped, want)
 	if !strings.Contains(log.String(), "makes no progress") {
 		t.Errorf("the log is %q, want it to say that the other process makes no progress", log.String())
+	}
+}
+
+// TestSharedMemoryThatIsFull: a process that cannot write to the shared memory keeps the samples in
+// memory that is not shared, also those that were published before.
+func TestSharedMemoryThatIsFull(t *testing.T) {
+	path, c, other, want := sharedZstd(t)
+	unlock, err := other.memory.shared.memory.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	c.stall = func() <-chan time.Time { // the process has joined and waits for its turn
+		if err := other.memory.shared.keep(other.at(0), want[0]); err != nil {
+			t.Error(err)
+		}
+		refuseWrites(t)
+		unlock()
+		return nil
+	}
+	x := open(t, path, c)
+	defer closeIndex(t, x)
+	wantShared(t, x, want)
+	if x.memory.shared != nil || !strings.Contains(log.String(), "not shared with other processes") {
+		t.Errorf("shared: %v, the log is %q, want samples that are not shared and a log that says so",
+			x.memory.shared != nil, log.String())
+	}
+	if s := other.memory.shared; s.memory.Flag(s.complete()) {
+		t.Error("the samples of the full memory are complete, want them not to be")
+	}
+}
+
+// refuseWrites makes later writes to the shared memory of this process fail.
+func refuseWrites(t *testing.T) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		link, err := os.Readlink("/proc/self/fd/" + e.Name())
+		if err != nil || !strings.Contains(link, "memfd:torchstream") {
+			continue
+		}
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE); err != nil {
+			t.Skip("this system has no F_SEAL_FUTURE_WRITE")
+		}
 	}
 }
 
