@@ -416,8 +416,8 @@ func (m *Memory) Write(at int64, p []byte) error {
 // lockTime is the interval at which a process that waits for the lock tries again.
 const lockTime = 10 * time.Millisecond
 
-// Lock waits until nobody else has the lock of the memory. It fails when ctx ends. unlock releases
-// the lock, and so does the end of the process.
+// Lock waits until nobody else has the lock of the memory. It fails when ctx ends; if ctx has ended
+// before, Lock tries once. unlock releases the lock, and so does the end of the process.
 func (m *Memory) Lock(ctx context.Context) (unlock func(), err error) {
 	defer runtime.KeepAlive(m)
 	// The lock belongs to an open file, and all processes share the one of m.file.

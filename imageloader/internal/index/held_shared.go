@@ -183,7 +183,13 @@ func (x *Index) shareHeld(c *Config) {
 // context ends. If the process that reads is stopped, or the memory cannot be locked, every process
 // reads: that costs only time.
 func (s *sharedContents) turn(a *archive.Archive, c *Config) (end func(), err error) {
-	for before := -1; ; {
+	first, stop := context.WithCancel(a.Context())
+	stop() // so Lock does not wait
+	if unlock, err := s.memory.Lock(first); err == nil {
+		return unlock, nil
+	}
+	s.log.Info("waiting for the process of this host that reads the samples", "archive", a.Path())
+	for before := s.published(); ; {
 		ctx, cancel := context.WithCancel(a.Context())
 		stall := c.stallAfter()
 		go func() {

@@ -67,7 +67,12 @@ func TestStoppedReaderOfSharedSamples(t *testing.T) {
 	}
 	var log bytes.Buffer
 	c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	waits := 0
 	c.stall = func() <-chan time.Time {
+		waits++
+		if !strings.Contains(log.String(), "waiting for the process") {
+			t.Errorf("the log is %q when the wait starts, want it to say that this process waits", log.String())
+		}
 		ended := make(chan time.Time)
 		close(ended)
 		return ended
@@ -76,8 +81,9 @@ func TestStoppedReaderOfSharedSamples(t *testing.T) {
 	defer closeIndex(t, x)
 	wantShared(t, x, want)
 	wantShared(t, stopped, want)
-	if !strings.Contains(log.String(), "makes no progress") {
-		t.Errorf("the log is %q, want it to say that the other process makes no progress", log.String())
+	if waits != 1 || !strings.Contains(log.String(), "makes no progress") {
+		t.Errorf("after %d waits the log is %q, want one wait, and that the other process makes no progress", waits,
+			log.String())
 	}
 }
 
