@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"sync"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -55,7 +56,7 @@ func (x *Index) SharedName(limit int64) string {
 	h := sha256.New()
 	for i := range x.shards {
 		s := &x.shards[i]
-		fmt.Fprintf(h, "%q %d %d\n", s.path, s.info.Size(), s.info.ModTime().UnixNano())
+		fmt.Fprintf(h, "%q %d %d\n", absolute(s.path), s.info.Size(), s.info.ModTime().UnixNano())
 	}
 	_ = binary.Write(h, binary.LittleEndian, []int64{limit, int64(len(x.samples))}) // a hash does not fail
 	for i := range x.samples {
@@ -64,6 +65,18 @@ func (x *Index) SharedName(limit int64) string {
 	}
 	h.Write([]byte(x.names))
 	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// absolute returns an absolute path, or a URL as it is: equal relative paths in two folders are two
+// archives.
+func absolute(path string) string {
+	if archive.IsURL(path) {
+		return path
+	}
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path // without a working directory
 }
 
 // room returns the bytes of a record's place.

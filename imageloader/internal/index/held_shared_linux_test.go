@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -239,7 +240,18 @@ func TestSharedNamesDiffer(t *testing.T) {
 	x.samples[3].crc--
 	x.shards[0].path += "x"
 	names[x.SharedName(1<<20)] = true
-	if len(names) != 4 {
-		t.Errorf("got %d names, want 4", len(names))
+	for range 2 { // in two folders
+		dir := t.TempDir()
+		t.Chdir(dir)
+		x.shards[0].path = "a.tar.zst"
+		name := x.SharedName(1 << 20)
+		names[name] = true
+		x.shards[0].path = filepath.Join(dir, "a.tar.zst")
+		if got := x.SharedName(1 << 20); got != name {
+			t.Errorf("the absolute path gives the name %q, want %q as the relative one", got, name)
+		}
+	}
+	if len(names) != 6 {
+		t.Errorf("got %d names, want 6", len(names))
 	}
 }
