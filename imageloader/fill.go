@@ -326,17 +326,19 @@ type planFiller struct{ decodeplan.Consumer }
 // exactly the pixels that Fill would write. Which samples are bad does not depend on where images
 // are decoded.
 //
-// Only JPEGs of an archive with random access get a plan. The plan of a baseline JPEG uses entry
-// points (positions in the scan where decoding can start), if they were made from the image's
-// present bytes or Options.TrustIndex is set. Without such entry points, the plan covers the whole
-// scan, and the consumer finds the entry points. The plan of a whole scan is made only if damage in
-// the scan would not make the sample bad. If Options.Damaged is Refuse, damage always would, so
-// there is no such plan. A progressive JPEG gets the plan of a baseline copy with the same pixels,
-// as long as Options.MaxTranscodedBytes has room for the copy. The loader also decodes the rows
-// that Plans.HostRows assigns to the host.
+// Only JPEGs get a plan. The plan of a baseline JPEG uses entry points (positions in the scan where
+// decoding can start), if they were made from the image's present bytes or Options.TrustIndex is
+// set. Without such entry points, the plan covers the whole scan, and the consumer finds the entry
+// points. The plan of a whole scan is made only if damage in the scan would not make the sample
+// bad. If Options.Damaged is Refuse, damage always would, so there is no such plan. A progressive
+// JPEG gets the plan of a baseline copy with the same pixels, as long as Options.MaxTranscodedBytes
+// has room for the copy. The loader also decodes the rows that Plans.HostRows assigns to the host.
 //
-// FillPlans passes an info to to.Deliver. The consumer passes the same info to DecodeRow and
-// KeepEntryPoints.
+// An image of an archive without random access cannot be read again. A batch therefore keeps the
+// files of such images that have a plan, until Checked.
+//
+// FillPlans passes an info to to.Deliver. The consumer passes the same info to DecodeRow,
+// KeepEntryPoints and Checked.
 func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.Consumer) error {
 	if _, err := p.PlanBytes(); err != nil {
 		return err
@@ -348,11 +350,13 @@ func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.
 // Size * 3 bytes to dst. A consumer calls it for rows whose plan it could not decode. info is the
 // value with which the batch was delivered.
 //
-// DecodeRow reads the image from the archive again. The archive stays open for further calls with
-// the same ctx, until Close, an error, or a call with another ctx. Calls run one at a time.
-// DecodeRow fails if the archive has changed, if reading fails, if ctx ends, or if the loader is
-// closed. It also fails for an image that proves to be bad. That happens only if Options.TrustIndex
-// trusts deliberately forged entry points.
+// DecodeRow decodes the file that the batch has kept, if there is one. Otherwise it reads the image
+// from the archive again, and leaves the archive open for further calls with the same ctx, until
+// Close, an error, or a call with another ctx. Calls run one at a time, and before Checked.
+//
+// DecodeRow fails if ctx ends, or if the loader is closed. If it reads the archive, it also fails
+// if the archive has changed, or if reading fails. It fails for an image that proves to be bad.
+// That happens only if Options.TrustIndex trusts deliberately forged entry points.
 func (p *devicePlanner) DecodeRow(ctx context.Context, info any, row int, dst []byte) error {
 	l := (*Loader)(p)
 	batch, ok := info.(Info)
@@ -475,7 +479,8 @@ func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	all.Wait()
 }
 
-// Checked implements decodeplan.Planner.
+// Checked frees the files that a batch of FillPlans has kept for DecodeRow, which must not be called
+// for the batch afterwards. info is the value with which the batch was delivered.
 func (p *devicePlanner) Checked(info any) {
 	batch, _ := info.(Info)
 	for row := range batch.redos {
