@@ -73,6 +73,8 @@ func join(c Config) (*Memory, error) {
 	if file != nil {
 		_ = own.Close() // it is empty
 		s.file = file
+	} else if err == nil {
+		_, err = own.WriteAt(make([]byte, at), 0) // a fault of the mapping without memory would kill the process
 	}
 	if err == nil {
 		err = s.check(at + c.Bytes)

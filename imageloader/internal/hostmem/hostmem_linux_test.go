@@ -492,3 +492,20 @@ func TestFileKeepsItsSize(t *testing.T) {
 		t.Errorf("a write beyond the end: got %v, want EPERM", err)
 	}
 }
+
+// The flags have memory from the start, since a process that first writes a page of a mapping is
+// killed if there is no memory. The data has memory when it is written.
+func TestFlagsHaveMemoryFromTheStart(t *testing.T) {
+	m, err := Join(Config{Name: testName(t), Flags: 100_000, Bytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	info, err := m.file.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := info.Sys().(*syscall.Stat_t).Blocks * 512; got < m.at || got > 32<<20 {
+		t.Errorf("new memory takes %d bytes, want at least %d for the flags and none for the data", got, m.at)
+	}
+}
