@@ -479,8 +479,8 @@ func (p *devicePlanner) KeepEntryPoints(info any, rows []int, found [][]byte) {
 	all.Wait()
 }
 
-// Checked frees the files that a batch of FillPlans has kept for DecodeRow, which must not be called
-// for the batch afterwards. info is the value with which the batch was delivered.
+// Checked frees the files that a batch of FillPlans has kept for DecodeRow, which is not called for
+// the batch afterwards. info is the value with which the batch was delivered.
 func (p *devicePlanner) Checked(info any) {
 	batch, _ := info.(Info)
 	for row := range batch.redos {
