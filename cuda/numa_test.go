@@ -16,7 +16,7 @@ func TestNearCPUsAreTheNodesThatTheProcessMayUse(t *testing.T) {
 		"sys/devices/system/node/node1/cpulist":      "4-7\n",
 		"sys/bus/pci/devices/0000:1b:00.0/numa_node": "1\n",
 		"sys/bus/pci/devices/0000:1c:00.0/numa_node": "-1\n",
-		"proc/self/status":                           "Cpus_allowed_list:\t2-5\n",
+		"proc/thread-self/status":                    "Cpus_allowed_list:\t2-5\n",
 	} {
 		root[path] = &fstest.MapFile{Data: []byte(text)}
 	}

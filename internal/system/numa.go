@@ -44,10 +44,11 @@ func NodeOfPCI(root fs.FS, address string) int {
 	return -1
 }
 
-// AllowedCPUs returns the CPUs that the process may use, after its cpuset and its affinity. It
-// returns nil if the system does not say.
+// AllowedCPUs returns the CPUs that the calling thread may use, after its cpuset and its affinity.
+// They are those of the process, unless a thread has another affinity: the main thread may be bound
+// by a goroutine that is locked to it. It returns nil if the system does not say.
 func AllowedCPUs(root fs.FS) []int {
-	text, _ := fs.ReadFile(root, "proc/self/status") // without the file nothing is known
+	text, _ := fs.ReadFile(root, "proc/thread-self/status") // without the file nothing is known
 	for line := range strings.Lines(string(text)) {
 		if list, ok := strings.CutPrefix(line, "Cpus_allowed_list:"); ok {
 			return parseCPUs(list)

@@ -17,7 +17,8 @@ func twoNodes() fstest.MapFS {
 		"sys/devices/system/node/online":             "0-1\n",
 		"sys/bus/pci/devices/0000:1b:00.0/numa_node": "1\n",
 		"sys/bus/pci/devices/0000:1c:00.0/numa_node": "-1\n",
-		"proc/self/status":                           "Name:\tx\nCpus_allowed:\t6\nCpus_allowed_list:\t1-2\nMems_allowed_list:\t0\n",
+		"proc/self/status":                           "Cpus_allowed_list:\t0\n", // of the main thread
+		"proc/thread-self/status":                    "Name:\tx\nCpus_allowed:\t6\nCpus_allowed_list:\t1-2\nMems_allowed_list:\t0\n",
 	} {
 		root[path] = &fstest.MapFile{Data: []byte(text)}
 	}
