@@ -33,7 +33,8 @@ func IsPyTorchPath(path string) bool {
 
 // ErrNotDurable is wrapped by the error of a save whose file is in place, but whose folder cannot
 // be synced: a loss of power may bring the old file back. The old checkpoint's other files stay.
-var ErrNotDurable = errors.New("the file is written, but its folder cannot be synced: a loss of power may undo the save")
+var ErrNotDurable = errors.New("the file is in place, but its folder cannot be synced, so a loss of power may undo " +
+	"the save: save again")
 
 // notDurable is an ErrNotDurable with the reason.
 type notDurable struct{ folder error }

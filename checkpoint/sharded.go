@@ -147,7 +147,8 @@ func (f *File) openShard(file string, names []string) error {
 // SaveSharded replaces the old index when all files are on the disk. Then it removes the files that
 // an earlier SaveSharded wrote for the old index. A program that dies before the replacement leaves
 // the old checkpoint whole, and the next SaveSharded to the path removes its leftovers. SaveSharded
-// blocks until everything is on the disk.
+// blocks until everything is on the disk. If the error wraps [ErrNotDurable], the new index is in
+// place, and the old index's files stay.
 func SaveSharded(path string, tensors []torch.Named, metadata map[string]string, maxBytes int64) error {
 	if err := saveSharded(path, tensors, metadata, maxBytes); err != nil {
 		return fmt.Errorf("checkpoint: save %s: %w", path, err)

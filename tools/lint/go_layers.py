@@ -231,6 +231,7 @@ LAYERS = {
         "torch",
     ],
     "internal/clitest": [],
+    "internal/foldersync": [],
     "internal/parquettest": [],
     "internal/collectives": ["cuda", "distributed", "internal/freeport", "torch"],
     "internal/loaderbench": [
