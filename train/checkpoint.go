@@ -96,6 +96,9 @@ const (
 // program or the machine dies during Save, the old file remains. Unfinished files may remain too:
 // one named like the path plus ".tmp-" and a number, and rank files with the same number. The next
 // Save to the path removes unfinished files. Save waits for the device.
+//
+// If the error wraps [checkpoint.ErrNotDurable], the new file has replaced the old one, but a loss
+// of power may undo that. A program may warn and continue. In a job, all ranks get such an error.
 func (c *Checkpoint) Save(path string) error {
 	w, err := c.collect(path)
 	if err != nil {

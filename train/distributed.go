@@ -156,28 +156,41 @@ func (w *writing) addRanks(all []rankState) error {
 	return nil
 }
 
-// agree joins the errors of all ranks, so that every rank returns the same error. A single process
-// returns its own error.
+// rankFailure is the error with which a rank wrote a checkpoint. The zero value is no error.
+type rankFailure struct {
+	Text       string
+	NotDurable bool // the error wraps checkpoint.ErrNotDurable
+}
+
+func (f *rankFailure) Error() string { return f.Text }
+func (f *rankFailure) Is(target error) bool {
+	return f.NotDurable && target == checkpoint.ErrNotDurable
+}
+
+// agree joins the errors of all ranks, so that every rank returns the same error. The error wraps
+// checkpoint.ErrNotDurable on every rank or on none. A single process returns its own error.
 func agree(world *distributed.Group, failed error) error {
 	if world == nil {
 		return failed
 	}
-	text := ""
+	var own rankFailure
 	if failed != nil {
-		text = failed.Error()
+		own = rankFailure{failed.Error(), errors.Is(failed, checkpoint.ErrNotDurable)}
 	}
-	all, err := distributed.AllGatherObject(world, text)
+	all, err := distributed.AllGatherObject(world, own)
 	errs := []error{err}
 	if err != nil {
 		errs = append(errs, failed)
 	}
-	for rank, said := range all {
+	for rank := range all {
+		said := error(&all[rank])
 		switch {
 		case rank == world.Rank() && failed != nil:
-			errs = append(errs, fmt.Errorf("train: rank %d could not write the checkpoint: %w", rank, failed))
-		case said != "":
-			errs = append(errs, fmt.Errorf("train: rank %d could not write the checkpoint: %s", rank, said))
+			said = failed
+		case all[rank].Text == "":
+			continue
 		}
+		errs = append(errs, fmt.Errorf("train: rank %d could not write the checkpoint: %w", rank, said))
 	}
 	return errors.Join(errs...)
 }
@@ -189,10 +202,11 @@ type Saving struct {
 	err   error
 }
 
-// Wait waits until the file is on disk, and returns the error of writing it. In a job Wait is a
-// collective: every rank calls it and gets the errors of all ranks. Call Wait before the next Save
-// or SaveAsync to the same path. If several Savings are being written, all ranks must wait for them
-// in the same order.
+// Wait waits until the file is on disk, and returns the error of writing it. If the error wraps
+// [checkpoint.ErrNotDurable], the new file has replaced the old one. In a job Wait is a collective:
+// every rank calls it and gets the errors of all ranks. Call Wait before the next Save or SaveAsync
+// to the same path. If several Savings are being written, all ranks must wait for them in the same
+// order.
 func (s *Saving) Wait() error {
 	<-s.done
 	return agree(s.world, s.err)
@@ -207,7 +221,8 @@ func (s *Saving) Done() <-chan struct{} { return s.done }
 // the state to host memory, and starts a goroutine that writes the file. Until Wait returns, host
 // memory holds a second copy of the tensors that this rank writes: its shards and, on rank 0, all
 // tensors that are not sharded. The new file replaces the old one as soon as all ranks have written
-// their shards, even before Wait is called. If SaveAsync returns an error, nothing is written.
+// their shards, even before Wait is called. If SaveAsync returns an error, nothing is written. Wait
+// returns the errors of writing, such as [checkpoint.ErrNotDurable].
 func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
 	w, err := c.collect(path)
 	if err != nil {

@@ -101,7 +101,7 @@ func (r *runner) openDir(ctx context.Context) error {
 	}
 	// Save a last.pt before any best.pt, because prepareDir refuses a folder that has only a
 	// best.pt. So the folder stays usable even if the process is killed.
-	if err := r.saveLast("training"); err != nil {
+	if err := r.warnNotDurable(r.saveLast("training")); err != nil {
 		return err
 	}
 	r.folder.first = r.job.leads()
@@ -324,11 +324,24 @@ func (r *runner) saveBest(e Epoch) error {
 	if r.EMA != nil {
 		tensors = r.EMA.State()
 	}
-	if err := checkpoint.SavePyTorch(r.path(bestFile),
-		map[string]any{"state_dict": tensors, "metadata": metadata(r.Metadata)}); err != nil {
+	if err := r.warnNotDurable(checkpoint.SavePyTorch(r.path(bestFile),
+		map[string]any{"state_dict": tensors, "metadata": metadata(r.Metadata)})); err != nil {
 		return err
 	}
 	return r.saveConfusion(e)
+}
+
+// warnNotDurable returns the error of a save, or nil if the new file is in place. A later save may
+// sync the folder, so a warning in the log is enough.
+func (r *runner) warnNotDurable(err error) error {
+	if !errors.Is(err, checkpoint.ErrNotDurable) {
+		return err
+	}
+	if r.Log != nil && r.job.leads() {
+		r.Log.Warn("train: a loss of power may undo the last save, because the folder cannot be synced",
+			"folder", r.Dir, "reason", err)
+	}
+	return nil
 }
 
 // saveConfusion writes the confusion matrix of the best epoch. If the epoch has none, saveConfusion

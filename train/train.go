@@ -77,8 +77,8 @@ type Config struct {
 	// Graph replays each step as a CUDA graph: see StepperOptions.Graph.
 	Graph bool
 	// Log reports, with the reasons, which steps run without a graph and that the last batch of an
-	// epoch is left out. It also warns of a folder that cannot be locked and of a dtype that is
-	// slow on the CPU. nil means silence.
+	// epoch is left out. It also warns of a folder that cannot be locked or synced and of a dtype
+	// that is slow on the CPU. nil means silence.
 	Log *slog.Logger
 	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
 	// so that Dropout depends on nothing else. The generators are global to the process.
@@ -222,6 +222,10 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 // to save. If ctx ends during an evaluation, the resumed run repeats the evaluation. If another
 // error occurs when ctx ends, Run returns that error instead and saves nothing.
 //
+// A checkpoint that is in place, but may not survive a loss of power ([checkpoint.ErrNotDurable]),
+// does not end the run: Log gets a warning. After an interruption, Run joins that error to the
+// *InterruptedError.
+//
 // Run notices a NaN or infinite loss at the end of the epoch or at the next checkpoint. It then
 // returns an error and leaves existing checkpoints with results unchanged. If an error occurs
 // before the first checkpoint with results, Run removes the folders that it made. With Loader, and
@@ -354,7 +358,7 @@ func (r *runner) epochs(ctx context.Context) error {
 		r.report.Epochs = append(r.report.Epochs, e)
 		r.at = position{Epoch: r.at.Epoch + 1, Step: r.at.Step}
 		r.state = nil
-		err = r.saveLast("training")
+		err = r.warnNotDurable(r.saveLast("training"))
 		if err := errors.Join(err, r.job.lead(func() error { return errors.Join(r.saveLog(), r.event(e)) })); err != nil {
 			return r.failed(err)
 		}
@@ -418,7 +422,8 @@ func (r *runner) ended(ctx context.Context, err error) error {
 	if r.at.Step == 0 && r.folder.first {
 		return &InterruptedError{Epoch: r.at.Epoch + 1, Err: cmp.Or(ctx.Err(), context.Canceled)}
 	}
-	if saved := r.saveLast("training"); saved != nil {
+	loose := r.saveLast("training")
+	if saved := r.warnNotDurable(loose); saved != nil {
 		return r.failed(errors.Join(err, saved))
 	}
 	if stop {
@@ -428,6 +433,9 @@ func (r *runner) ended(ctx context.Context, err error) error {
 		Err: cmp.Or(ctx.Err(), context.Canceled)} // another rank's context may have ended
 	if r.Dir != "" {
 		interrupted.Checkpoint = r.path(lastFile)
+	}
+	if loose != nil {
+		return errors.Join(interrupted, loose)
 	}
 	return interrupted
 }
@@ -516,7 +524,7 @@ func (r *runner) train(ctx context.Context) error {
 			continue
 		}
 		if r.SaveSteps > 0 && r.at.Step%r.SaveSteps == 0 {
-			if err := r.saveLast("training"); err != nil {
+			if err := r.warnNotDurable(r.saveLast("training")); err != nil {
 				return err
 			}
 		}
