@@ -48,7 +48,7 @@ func NewPinnedNear(d Device, bytes int) (*Pinned, error) {
 		return NewPinned(bytes)
 	}
 	var p *Pinned
-	err := system.OnNode(node, func() (err error) {
+	_, err := system.OnNode(node, func() (err error) {
 		p, err = NewPinned(bytes)
 		return err
 	})

@@ -27,7 +27,7 @@ type topology struct {
 type gpuPlace struct {
 	device cuda.Device
 	node   int       // -1: unknown
-	rates  []float64 // of copies from the memory of each of topology.nodes, GB/s; nil: not measured
+	rates  []float64 // of copies from the memory of each of topology.nodes, GB/s or notAllowed; nil: not measured
 }
 
 // nodesAndCopies reports the NUMA nodes, and how fast each GPU copies from the memory of each node.
@@ -53,16 +53,24 @@ func readNodes(root fs.FS) topology {
 	return topology{nodes: system.Nodes(root), allowed: system.AllowedCPUs(root)}
 }
 
+// notAllowed stands for the rate of copies from a node whose memory and CPUs this process may not
+// use.
+const notAllowed = 0
+
 // measure returns the rate of copies to a GPU from the memory of each node, or from any memory if
 // the nodes are unknown.
 func (t *topology) measure(device cuda.Device) (rates []float64, err error) {
 	for _, node := range t.nodes {
 		rate := 0.0
-		if err := system.OnNode(node, func() (err error) {
+		bound, err := system.OnNode(node, func() (err error) {
 			rate, err = copyRate(device)
 			return err
-		}); err != nil {
+		})
+		if err != nil {
 			return nil, err
+		}
+		if !bound {
+			rate = notAllowed
 		}
 		rates = append(rates, rate)
 	}
@@ -165,7 +173,11 @@ func (t *topology) copies(g gpuPlace) finding {
 	}
 	var rates []string
 	for i, n := range t.nodes {
-		rates = append(rates, fmt.Sprintf("%.1f GB/s from node %d", g.rates[i], n.Number))
+		rate := "not allowed"
+		if g.rates[i] != notAllowed {
+			rate = fmt.Sprintf("%.1f GB/s", g.rates[i])
+		}
+		rates = append(rates, fmt.Sprintf("%s from node %d", rate, n.Number))
 	}
 	f.Found = strings.Join(rates, ", ")
 	own := slices.IndexFunc(t.nodes, func(n system.Node) bool { return n.Number == g.node })
@@ -179,7 +191,7 @@ func (t *topology) copies(g gpuPlace) finding {
 	case !slices.ContainsFunc(t.allowed, near):
 		f.State, f.ToDo = "note", fmt.Sprintf("this process may use none of that node's CPUs: run it there, as with "+
 			"numactl --cpunodebind=%d or taskset -c %s", g.node, system.FormatCPUs(t.nodes[own].CPUs))
-	case g.rates[own] < slowNode*slices.Max(g.rates):
+	case g.rates[own] != notAllowed && g.rates[own] < slowNode*slices.Max(g.rates):
 		f.State, f.ToDo = "note", "copies from its own node are slower: see whether the BIOS reports the GPU's node, "+
 			"and what else uses its PCI Express slot"
 	}

@@ -33,6 +33,8 @@ func TestDoctorShowsNodes(t *testing.T) {
 			"numactl --cpunodebind=1 or taskset -c 2-3"},
 		{"a slow node", topology{two, []int{0, 1}, gpu(0, 30, 55)}, "may use CPUs 0-1", "note", "its node is 0",
 			"copies from its own node are slower"},
+		{"a node that is not allowed", topology{two, []int{0, 1}, gpu(0, notAllowed, 55)}, "may use CPUs 0-1", "ok",
+			"not allowed from node 0, 55.0 GB/s from node 1; its node is 0", ""},
 		{"an unknown node", topology{two, []int{0, 1}, gpu(-1, 30, 55)}, "may use CPUs 0-1", "ok", "its node is unknown", ""},
 	} {
 		rows := c.t.findings()

@@ -9,14 +9,15 @@ import (
 
 // OnNode calls f on a thread whose new memory comes from the node, as long as the node has some.
 // Where the process may not set the policy of its memory, as in many containers, the thread runs on
-// the node's CPUs instead. If neither is allowed, f runs as it would without OnNode. OnNode returns
-// f's error.
-func OnNode(node Node, f func() error) error {
+// the node's CPUs instead. If neither is allowed, f runs as it would without OnNode, and bound is
+// false. OnNode returns f's error.
+func OnNode(node Node, f func() error) (bound bool, err error) {
 	return onNode(node, []func(Node) (restore func() error, err error){preferMemory, runOn}, f)
 }
 
 // onNode tries the ways to bind the thread, in turn, until one works.
-func onNode(node Node, ways []func(Node) (restore func() error, err error), f func() error) error {
+func onNode(node Node, ways []func(Node) (restore func() error, err error), f func() error) (bound bool,
+	err error) {
 	runtime.LockOSThread()
 	for _, way := range ways {
 		restore, err := way(node)
@@ -28,10 +29,10 @@ func onNode(node Node, ways []func(Node) (restore func() error, err error), f fu
 				runtime.UnlockOSThread()
 			}
 		}()
-		return f()
+		return true, f()
 	}
 	runtime.UnlockOSThread()
-	return f()
+	return false, f()
 }
 
 // nodeMask is a set of NUMA nodes as the kernel reads it. The kernel has at most 1024 nodes.

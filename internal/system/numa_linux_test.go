@@ -50,7 +50,7 @@ func TestOnNodePrefersTheNodesMemory(t *testing.T) {
 	mode, mask := policy(t)
 	cpus := allowed(t)
 	want := errors.New("f's error")
-	err := OnNode(node, func() error {
+	bound, err := OnNode(node, func() error {
 		if m, n := policy(t); m != 1 || n != 1<<node.Number {
 			if reflect.DeepEqual(allowed(t), node.CPUs) {
 				t.Skip("the process may not set its memory policy") // the other way works
@@ -59,8 +59,8 @@ func TestOnNodePrefersTheNodesMemory(t *testing.T) {
 		}
 		return want
 	})
-	if err != want {
-		t.Errorf("OnNode: got %v, want %v", err, want)
+	if err != want || !bound {
+		t.Errorf("OnNode: got %v, %v, want true, %v", bound, err, want)
 	}
 	if m, n := policy(t); m != mode || n != mask {
 		t.Errorf("after OnNode: policy %d, nodes %b, want %d, %b", m, n, mode, mask)
@@ -79,29 +79,30 @@ func TestOnNodeWithoutPolicyRunsOnTheNodesCPUs(t *testing.T) {
 	node := Node{0, cpus[len(cpus)-1:]}
 	refused := func(Node) (func() error, error) { return nil, syscall.EPERM }
 	for _, c := range []struct {
-		ways []func(Node) (func() error, error)
-		want []int
+		ways  []func(Node) (func() error, error)
+		want  []int
+		bound bool
 	}{
-		{[]func(Node) (func() error, error){refused, runOn}, node.CPUs},
-		{[]func(Node) (func() error, error){refused, refused}, cpus},
+		{[]func(Node) (func() error, error){refused, runOn}, node.CPUs, true},
+		{[]func(Node) (func() error, error){refused, refused}, cpus, false},
 	} {
 		called := false
-		err := onNode(node, c.ways, func() error {
+		bound, err := onNode(node, c.ways, func() error {
 			called = true
 			if got := allowed(t); !reflect.DeepEqual(got, c.want) {
 				t.Errorf("inside: CPUs %v, want %v", got, c.want)
 			}
 			return nil
 		})
-		if err != nil || !called {
-			t.Errorf("onNode: error %v, called: %v, want nil, true", err, called)
+		if err != nil || !called || bound != c.bound {
+			t.Errorf("onNode: error %v, called: %v, bound: %v, want nil, true, %v", err, called, bound, c.bound)
 		}
 		if got := allowed(t); !reflect.DeepEqual(got, cpus) {
 			t.Errorf("afterwards: CPUs %v, want %v", got, cpus)
 		}
 	}
 	// A node that does not exist is no error.
-	if err := OnNode(Node{63, []int{maxCPUs - 1}}, func() error { return nil }); err != nil {
-		t.Errorf("a node that does not exist: got %v, want nil", err)
+	if bound, err := OnNode(Node{63, []int{maxCPUs - 1}}, func() error { return nil }); err != nil || bound {
+		t.Errorf("a node that does not exist: got %v, %v, want false, nil", bound, err)
 	}
 }

@@ -2,5 +2,5 @@
 
 package system
 
-// OnNode calls f.
-func OnNode(_ Node, f func() error) error { return f() }
+// OnNode calls f. bound is false.
+func OnNode(_ Node, f func() error) (bound bool, err error) { return false, f() }
