@@ -51,16 +51,17 @@ const (
 
 // Join returns the memory with the name if a process of this user has it, and otherwise makes it.
 // It fails where the system does not allow such memory or such sockets, if a process of another
-// user or another container holds the socket, and if the holder does not answer for 10 s.
-func Join(c Config) (*Memory, error) {
-	m, err := join(c)
+// user or another container holds the socket, if the holder does not answer for 10 s, and when ctx
+// ends. ctx counts only until Join returns.
+func Join(ctx context.Context, c Config) (*Memory, error) {
+	m, err := join(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("memory %q shared on this host: %w", c.Name, err)
 	}
 	return m, nil
 }
 
-func join(c Config) (*Memory, error) {
+func join(ctx context.Context, c Config) (*Memory, error) {
 	page := int64(os.Getpagesize())
 	at := (int64(c.Flags+63)/64*8 + page - 1) / page * page
 	own, err := newFile(at + c.Bytes)
@@ -69,7 +70,7 @@ func join(c Config) (*Memory, error) {
 	}
 	s := &shared{name: fmt.Sprintf("@torchstream-%d-%s", os.Geteuid(), c.Name), file: own, at: at,
 		open: map[io.Closer]bool{}, ended: make(chan struct{})}
-	l, conn, file, err := s.bindOrFetch()
+	l, conn, file, err := s.bindOrFetch(ctx)
 	if file != nil {
 		_ = own.Close() // it is empty
 		s.file = file
@@ -151,7 +152,7 @@ func (s *shared) mapAll(c Config) (err error) {
 
 // bindOrFetch binds the socket, or gets the memory from the process that has bound it. close closes
 // the connection to that process.
-func (s *shared) bindOrFetch() (l *net.UnixListener, c *net.UnixConn, file *os.File, err error) {
+func (s *shared) bindOrFetch(ctx context.Context) (l *net.UnixListener, c *net.UnixConn, file *os.File, err error) {
 	address := &net.UnixAddr{Name: s.name, Net: "unix"}
 	for range rounds {
 		l, err = net.ListenUnix("unix", address)
@@ -166,7 +167,14 @@ func (s *shared) bindOrFetch() (l *net.UnixListener, c *net.UnixConn, file *os.F
 			if !s.keep(c) {
 				return nil, nil, nil, net.ErrClosed
 			}
-			if file, err = receive(c); err == nil {
+			stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // a socket has nothing to lose
+			file, err = receive(c)
+			if !stop() {
+				err = errors.Join(context.Cause(ctx), closeFile(file))
+				s.drop(c)
+				return nil, nil, nil, err
+			}
+			if err == nil {
 				return nil, c, file, nil
 			}
 			s.drop(c)
@@ -177,6 +185,14 @@ func (s *shared) bindOrFetch() (l *net.UnixListener, c *net.UnixConn, file *os.F
 		time.Sleep(roundTime)
 	}
 	return nil, nil, nil, err
+}
+
+// closeFile closes a file, unless it is nil.
+func closeFile(f *os.File) error {
+	if f == nil {
+		return nil
+	}
+	return f.Close()
 }
 
 // holderEnded reports whether an error of connecting or receiving may say that the process that had
@@ -366,7 +382,7 @@ func (s *shared) takeOver() *net.UnixConn {
 	if closed {
 		return nil
 	}
-	l, c, file, err := s.bindOrFetch()
+	l, c, file, err := s.bindOrFetch(context.Background()) // close ends it
 	if err != nil {
 		return nil // this process keeps the memory; later processes make their own
 	}

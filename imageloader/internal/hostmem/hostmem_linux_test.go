@@ -85,7 +85,7 @@ func unchecked(name, role string) error {
 
 // child joins, and then obeys lines: "set I" writes and publishes item I, "has I" reads it.
 func child(name string) error {
-	m, err := Join(Config{Name: name, Flags: testFlags, Bytes: testBytes})
+	m, err := Join(context.Background(), Config{Name: name, Flags: testFlags, Bytes: testBytes})
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func testName(t *testing.T) string {
 
 func open(t *testing.T, name string) *Memory {
 	t.Helper()
-	m, err := Join(Config{Name: name, Flags: testFlags, Bytes: testBytes})
+	m, err := Join(t.Context(), Config{Name: name, Flags: testFlags, Bytes: testBytes})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,7 +356,7 @@ func TestLockEndsWithItsHolder(t *testing.T) {
 func TestJoinRefusesWhatIsNotItsMemory(t *testing.T) {
 	name := testName(t)
 	open(t, name)
-	if m, err := Join(Config{Name: name, Flags: testFlags, Bytes: testBytes + 1}); err == nil ||
+	if m, err := Join(t.Context(), Config{Name: name, Flags: testFlags, Bytes: testBytes + 1}); err == nil ||
 		!strings.Contains(err.Error(), "runs another version") {
 		t.Errorf("other size: got %v, %v, want an error about another version", m, err)
 	}
@@ -376,7 +376,7 @@ func TestJoinRefusesWhatIsNotItsMemory(t *testing.T) {
 			_ = c.Close()
 		}
 	}()
-	if m, err := Join(Config{Name: foreign, Flags: 1, Bytes: 1}); err == nil ||
+	if m, err := Join(t.Context(), Config{Name: foreign, Flags: 1, Bytes: 1}); err == nil ||
 		!strings.Contains(err.Error(), `sent "hello" without the memory`) {
 		t.Errorf("foreign socket: got %v, %v, want an error that names what was sent", m, err)
 	}
@@ -389,6 +389,29 @@ func inNewPIDNamespace(t *testing.T, name, role string) *exec.Cmd {
 	c.Env = append(os.Environ(), childVariable+"="+name, uncheckedVariable+"="+role)
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	return c
+}
+
+// The end of the context ends the wait for a process that holds the socket and does not answer.
+func TestContextEndsJoin(t *testing.T) {
+	name := testName(t)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("@torchstream-%d-%s", os.Geteuid(), name), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	enough := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		if c, err := l.Accept(); err == nil { // Join has connected
+			cancel(enough)
+			defer c.Close()
+			_, _ = c.Read(make([]byte, 1)) // until Join closes it
+		}
+	}()
+	began := time.Now()
+	if m, err := Join(ctx, Config{Name: name, Flags: 1, Bytes: 1}); !errors.Is(err, enough) || time.Since(began) >= answerTime {
+		t.Errorf("Join: got %v, %v after %v, want the cause of ctx within %v", m, err, time.Since(began), answerTime)
+	}
 }
 
 // A process does not use the memory of a process in a PID namespace that it does not see.
@@ -429,7 +452,7 @@ func TestProcessesOfContainersBelowAreRefused(t *testing.T) {
 	p := &process{t: t, c: holder, out: bufio.NewScanner(text)}
 	t.Cleanup(p.kill)
 	p.read("holds")
-	if m, err := Join(Config{Name: name, Flags: testFlags, Bytes: testBytes}); !errors.Is(err, errOtherContainer) {
+	if m, err := Join(t.Context(), Config{Name: name, Flags: testFlags, Bytes: testBytes}); !errors.Is(err, errOtherContainer) {
 		t.Errorf("a process that holds: got %v, %v, want nil, %v", m, err, errOtherContainer)
 	}
 }
@@ -467,7 +490,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		}
 	}
 	func() {
-		if _, err := Join(Config{Name: name, Flags: testFlags, Bytes: testBytes}); err != nil {
+		if _, err := Join(t.Context(), Config{Name: name, Flags: testFlags, Bytes: testBytes}); err != nil {
 			t.Fatal(err)
 		}
 	}()
@@ -496,7 +519,7 @@ func TestFileKeepsItsSize(t *testing.T) {
 // The flags have memory from the start, since a process that first writes a page of a mapping is
 // killed if there is no memory. The data has memory when it is written.
 func TestFlagsHaveMemoryFromTheStart(t *testing.T) {
-	m, err := Join(Config{Name: testName(t), Flags: 100_000, Bytes: 64 << 20})
+	m, err := Join(t.Context(), Config{Name: testName(t), Flags: 100_000, Bytes: 64 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

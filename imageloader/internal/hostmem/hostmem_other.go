@@ -13,7 +13,7 @@ import (
 type Memory struct{}
 
 // Join fails.
-func Join(Config) (*Memory, error) {
+func Join(context.Context, Config) (*Memory, error) {
 	return nil, fmt.Errorf("memory shared on this host: %w on %s", errors.ErrUnsupported, runtime.GOOS)
 }
 

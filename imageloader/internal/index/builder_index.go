@@ -1,6 +1,7 @@
 package index
 
 import (
+	"context"
 	"io"
 	"slices"
 	"strings"
@@ -36,14 +37,14 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 	} else {
 		x.windows.ReaderAt = windows.at
 	}
-	b.giveContents(x)
+	b.giveContents(a.Context(), x)
 	return x, nil
 }
 
 // giveContents passes the contents in memory to x, which then owns them.
-func (b *Builder) giveContents(x *Index) {
+func (b *Builder) giveContents(ctx context.Context, x *Index) {
 	if c := &b.config; b.held.gaveUp && x.readsCheaply() && x.fits(c.HoldBytes, c.MaxSampleBytes) {
-		x.share(c)
+		x.share(ctx, c)
 		x.holdLazily(c.MaxSampleBytes)
 	}
 	if !b.held.keeping || len(b.held.contents) == 0 {
@@ -56,7 +57,7 @@ func (b *Builder) giveContents(x *Index) {
 			x.memory.held[k] = held[i]
 		}
 	}
-	x.shareHeld(&b.config)
+	x.shareHeld(ctx, &b.config)
 }
 
 // load reads the members and makes the records of x.

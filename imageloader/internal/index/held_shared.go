@@ -33,8 +33,8 @@ const (
 	placeAlign = 16
 )
 
-// shareContents joins the memory for the contents of x's samples.
-func shareContents(x *Index, limit int64, log *slog.Logger) (*sharedContents, error) {
+// shareContents joins the memory for the contents of x's samples. It fails when ctx ends.
+func shareContents(ctx context.Context, x *Index, limit int64, log *slog.Logger) (*sharedContents, error) {
 	s := &sharedContents{samples: x.samples, limit: limit, log: log}
 	total := int64(0)
 	for i := range s.samples {
@@ -44,7 +44,8 @@ func shareContents(x *Index, limit int64, log *slog.Logger) (*sharedContents, er
 		total += s.room(i)
 	}
 	var err error
-	s.memory, err = hostmem.Join(hostmem.Config{Name: x.SharedName(limit), Flags: len(s.samples) + 1, Bytes: total})
+	s.memory, err = hostmem.Join(ctx, hostmem.Config{Name: x.SharedName(limit), Flags: len(s.samples) + 1,
+		Bytes: total})
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +139,7 @@ func (s *sharedContents) close() {
 
 // share makes the contents of x shared with other processes of the host, if Config.ShareOnHost asks
 // for it and the system allows it.
-func (x *Index) share(c *Config) {
+func (x *Index) share(ctx context.Context, c *Config) {
 	if !c.ShareOnHost {
 		return
 	}
@@ -147,7 +148,7 @@ func (x *Index) share(c *Config) {
 			"archive has no time by which processes could tell that it was replaced")
 		return
 	}
-	s, err := shareContents(x, c.MaxSampleBytes, c.Logger)
+	s, err := shareContents(ctx, x, c.MaxSampleBytes, c.Logger)
 	if err != nil {
 		notShared(c, err)
 		return
@@ -168,8 +169,8 @@ func (x *Index) identified() bool {
 
 // shareHeld moves contents that are held in this process's memory to the shared memory. If one of
 // them is missing, the next process reads the archive.
-func (x *Index) shareHeld(c *Config) {
-	x.share(c)
+func (x *Index) shareHeld(ctx context.Context, c *Config) {
+	x.share(ctx, c)
 	if x.memory.shared == nil {
 		return
 	}

@@ -34,7 +34,7 @@ func sharedZstd(t *testing.T) (path string, c Config, empty *Index, want [][]byt
 	c.ShareOnHost, c.HoldBytes = true, 1
 	empty = open(t, path, c)
 	c.HoldBytes = 1 << 30
-	empty.share(&c)
+	empty.share(t.Context(), &c)
 	if empty.memory.shared == nil {
 		t.Skip("this system has no memory that processes share")
 	}
@@ -177,7 +177,7 @@ func TestMissingContentIsNotPublished(t *testing.T) {
 				x.memory.held[x.at(i)] = want[i]
 			}
 		}
-		x.shareHeld(&c)
+		x.shareHeld(t.Context(), &c)
 		s := x.memory.shared
 		if s == nil {
 			t.Fatal("the contents are not shared")
@@ -219,7 +219,7 @@ func TestUnidentifiedSamplesAreNotShared(t *testing.T) {
 		if !s.dated {
 			y.shards[0].info = timeless{y.shards[0].info}
 		}
-		y.share(&c)
+		y.share(t.Context(), &c)
 		if got := y.memory.shared != nil; got != s.want {
 			t.Errorf("with %s: shared %v, want %v", s.what, got, s.want)
 		}

@@ -104,7 +104,7 @@ func (x *Index) hold(a *archive.Archive, c *Config) error {
 	if !x.fits(c.HoldBytes, maxSize) {
 		return nil
 	}
-	x.share(c)
+	x.share(a.Context(), c)
 	if x.readsCheaply() {
 		x.holdLazily(maxSize)
 		return nil
