@@ -214,7 +214,7 @@ func receive(c *net.UnixConn) (*os.File, error) {
 	if err := c.SetReadDeadline(time.Now().Add(answerTime)); err != nil {
 		return nil, err
 	}
-	text, control := make([]byte, len(greeting)), make([]byte, unix.CmsgSpace(4))
+	text, control := make([]byte, 200), make([]byte, unix.CmsgSpace(4))
 	n, controls, _, _, err := c.ReadMsgUnix(text, control)
 	if err != nil {
 		return nil, err
@@ -345,7 +345,11 @@ func (s *shared) serve(l *net.UnixListener) {
 
 // pass sends the memory to a process that has connected.
 func (s *shared) pass(c *net.UnixConn) {
-	if sameUser(c) != nil || s.send(c) != nil || !s.keep(c) {
+	err := sameUser(c)
+	if err != nil {
+		_, _ = io.WriteString(c, "refused: "+err.Error()) // the other process may have ended
+	}
+	if err != nil || s.send(c) != nil || !s.keep(c) {
 		_ = c.Close() // the other process reads the end
 		return
 	}
