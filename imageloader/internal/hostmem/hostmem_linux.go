@@ -229,6 +229,9 @@ func receive(c *net.UnixConn) (*os.File, error) {
 	for i := range messages {
 		fds, err := unix.ParseUnixRights(&messages[i])
 		if err != nil || len(fds) != 1 {
+			for _, fd := range fds { // control has room for two
+				_ = unix.Close(fd) // the error below says more
+			}
 			continue
 		}
 		file := os.NewFile(uintptr(fds[0]), "torchstream")
