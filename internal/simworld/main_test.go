@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestSimulate runs the seeds that once found a fault, and the first seeds. They are the same in every
-// run, so that a change is judged by its own faults: make simulate draws seeds that nobody has run
-// before. go run ./internal/simworld -seed N repeats one that fails.
+// TestSimulate runs the seeds that once found a fault, and the first seeds. They are the same in
+// every run, so that a change is judged by its own faults: make simulate draws seeds that nobody
+// has run before. go run ./internal/simworld -seed N repeats one that fails.
 func TestSimulate(t *testing.T) {
 	r := runner{out: t.Output(), jobs: 2, keep: t.TempDir()}
 	seeds := uint64(4000)
