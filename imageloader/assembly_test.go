@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime"
 	"slices"
 	"testing"
@@ -280,6 +281,57 @@ func TestMachineFailureEndsTheEpoch(t *testing.T) {
 		if len(names(got)) != 13 || err == nil || errors.As(err, new(*SampleError)) {
 			t.Errorf("%v: %d samples, error %v", policy, len(names(got)), err)
 		}
+	}
+}
+
+// TestReplacedStreamEndsTheEpochOnlyIfSamplesLack: under Skip, an archive is replaced during an
+// epoch whose samples have been read in one pass. It is an error only if a bad sample makes a
+// second pass necessary.
+func TestReplacedStreamEndsTheEpochOnlyIfSamplesLack(t *testing.T) {
+	const n, size = 200, 4
+	for name, c := range map[string]struct {
+		o    Options
+		bad  bool
+		want error
+	}{
+		"two ranks":                {o: Options{World: 2}},
+		"padded":                   {o: Options{PadLast: true}},
+		"two ranks, a bad sample":  {Options{World: 2}, true, ErrSourceChanged},
+		"padded, and a bad sample": {Options{PadLast: true}, true, ErrSourceChanged},
+	} {
+		t.Run(name, func(t *testing.T) {
+			archivetest.Within(t)
+			gzip := func(n int) string {
+				data := archivetest.Images(t, n, func(i int) bool { return c.bad && i == 100 })
+				return archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))
+			}
+			path, other := gzip(n), gzip(n+10)
+			c.o.BatchSize, c.o.Workers, c.o.BadSamples, c.o.Transform = size, 1, Skip, Eval(4, 4)
+			c.o.ShuffleBytes = 1000 // so that the samples do not stay in memory
+			l := openFake(t, path, c.o)
+			samples, first := 0, true
+			var failed error
+			for b, err := range l.epoch(t.Context(), 0, 1) {
+				if err != nil {
+					failed = err
+					continue
+				}
+				samples += b.N
+				if first { // one slot keeps the rest of the archive unread
+					first = false
+					if err := os.Rename(other, path); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			want := n / max(1, c.o.World)
+			if c.bad {
+				want--
+			}
+			if samples != want || !errors.Is(failed, c.want) {
+				t.Errorf("got %d samples and error %v, want %d samples and error %v", samples, failed, want, c.want)
+			}
+		})
 	}
 }
 

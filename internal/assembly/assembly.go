@@ -109,6 +109,7 @@ type sequence[S, M any] struct {
 
 	ended   bool // the last flight is the end of the sequence
 	failure error
+	short   bool // failure counts only if more samples are wanted
 }
 
 // end is the position of the next sample to place.
@@ -380,11 +381,25 @@ func (a *Assembly[S, M]) note(position int, state Outcome, err error) {
 
 // End marks the end of the sequence after the placed samples. If that is too early, failure is the
 // reason.
-func (a *Assembly[S, M]) End(failure error) {
+func (a *Assembly[S, M]) End(failure error) { a.end(failure, false) }
+
+// EndShort is like End for a failure to get more samples. If the placed samples turn out to be
+// enough, the failure is ignored.
+func (a *Assembly[S, M]) EndShort(failure error) { a.end(failure, true) }
+
+func (a *Assembly[S, M]) end(failure error, short bool) {
 	a.mu.Lock()
-	a.sequence.ended, a.sequence.failure = true, failure
+	a.sequence.ended, a.sequence.failure, a.sequence.short = true, failure, short
 	a.progress.Signal()
 	a.mu.Unlock()
+}
+
+// ending returns the reason why the sequence ended too early, or nil. All samples are judged.
+func (a *Assembly[S, M]) ending() error {
+	if q := &a.sequence; !q.short || !a.quota.reached(q.end()) {
+		return q.failure
+	}
+	return nil
 }
 
 // Stop wakes all waiting goroutines.
@@ -449,7 +464,7 @@ func (a *Assembly[S, M]) judge(r *Ready[S, M]) (ok bool, err error) {
 		}
 		if q.cursor == q.end() {
 			if q.ended {
-				return true, q.failure
+				return true, a.ending()
 			}
 			a.await()
 			continue

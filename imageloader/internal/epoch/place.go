@@ -109,7 +109,11 @@ func (p *pass) place() {
 			return
 		}
 		if !more {
-			p.asm.End(p.flow.readErr)
+			if p.flow.short {
+				p.asm.EndShort(p.flow.readErr)
+			} else {
+				p.asm.End(p.flow.readErr)
+			}
 			return
 		}
 		j, ok := p.rowFor(&it, true)

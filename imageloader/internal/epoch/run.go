@@ -122,6 +122,7 @@ type flow struct {
 	groups  chan []job // slices that fetch has emptied, for reuse by list
 	jobs    chan job
 	readErr error // the reason why items ended early; written before items is closed
+	short   bool  // readErr is a failure to start another pass over the archive
 
 	build *index.Builder // the index of a first pass
 	next  int            // the next turn for readStream to send

@@ -60,6 +60,7 @@ func (p *pass) readStream() {
 		for round := range repeat {
 			if before+round > 0 {
 				if f.readErr = p.rewind(); f.readErr != nil {
+					f.short = true // the samples so far may be enough
 					return
 				}
 			}
