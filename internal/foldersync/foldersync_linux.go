@@ -2,7 +2,6 @@
 package foldersync
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
 	"syscall"
@@ -29,11 +28,13 @@ func Break() error {
 		{Code: result, K: unix.SECCOMP_RET_ALLOW},
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-	err = errors.Join(err, unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER,
-		uintptr(unsafe.Pointer(&program)), 0, 0))
-	if err != nil {
-		return fmt.Errorf("foldersync: a filter for the thread's system calls: %w", err)
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("foldersync: PR_SET_NO_NEW_PRIVS: %w", err)
+	}
+	// unix.Prctl may move the stack, and program with it.
+	if _, _, errno := syscall.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER,
+		uintptr(unsafe.Pointer(&program))); errno != 0 {
+		return fmt.Errorf("foldersync: a filter for the thread's system calls: %w", errno)
 	}
 	return nil
 }
