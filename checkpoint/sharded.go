@@ -227,8 +227,8 @@ func saveSharded(path string, tensors []torch.Named, metadata map[string]string,
 	return nil
 }
 
-// removeShards removes data files from an index's folder, and what killed processes have left of
-// them. A file that it cannot remove belongs to no index.
+// removeShards removes data files from an index's folder, and their temporary files of killed
+// processes. A file that it cannot remove belongs to no index.
 func removeShards(path string, names []string) {
 	dir := filepath.Dir(path)
 	for _, name := range names {

@@ -87,7 +87,7 @@ func examine(ctx context.Context, clone string) []finding {
 }
 
 // notLoaded returns the finding for a library that cannot be loaded. If the error has several
-// lines, the last one says what to do. Each line in between names a folder.
+// lines, the last one has the advice. Each line in between names a folder.
 func notLoaded(what string, err error) finding {
 	lines := strings.Split(err.Error(), "\n")
 	f := finding{State: "missing", What: what, Found: lines[0]}

@@ -13,7 +13,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// threads reports how many computing threads Go and LibTorch use, and what set these numbers.
+// threads reports the numbers of computing threads of Go and LibTorch, and their causes.
 func threads() finding {
 	return threadCounts{
 		procs: runtime.GOMAXPROCS(0), cpus: runtime.NumCPU(), quota: system.CPUQuota(os.DirFS("/")),

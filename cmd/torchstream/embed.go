@@ -396,7 +396,7 @@ func (e *embedder) saveRows() error {
 	return e.file.save(e.state)
 }
 
-// print says what has been written.
+// print reports the files that are complete, and their numbers of vectors.
 func (e *embedder) print(loader *imageloader.Loader) error {
 	j, s := e.file.journal, loader.Stats()
 	rate := ""

@@ -83,7 +83,7 @@ func TestCommandsTakeLabelColumnOfParquet(t *testing.T) {
 	}
 }
 
-// inspect of a folder of Parquet files names the command that reads those of the training set.
+// inspect of a folder of Parquet files names the command for the files of the training set.
 func TestInspectOfParquetFolderNamesTheCommand(t *testing.T) {
 	folder := t.TempDir()
 	rows := []parquettest.Row{{Path: "0.png", Image: onePixel(t), Label: 0}, {Path: "1.png", Image: onePixel(t), Label: 1}}
