@@ -11,6 +11,8 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -31,15 +33,26 @@ import (
 const tag = "simworld"
 
 func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "simworld:", err)
+		os.Exit(1)
+	}
+}
+
+// run parses the flags and runs seeds.
+func run() error {
 	r := runner{out: os.Stdout}
 	var seeds, first, seed uint64
 	flag.Uint64Var(&seeds, "seeds", 1000, "number of seeds")
 	flag.Uint64Var(&first, "first", 0, "first seed; 0: by the time of day")
 	flag.Uint64Var(&seed, "seed", 0, "run this seed alone, shorten it if it fails, and print its story")
 	flag.StringVar(&r.scenario, "scenario", "", "run this `scenario` alone")
-	flag.StringVar(&r.keep, "keep", "", "build the program into this `folder`, and keep it")
 	flag.IntVar(&r.jobs, "jobs", runtime.NumCPU(), "number of processes")
-	plant := flag.String("faults", "", "plant the faults whose names match this `regexp`, one after the other: -seeds seeds must find each")
+	build := flag.String("build", "", "only build the program, with the faults of -faults, into this `folder`, for -program")
+	flag.StringVar(&r.program, "program", "", "run this `file`, which -build has made")
+	plant := flag.String("faults", "",
+		"plant the faults whose parts and names match this `regexp`, one after the other: -seeds seeds must find each")
+	limit := flag.Duration("time", 0, "run seeds for this time, and list all that fail")
 	flag.Parse()
 	if first == 0 {
 		first = uint64(time.Now().UnixMicro())
@@ -47,16 +60,35 @@ func main() {
 	if seed != 0 {
 		first, seeds = seed, 1
 	}
-	var err error
+	work := *build
+	if work == "" {
+		var err error
+		if work, err = os.MkdirTemp("", "torchstream-simworld"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(work)
+	} else if err := os.MkdirAll(work, 0o777); err != nil {
+		return err
+	}
+	var list map[int]*plantedFault
 	if *plant != "" {
-		err = r.plant(*plant, first, seeds)
-	} else {
-		err = r.run(first, seeds, nil)
+		var err error
+		if list, err = chosen(*plant); err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "simworld:", err)
-		os.Exit(1)
+	if r.program == "" {
+		if err := r.buildPlanted(work, list); err != nil || *build != "" {
+			return err
+		}
 	}
+	switch {
+	case *plant != "":
+		return r.plant(list, first, seeds)
+	case *limit > 0:
+		return r.runFor(*limit, first)
+	}
+	return r.run(work, first, seeds)
 }
 
 // runner runs seeds in separate processes, because a panic of the product ends the process.
@@ -64,23 +96,12 @@ type runner struct {
 	out      io.Writer
 	scenario string
 	jobs     int
-	keep     string // folder for the program; "": a temporary one
 	program  string
+	fault    int // the number of a planted fault; 0: none
 }
 
-// run runs seeds. Files in changed replace the product's.
-func (r *runner) run(first, seeds uint64, changed map[string]string) error {
-	work := r.keep
-	if work == "" {
-		var err error
-		if work, err = os.MkdirTemp("", "torchstream-simworld"); err != nil {
-			return err
-		}
-		defer os.RemoveAll(work)
-	}
-	if err := r.build(work, changed); err != nil {
-		return err
-	}
+// run runs seeds. The program has been built; work is a folder for temporary files.
+func (r *runner) run(work string, first, seeds uint64) error {
 	fmt.Fprintf(r.out, "%d seeds from %d on\n", seeds, first)
 	if seeds == 1 {
 		if text, err := r.execute(first, 1, "-sim.story"); err == nil {
@@ -110,7 +131,8 @@ func (r *runner) build(work string, changed map[string]string) error {
 		return err
 	}
 	r.program = filepath.Join(work, "seeds.test")
-	_, err = output(root, "go", "test", "-c", "-o", r.program, "-ldflags", "-s -w", "-tags", tag, "-overlay", overlay, own+"seeds")
+	_, err = output(root, "go", "test", "-c", "-o", r.program, "-gcflags", "-e", "-ldflags", "-s -w",
+		"-tags", tag, "-overlay", overlay, own+"seeds")
 	return err
 }
 
@@ -120,12 +142,16 @@ func moduleRoot() (string, error) {
 	return filepath.Dir(strings.TrimSpace(file)), err
 }
 
+// progressEvery is the time between two lines that tell how many seeds have run.
+const progressEvery = 10 * time.Second
+
 // all runs seeds on all processors. It returns a seed that fails, and why.
 func (r *runner) all(first, seeds uint64) (seed uint64, err error) {
 	const share = 500 // seeds of one process
 	var mu sync.Mutex
 	var running sync.WaitGroup
 	next, end := first, first+seeds
+	began, told, done := time.Now(), time.Now(), uint64(0)
 	for range max(1, r.jobs) {
 		running.Go(func() {
 			for {
@@ -142,12 +168,58 @@ func (r *runner) all(first, seeds uint64) (seed uint64, err error) {
 				if e != nil && err == nil {
 					seed, err = at, e
 				}
+				done += n
+				if time.Since(told) >= progressEvery && done < seeds {
+					told = time.Now()
+					fmt.Fprintf(r.out, "%d of %d seeds, %.0f a second\n", done, seeds, float64(done)/time.Since(began).Seconds())
+				}
 				mu.Unlock()
 			}
 		})
 	}
 	running.Wait()
 	return seed, err
+}
+
+// runFor runs seeds until a time has passed. It is an error if seeds fail: the output lists all.
+func (r *runner) runFor(limit time.Duration, first uint64) error {
+	const share = 200 // seeds of one process
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	began, next, done, failed := time.Now(), first, uint64(0), 0
+	jobs := max(1, r.jobs)
+	for range jobs {
+		running.Go(func() {
+			for time.Since(began) < limit {
+				mu.Lock()
+				from := next
+				next += share
+				mu.Unlock()
+				for at := from; at < from+share; {
+					seed, err := r.some(at, from+share-at)
+					if err == nil {
+						break
+					}
+					mu.Lock()
+					failed++
+					fmt.Fprintf(r.out, "seed %d fails: %s\n", seed, reason(err))
+					mu.Unlock()
+					at = seed + 1
+				}
+				mu.Lock()
+				done += share
+				mu.Unlock()
+			}
+		})
+	}
+	running.Wait()
+	took := time.Since(began).Seconds()
+	fmt.Fprintf(r.out, "%s: %d seeds from %d on, %d fail, %.0f s, %.0f seeds a second on each of %d processors\n",
+		cmp.Or(r.scenario, "all"), done, first, failed, took, float64(done)/took/float64(jobs), jobs)
+	if failed > 0 {
+		return fmt.Errorf("%d seeds fail", failed)
+	}
+	return nil
 }
 
 // some runs seeds in one process. It returns the seed that fails, and why.
@@ -173,13 +245,19 @@ func (r *runner) some(first, seeds uint64, flags ...string) (seed uint64, err er
 // execute runs the program on some seeds.
 func (r *runner) execute(first, seeds uint64, flags ...string) (string, error) {
 	flags = append([]string{"-sim.first", strconv.FormatUint(first, 10), "-sim.count", strconv.FormatUint(seeds, 10),
-		"-sim.scenario", r.scenario}, flags...)
+		"-sim.scenario", r.scenario, "-sim.fault", strconv.Itoa(r.fault)}, flags...)
 	return r.test("TestSeeds", flags...)
 }
 
+// maxTime is the maximum time of a process, because a seed may have no end.
+const maxTime = 5 * time.Minute
+
 // test runs a test of the program.
 func (r *runner) test(name string, flags ...string) (string, error) {
-	c := exec.Command(r.program, append([]string{"-test.timeout", "10m", "-test.run", "^" + name + "$"}, flags...)...)
+	ctx, cancel := context.WithTimeout(context.Background(), maxTime)
+	defer cancel()
+	flags = append([]string{"-test.timeout", "2m", "-test.run", "^" + name + "$"}, flags...)
+	c := exec.CommandContext(ctx, r.program, flags...)
 	c.Env = append(os.Environ(), "GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1", "GOGC=400")
 	text, err := c.CombinedOutput()
 	return string(text), err

@@ -11,12 +11,16 @@ import (
 // every run, so that a change is judged by its own faults: make simulate draws seeds that nobody
 // has run before. go run ./internal/simworld -seed N repeats one that fails.
 func TestSimulate(t *testing.T) {
-	r := runner{out: t.Output(), jobs: 2, keep: t.TempDir()}
+	r := runner{out: t.Output(), jobs: 2}
 	seeds := uint64(4000)
 	if testing.Short() {
 		seeds = 400
 	}
-	if err := r.run(1, seeds, nil); err != nil {
+	work := t.TempDir()
+	if err := r.build(work, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.run(work, 1, seeds); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := r.test("TestRegressions"); err != nil || !strings.Contains(text, "PASS") {
@@ -24,20 +28,25 @@ func TestSimulate(t *testing.T) {
 	}
 }
 
-// A failing seed is shortened to few choices, and the error has its story and how to repeat it.
+// A failing seed is shortened to few choices, and the error has its story and how to repeat it. The
+// program has all planted faults, and without one of them it is the product.
 func TestFailingSeedIsShortened(t *testing.T) {
-	root, err := moduleRoot()
+	all, err := chosen(".")
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := runner{out: t.Output(), jobs: 2}
+	r := runner{out: t.Output(), jobs: 2, scenario: "loader"}
 	work := t.TempDir()
-	if err := r.buildPlanted(work, root, &faults()[0]); err != nil {
+	if err := r.buildPlanted(work, all); err != nil {
 		t.Fatal(err)
 	}
+	if seed, err := r.all(1, 20); err != nil {
+		t.Fatalf("no fault is planted, and seed %d fails: %v", seed, err)
+	}
+	r.fault = 1
 	seed, err := r.all(1, 100)
 	if err == nil {
-		t.Fatalf("100 seeds do not find: %s", faults()[0].name)
+		t.Fatalf("100 seeds do not find: %s", all[1].name)
 	}
 	story := r.shorten(work, seed)
 	m := regexp.MustCompile(`^with (\d+) choices:`).FindStringSubmatch(story)

@@ -1,109 +1,203 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
-	"time"
+	"sync"
 )
 
-// planted returns the text of the fault's file with the fault.
-func (f *fault) planted(root string) (string, error) {
-	text, err := os.ReadFile(filepath.Join(root, f.file))
-	if err != nil {
-		return "", err
-	}
-	if n := strings.Count(string(text), f.old); n != 1 {
-		return "", fmt.Errorf("%s: its text occurs %d times in %s, want once:\n%s", f.name, n, f.file, f.old)
-	}
-	return strings.Replace(string(text), f.old, f.new, 1), nil
-}
-
-// plant plants faults, one after the other, and runs seeds until one fails. It is an error if a
-// fault is not found that should be, or the reverse.
-func (r *runner) plant(match string, first, seeds uint64) error {
+// chosen returns the faults, by number, whose part and name match a regular expression.
+func chosen(match string) (map[int]*plantedFault, error) {
 	names, err := regexp.Compile(match)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	list := map[int]*plantedFault{}
+	for i, f := range faults() {
+		if names.MatchString(f.part + ": " + f.name) {
+			list[i+1] = &f
+		}
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("no fault matches %q", match)
+	}
+	return list, nil
+}
+
+// buildPlanted compiles the program that runs seeds, with faults.
+func (r *runner) buildPlanted(work string, list map[int]*plantedFault) error {
 	root, err := moduleRoot()
 	if err != nil {
 		return err
 	}
-	work, err := os.MkdirTemp("", "torchstream-simworld")
-	if err != nil {
-		return err
+	files := map[string]map[int]*plantedFault{}
+	for number, f := range list {
+		if files[f.file] == nil {
+			files[f.file] = map[int]*plantedFault{}
+		}
+		files[f.file][number] = f
 	}
-	defer os.RemoveAll(work)
+	changed := map[string]string{}
+	for file, some := range files {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			return err
+		}
+		planted, err := withFaults(file, string(text), some)
+		if err != nil {
+			return err
+		}
+		changed[file] = filepath.Join(work, "planted_"+strings.ReplaceAll(file, "/", "_"))
+		if err := os.WriteFile(changed[file], []byte(planted), 0o666); err != nil {
+			return err
+		}
+	}
+	return r.build(work, changed)
+}
+
+// result says how a fault was found.
+type result struct {
+	*plantedFault
+	seeds  uint64 // until one failed; 0: none did
+	reason string // of the failing seed
+	err    error
+}
+
+// plant plants faults, one after the other, and runs seeds until one fails. It is an error if a
+// fault is not found that should be, or the reverse.
+func (r *runner) plant(list map[int]*plantedFault, first, seeds uint64) error {
+	results := make([]result, 0, len(list))
+	var mu sync.Mutex
+	numbers := make(chan int)
+	var running sync.WaitGroup
+	for range max(1, r.jobs) {
+		running.Go(func() {
+			for number := range numbers {
+				found := r.find(number, list[number], first, seeds)
+				mu.Lock()
+				results = append(results, found)
+				fmt.Fprintln(r.out, found.line())
+				mu.Unlock()
+			}
+		})
+	}
+	for _, number := range slices.Sorted(maps.Keys(list)) {
+		numbers <- number
+	}
+	close(numbers)
+	running.Wait()
+	r.table(results)
 	var errs []error
-	found, all := 0, 0
-	for _, f := range faults() {
-		if !names.MatchString(f.name) {
-			continue
-		}
-		all++
-		n, err := r.one(work, root, &f, first, seeds)
-		switch {
-		case err != nil:
-			errs = append(errs, err)
-			fmt.Fprintf(r.out, "%-70s %v\n", f.name, err)
-			continue
-		case n == 0 && f.missed == "":
-			errs = append(errs, fmt.Errorf("%s: not found", f.name))
-		case n > 0 && f.missed != "":
-			errs = append(errs, fmt.Errorf("%s: found, although %s", f.name, f.missed))
-		}
-		if n > 0 {
-			found++
-		}
-		fmt.Fprintf(r.out, "%-70s %d\n", f.name, n)
+	for _, found := range results {
+		errs = append(errs, found.wrong())
 	}
-	fmt.Fprintf(r.out, "%d of %d faults found\n", found, all)
 	return errors.Join(errs...)
 }
 
-// one plants a fault. It returns the number of seeds until one fails, or 0.
-func (r *runner) one(work, root string, f *plantedFault, first, seeds uint64) (uint64, error) {
-	if err := r.buildPlanted(work, root, f); err != nil {
-		return 0, err
-	}
+// find plants a fault and runs seeds until one fails that does not fail without the fault.
+func (r *runner) find(number int, f *plantedFault, first, seeds uint64) result {
+	planted := *r
+	planted.scenario, planted.fault = f.scenario, number
+	whole := planted
+	whole.fault = 0
 	for done := uint64(0); done < seeds; {
-		n := min(max(20, done), seeds-done)
-		began := time.Now()
-		if seed, err := r.all(first+done, n); err != nil {
-			fmt.Fprintf(r.out, "  seed %d, %.1f s: %s\n", seed, time.Since(began).Seconds(), reason(err))
-			return seed - first + 1, nil
+		n := min(max(20, done), 1000, seeds-done)
+		if seed, err := planted.some(first+done, n); err != nil {
+			if _, err := whole.execute(seed, 1); err != nil {
+				return result{f, 0, "", fmt.Errorf("seed %d fails without the fault", seed)}
+			}
+			return result{f, seed - first + 1, reason(err), nil}
 		}
 		done += n
 	}
-	return 0, nil
+	return result{f, 0, "", nil}
 }
 
-// buildPlanted compiles the program that runs seeds, with a fault in the product.
-func (r *runner) buildPlanted(work, root string, f *plantedFault) error {
-	text, err := f.planted(root)
-	if err != nil {
-		return err
+// line describes a result.
+func (f *result) line() string {
+	switch {
+	case f.err != nil:
+		return fmt.Sprintf("%s: %s: error: %v", f.part, f.name, f.err)
+	case f.seeds == 0:
+		return fmt.Sprintf("%s: %s: not found. %s", f.part, f.name, f.missed)
 	}
-	file := filepath.Join(work, "planted.go")
-	if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
-		return err
+	return fmt.Sprintf("%s: %s: %d seeds. %s", f.part, f.name, f.seeds, f.reason)
+}
+
+// wrong returns an error if a fault is not found that should be, or the reverse.
+func (f *result) wrong() error {
+	switch {
+	case f.err != nil:
+		return fmt.Errorf("%s: %w", f.name, f.err)
+	case f.seeds == 0 && f.missed == "":
+		return fmt.Errorf("%s: not found", f.name)
+	case f.seeds > 0 && f.missed != "":
+		return fmt.Errorf("%s: found, although %s", f.name, f.missed)
 	}
-	r.scenario = f.scenario
-	return r.build(work, map[string]string{f.file: file})
+	return nil
+}
+
+// table prints how many faults of each part were found, and those that were not.
+func (r *runner) table(results []result) {
+	parts := []string{}
+	byPart := map[string][]result{}
+	numbers := map[string]int{}
+	for i, f := range faults() {
+		numbers[f.name] = i
+	}
+	slices.SortFunc(results, func(a, b result) int { return cmp.Compare(numbers[a.name], numbers[b.name]) })
+	for _, f := range results {
+		if byPart[f.part] == nil {
+			parts = append(parts, f.part)
+		}
+		byPart[f.part] = append(byPart[f.part], f)
+	}
+	fmt.Fprint(r.out, "\n| part | planted | found | seeds: median | most |\n|---|---|---|---|---|\n")
+	row := func(name string, of []result) {
+		var seeds []uint64
+		for _, f := range of {
+			if f.seeds > 0 {
+				seeds = append(seeds, f.seeds)
+			}
+		}
+		slices.Sort(seeds)
+		if len(seeds) == 0 {
+			seeds = []uint64{0}
+		}
+		found := len(of) - len(slices.DeleteFunc(slices.Clone(of), func(f result) bool { return f.seeds > 0 }))
+		fmt.Fprintf(r.out, "| %s | %d | %d | %d | %d |\n", name, len(of), found, seeds[len(seeds)/2], seeds[len(seeds)-1])
+	}
+	for _, name := range parts {
+		row(name, byPart[name])
+	}
+	if len(parts) > 1 {
+		row("all", results)
+	}
+	for _, f := range results {
+		if f.seeds == 0 && f.err == nil {
+			fmt.Fprintf(r.out, "\n- %s: %s", f.name, cmp.Or(f.missed, "?"))
+		}
+	}
+	fmt.Fprintln(r.out)
 }
 
 // reason returns the line of a failing run that says why it failed.
 func reason(err error) string {
+	text := ""
 	for line := range strings.Lines(err.Error()) {
 		for _, start := range []string{"error: ", "panic: ", "fatal error: "} {
 			if strings.HasPrefix(line, start) {
 				return strings.TrimSpace(line[:min(len(line), 200)])
 			}
 		}
+		text = cmp.Or(text, strings.TrimSpace(line))
 	}
-	return "no reason"
+	return text
 }

@@ -28,6 +28,7 @@ var (
 	choices  = flag.String("sim.choices", "", "a `file` with the choices of one run, as world.Format writes them")
 	tell     = flag.Bool("sim.story", false, "print the story of each run")
 	trace    = flag.Bool("sim.trace", false, "print each choice when it is made")
+	fault    = flag.Int("sim.fault", 0, "the `number` of a planted fault")
 	progress = flag.Bool("sim.progress", false, "print each seed before its run")
 )
 
@@ -65,6 +66,7 @@ func Run(t *testing.T, seed uint64, scenario func(*world.World) error, replay []
 // TestSeeds runs the seeds that the flags name.
 func TestSeeds(t *testing.T) {
 	runtime.GOMAXPROCS(1)
+	world.Plant(*fault)
 	var replay []world.Choice
 	if *choices != "" {
 		text, err := os.ReadFile(*choices)
