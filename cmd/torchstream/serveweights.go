@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -58,6 +59,9 @@ func (o *serveOptions) reloadOnSignal(ctx context.Context, signals <-chan os.Sig
 	ctx, cancel := context.WithCancel(ctx)
 	var reloading sync.WaitGroup
 	reloading.Go(func() {
+		// LibTorch has a thread pool for each OS thread that copies large tensors on the CPU. The
+		// goroutine stays locked until it exits, so that there is one pool for all signals.
+		runtime.LockOSThread()
 		for {
 			select {
 			case <-ctx.Done():

@@ -156,3 +156,44 @@ func TestServeNamesTheDevicesWithNewWeights(t *testing.T) {
 		t.Errorf("got the error %v, want ErrClosed, and that cpu already has the new weights", err)
 	}
 }
+
+// threadWriter sends the number of the OS thread of each Write.
+type threadWriter chan int
+
+func (w threadWriter) Write(p []byte) (int, error) {
+	w <- syscall.Gettid()
+	return len(p), nil
+}
+
+// All signals are answered on one OS thread, because LibTorch keeps a thread pool for each OS thread
+// that copies weights.
+func TestServeReadsWeightsOnOneThread(t *testing.T) {
+	signals, stop := reloadSignals()
+	defer stop()
+	threads := threadWriter(make(chan int))
+	o := serveOptions{}
+	defer o.reloadOnSignal(t.Context(), signals, nil, io.Discard, slog.New(slog.NewTextHandler(threads, nil)))()
+	first := 0
+	for i := range 50 {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
+			t.Fatal(err)
+		}
+		got := <-threads
+		if i == 0 {
+			first = got
+		}
+		if got != first {
+			t.Fatalf("signal %d was answered on thread %d, want thread %d of the first signal", i, got, first)
+		}
+		busy := make(chan struct{}) // other goroutines take the idle threads
+		for range 8 {
+			go func() {
+				defer func() { busy <- struct{}{} }()
+				_ = syscall.Kill(os.Getpid(), 0) // a system call that changes nothing
+			}()
+		}
+		for range 8 {
+			<-busy
+		}
+	}
+}
