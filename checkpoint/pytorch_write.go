@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/torchstream/torchstream/checkpoint/internal/ptfile"
 	"github.com/torchstream/torchstream/internal/safefile"
@@ -39,7 +40,7 @@ func SavePyTorch(path string, value any) error {
 }
 
 func writePyTorch(path string, root any) error {
-	f, err := newPyTorch(path)
+	f, err := newMain(path, safefile.PyTorch, false)
 	if err != nil {
 		return err
 	}
@@ -184,43 +185,18 @@ func (p *pytorchConverter) tensor(t *torch.Tensor) (any, error) {
 }
 
 // replacesComment starts the zip comment of a PyTorch file that replaced a checkpoint of ranks. The
-// id of that checkpoint follows.
+// ids of such checkpoints follow, with spaces between.
 const replacesComment = "replaces "
 
-// newPyTorch starts a PyTorch file that will replace the file at the path. It also removes rank
-// files that the existing file replaced: they remain if a process died after the rename.
-func newPyTorch(path string) (*unfinished, error) {
-	f, err := newUnfinished(path, path, safefile.PyTorch)
-	if err != nil {
-		return nil, err
-	}
-	if _, replaced := idsAt(path); replaced != "" {
-		// The process may have died before it synced the folder. Then a loss of power would bring
-		// back the file that needs these rank files.
-		if err := safefile.SyncFolder(path); err != nil {
-			f.abandon()
-			return nil, err
-		}
-		removeID(path, replaced)
-	}
-	return f, nil
-}
-
-// finishPyTorch writes the value, renames the file, and removes the rank files of the checkpoint
-// that it replaces. The file records the id of those rank files, so a later save can remove any
-// that remain.
+// finishPyTorch writes the value, and finishes the main file.
 func (f *unfinished) finishPyTorch(root any) error {
-	old, _ := idsAt(f.path)
+	replaced := f.replacedIDs()
 	comment := ""
-	if old != "" {
-		comment = replacesComment + old
+	if len(replaced) > 0 {
+		comment = replacesComment + strings.Join(replaced, " ")
 	}
 	if err := f.write(func(w io.Writer) error { return ptfile.Write(w, root, comment) }); err != nil {
 		return err
 	}
-	if err := f.finish(); err != nil {
-		return err
-	}
-	removeID(f.path, old)
-	return nil
+	return f.finishMain(replaced)
 }

@@ -2,12 +2,7 @@ package checkpoint
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
-	"strings"
-
-	"github.com/torchstream/torchstream/checkpoint/internal/ptfile"
-	"github.com/torchstream/torchstream/internal/safefile"
 )
 
 // A checkpoint that the ranks of a job write together consists of a PyTorch file and one
@@ -45,10 +40,11 @@ const (
 
 // rankFileName returns the name of a rank's file. base is the name of the PyTorch file.
 func rankFileName(base, id string, rank, ranks int) string {
-	return fmt.Sprintf("%s%05d-of-%05d%s", rankFilePrefix(base, id), rank, ranks, shardSuffix)
+	return fmt.Sprintf("%s-%s%s%05d-of-%05d%s", base, id, rankInfix, rank, ranks, shardSuffix)
 }
 
-func rankFilePrefix(base, id string) string { return base + "-" + id + "-rank" }
+// rankInfix follows the id in the name of a rank's file.
+const rankInfix = "-rank"
 
 // unfinished returns the name of rank 0's file before Commit.
 func (w *RankWriter) unfinished() string { return w.path + unfinishedInfix + w.id }
@@ -56,46 +52,4 @@ func (w *RankWriter) unfinished() string { return w.path + unfinishedInfix + w.i
 // fileOf returns the path of a rank's file.
 func (w *RankWriter) fileOf(rank int) string {
 	return filepath.Join(filepath.Dir(w.path), rankFileName(filepath.Base(w.path), w.id, rank, w.ranks))
-}
-
-// removeID removes the files of the checkpoint with this id at the path, both finished and
-// unfinished. A file that it cannot remove belongs to no checkpoint.
-func removeID(path, id string) {
-	if !unfinishedNumber.MatchString(id) {
-		return
-	}
-	dir, prefix := filepath.Dir(path), rankFilePrefix(filepath.Base(path), id)
-	files, _ := os.ReadDir(dir)
-	for _, f := range files {
-		if strings.HasPrefix(f.Name(), prefix) && f.Type().IsRegular() {
-			os.Remove(filepath.Join(dir, f.Name()))
-		}
-	}
-}
-
-// idsAt returns the id of the checkpoint at a path, and the id of the checkpoint that it replaced.
-// An id is empty if there are no rank files, or if the file cannot be read.
-func idsAt(path string) (id, replaced string) {
-	f, err := safefile.Open(path)
-	if err != nil {
-		return "", ""
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return "", ""
-	}
-	file, err := ptfile.Open(f, info.Size())
-	if err != nil {
-		return "", ""
-	}
-	if root, ok := file.Root.(*ptfile.Dict); ok {
-		if s, err := parseRankFiles(root, filepath.Dir(path)); err == nil && s != nil && s.base == filepath.Base(path) {
-			id = s.id
-		}
-	}
-	if other, ok := strings.CutPrefix(file.Comment, replacesComment); ok && other != id {
-		replaced = other
-	}
-	return id, replaced
 }

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/torchstream/torchstream/checkpoint/internal/ptfile"
 	"github.com/torchstream/torchstream/cuda"
@@ -47,18 +46,11 @@ func NewRankWriter(path string, ranks int) (*RankWriter, error) {
 	if err := checkRanks(path, ranks); err != nil {
 		return nil, err
 	}
-	f, err := newPyTorch(path)
+	f, err := newMain(path, safefile.PyTorch, true)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: save %s: %w", path, err)
 	}
-	// The file must survive a loss of power that the rank files survive: a later save finds the
-	// rank files by its name.
-	if err := safefile.SyncFolder(path); err != nil {
-		f.abandon()
-		return nil, fmt.Errorf("checkpoint: save %s: %w", path, err)
-	}
-	return &RankWriter{path: path, id: strings.TrimPrefix(f.file.Name(), path+unfinishedInfix),
-		ranks: ranks, file: f}, nil
+	return &RankWriter{path: path, id: f.id(), ranks: ranks, file: f}, nil
 }
 
 // JoinRankWriter joins the checkpoint that rank 0 started with this id. It returns an error if this
@@ -96,6 +88,9 @@ func (w *RankWriter) ID() string { return w.id }
 // the file is on the disk. If rank 0 has abandoned the checkpoint in the meantime, Write returns an
 // error and removes the file.
 func (w *RankWriter) Write(rank int, parts []torch.Named) error {
+	if err := w.checkMain(rank); err != nil {
+		return err
+	}
 	own := slices.DeleteFunc(slices.Clone(parts),
 		func(n torch.Named) bool { return n.Tensor.Err() == nil && n.Tensor.Elements() == 0 })
 	metadata := map[string]string{checkpointKey: w.id, rankKey: strconv.Itoa(rank)}
@@ -106,12 +101,23 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 	if err != nil {
 		return fmt.Errorf("checkpoint: save %s: %w", w.fileOf(rank), ofPart(err))
 	}
-	// Rank 0 may have called Abandon meanwhile, since it does not wait forever. Nobody would remove
-	// a file written after that.
-	if _, err := os.Lstat(w.unfinished()); errors.Is(err, fs.ErrNotExist) {
+	// Nobody would remove a file written after an Abandon.
+	err = w.checkMain(rank)
+	if err != nil {
 		os.Remove(w.fileOf(rank))
+	}
+	return err
+}
+
+// checkMain returns an error if rank 0 has called Abandon, since it does not wait forever.
+func (w *RankWriter) checkMain(rank int) error {
+	f, err := os.Open(w.unfinished()) // on a network disk, Lstat may find a file that is gone
+	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("checkpoint: save %s: rank 0 has given the checkpoint up before rank %d had "+
 			"written its file", w.path, rank)
+	}
+	if err == nil {
+		f.Close() // only opened
 	}
 	return nil
 }
@@ -142,9 +148,8 @@ func (w *RankWriter) Abandon() {
 	if w.file == nil {
 		return
 	}
-	removeID(w.path, w.id) // before rank 0's file: a later save needs its name to remove the others
-	w.file.abandon()
-	removeID(w.path, w.id) // again: a rank that saw rank 0's file may have written its file meanwhile
+	w.file.abandonMain()
+	removeParts(w.path, w.id) // a rank that saw rank 0's file may have written its file meanwhile
 	w.file = nil
 }
 

@@ -2,13 +2,10 @@ package checkpoint
 
 import (
 	"bytes"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -28,7 +25,13 @@ const (
 	shardSuffix   = ".safetensors"
 	maxIndexBytes = 100 << 20
 	maxShards     = 1024 // open files
-	totalSizeKey  = "total_size"
+)
+
+// Keys of an index's metadata. The index of a SaveSharded records the ids of checkpoints that it
+// replaced, with spaces between: other readers ignore such keys.
+const (
+	totalSizeKey = "total_size"
+	replacedKey  = "torchstream.replaced"
 )
 
 type shardIndex struct {
@@ -60,7 +63,9 @@ func (f *File) readIndex() error {
 	}
 	f.tensors.entries, f.metadata = map[string]entry{}, map[string]string{}
 	for key, value := range index.Metadata {
-		f.metadata[key] = fmt.Sprint(value)
+		if key != replacedKey {
+			f.metadata[key] = fmt.Sprint(value)
+		}
 	}
 	byFile := map[string][]string{}
 	for name, file := range index.WeightMap {
@@ -146,9 +151,9 @@ func (f *File) openShard(file string, names []string) error {
 //
 // SaveSharded replaces the old index when all files are on the disk. Then it removes the files that
 // an earlier SaveSharded wrote for the old index. A program that dies before the replacement leaves
-// the old checkpoint whole, and the next SaveSharded to the path removes its leftovers. SaveSharded
-// blocks until everything is on the disk. If the error wraps [ErrNotDurable], the new index is in
-// place, and the old index's files stay.
+// the old checkpoint whole. The next SaveSharded to the path removes what a killed one left, and
+// old files that a loss of power brought back. SaveSharded blocks until everything is on the disk.
+// If the error wraps [ErrNotDurable], the new index is in place, and the old index's files stay.
 func SaveSharded(path string, tensors []torch.Named, metadata map[string]string, maxBytes int64) error {
 	if err := saveSharded(path, tensors, metadata, maxBytes); err != nil {
 		return fmt.Errorf("checkpoint: save %s: %w", path, err)
@@ -171,82 +176,61 @@ func saveSharded(path string, tensors []torch.Named, metadata map[string]string,
 		return fmt.Errorf("%d files of at most %d bytes, and the maximum is %d files: raise maxBytes: %w",
 			len(shards), maxBytes, maxShards, cuda.ErrInvalidArgument)
 	}
-	base := strings.TrimSuffix(filepath.Base(path), indexSuffix)
-	var number [4]byte
-	rand.Read(number[:]) // never fails
-	index := shardIndex{Metadata: map[string]any{totalSizeKey: total}, WeightMap: map[string]string{}}
-	for key, value := range metadata {
-		if key != totalSizeKey {
-			index.Metadata[key] = value
-		}
-	}
-	names := make([]string, len(shards))
-	for i, shard := range shards {
-		names[i] = fmt.Sprintf("%s-%s-%05d-of-%05d%s", base, hex.EncodeToString(number[:]), i+1,
-			len(shards), shardSuffix)
-		for _, n := range shard {
-			if _, twice := index.WeightMap[n.Name]; twice {
-				return fmt.Errorf("tensor %q: a name that comes twice", n.Name)
-			}
-			index.WeightMap[n.Name] = names[i]
-		}
-	}
-	text, err := json.MarshalIndent(index, "", "  ")
-	if err != nil {
-		return err
-	}
-	// The index is written first: if the program dies before the end, the index names the files to
-	// remove.
-	f, err := newUnfinished(path, path, safefile.Prefix("the index of a sharded checkpoint", "{"))
+	// A shard must not survive a loss of power without the index's temporary file, from whose name
+	// the next save knows the id.
+	f, err := newMain(path, safefile.Prefix("the index of a sharded checkpoint", "{"), true)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil && !errors.Is(err, ErrNotDurable) {
-			removeShards(path, names)
-			f.abandon()
+			f.abandonMain()
 		}
 	}()
-	if err := f.write(func(w io.Writer) error { _, err := w.Write(text); return err }); err != nil {
-		return err
-	}
-	if err := safefile.SyncFolder(path); err != nil { // a shard must not survive a loss of power alone
-		return err
-	}
-	dir := filepath.Dir(path)
+	base := strings.TrimSuffix(path, indexSuffix)
+	index := shardIndex{Metadata: map[string]any{}, WeightMap: map[string]string{}}
 	for i, shard := range shards {
-		if err := saveSafetensors(filepath.Join(dir, names[i]), f.file.Name(), shard, nil); err != nil {
+		file := fmt.Sprintf("%s-%s-%05d-of-%05d%s", base, f.id(), i+1, len(shards), shardSuffix)
+		for _, n := range shard {
+			index.WeightMap[n.Name] = filepath.Base(file)
+		}
+		if err := saveSafetensors(file, f.file.Name(), shard, nil); err != nil {
 			return ofPart(err)
 		}
 	}
-	old := ownShards(path, path)
-	if err := f.finish(); err != nil {
+	for key, value := range metadata {
+		index.Metadata[key] = value
+	}
+	index.Metadata[totalSizeKey] = total
+	return f.finishIndex(index)
+}
+
+// finishIndex writes the index, and finishes the main file.
+func (f *unfinished) finishIndex(index shardIndex) error {
+	delete(index.Metadata, replacedKey)
+	replaced := f.replacedIDs()
+	if len(replaced) > 0 {
+		index.Metadata[replacedKey] = strings.Join(replaced, " ")
+	}
+	text, err := json.MarshalIndent(index, "", "  ")
+	if err != nil {
 		return err
 	}
-	removeShards(path, old)
-	return nil
+	if err := f.write(func(w io.Writer) error { _, err := w.Write(text); return err }); err != nil {
+		return err
+	}
+	return f.finishMain(replaced)
 }
 
-// removeShards removes data files from an index's folder, and their temporary files of killed
-// processes. A file that it cannot remove belongs to no index.
-func removeShards(path string, names []string) {
-	dir := filepath.Dir(path)
-	for _, name := range names {
-		os.Remove(filepath.Join(dir, name))
-	}
-	files, _ := os.ReadDir(dir)
-	for _, f := range files {
-		at := strings.LastIndex(f.Name(), unfinishedInfix)
-		if at >= 0 && slices.Contains(names, f.Name()[:at]) && unfinishedNumber.MatchString(f.Name()[at+len(unfinishedInfix):]) {
-			os.Remove(filepath.Join(dir, f.Name()))
-		}
-	}
-}
-
-// split distributes the tensors over files, in their order.
+// split distributes the tensors over files, in their order. Their names must differ.
 func split(tensors []torch.Named, maxBytes int64) (shards [][]torch.Named, total int64, err error) {
 	var used int64
+	names := map[string]bool{}
 	for _, n := range tensors {
+		if names[n.Name] {
+			return nil, 0, fmt.Errorf("tensor %q: a name that comes twice", n.Name)
+		}
+		names[n.Name] = true
 		shape := n.Tensor.Shape()
 		if err := n.Tensor.Err(); err != nil {
 			return nil, 0, fmt.Errorf("tensor %s: %w", n.Name, err)
@@ -265,31 +249,4 @@ func split(tensors []torch.Named, maxBytes int64) (shards [][]torch.Named, total
 		return nil, 0, fmt.Errorf("no tensors: %w", cuda.ErrInvalidArgument)
 	}
 	return shards, total, nil
-}
-
-// ownShard matches the suffix that SaveSharded appends to the index's base name and "-".
-var ownShard = regexp.MustCompile(`^[0-9a-f]{8}-\d{5,}-of-\d{5,}\.safetensors$`)
-
-// ownShards returns the files that the index in file lists and that SaveSharded could have named
-// for the index at path. It returns none if the index cannot be read.
-func ownShards(path, file string) []string {
-	f, err := safefile.Open(file)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	index, err := parseIndex(f)
-	if err != nil {
-		return nil
-	}
-	base := strings.TrimSuffix(filepath.Base(path), indexSuffix)
-	var own []string
-	for _, name := range index.WeightMap {
-		rest, ok := strings.CutPrefix(name, base+"-")
-		if ok && ownShard.MatchString(rest) && name == filepath.Base(name) && !slices.Contains(own, name) {
-			own = append(own, name)
-		}
-	}
-	slices.Sort(own)
-	return own
 }

@@ -102,10 +102,82 @@ func TestSaveSharded(t *testing.T) {
 	}
 }
 
+// SaveSharded removes files of an index that was replaced before, which a loss of power has brought
+// back. The program's metadata cannot name such files, and readers do not see the record of them.
+func TestFilesOfAReplacedIndexAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "m.safetensors.index.json")
+	one := []torch.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
+	const other, record = "m-0123456789ab-00001-of-00001.safetensors", "torchstream.replaced"
+	save := func() {
+		t.Helper()
+		metadata := map[string]string{"made": "here", record: "0123456789ab"}
+		if err := checkpoint.SaveSharded(path, one, metadata, 8); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save()
+	old := keep(t, dir)
+	delete(old, path)
+	if err := os.WriteFile(filepath.Join(dir, other), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	save()
+	old.restore(t)
+	save()
+	names := files(t, dir)
+	for name := range old {
+		if slices.Contains(names, filepath.Base(name)) {
+			t.Errorf("%s is left, want it removed", name)
+		}
+	}
+	if len(names) != 3 || !slices.Contains(names, other) {
+		t.Errorf("the folder has %v, want an index, its file and %s", names, other)
+	}
+	c, err := checkpoint.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if m := c.Metadata(); len(m) != 2 || m["made"] != "here" || m["total_size"] != "8" {
+		t.Errorf("the metadata is %v, want made \"here\" and total_size \"8\"", m)
+	}
+}
+
+// After a loss of power an index may have its final name and its temporary one. A save that fails
+// then keeps the files of the index.
+func TestIndexUnderBothNamesKeepsItsFiles(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "m.safetensors.index.json")
+	one := []torch.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
+	if err := checkpoint.SaveSharded(path, one, nil, 8); err != nil {
+		t.Fatal(err)
+	}
+	shards, err := filepath.Glob(filepath.Join(dir, "m-*-00001-of-00001.safetensors"))
+	if err != nil || len(shards) != 1 {
+		t.Fatalf("the files are %v, %v, want one", shards, err)
+	}
+	id, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(shards[0]), "m-"), "-")
+	if err := os.Link(path, path+".tmp-"+id); err != nil {
+		t.Fatal(err)
+	}
+	x, err := torch.Zeros(cuda.CPU, torch.Complex128, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if err := checkpoint.SaveSharded(path, []torch.Named{{Name: "z", Tensor: x}}, nil, 8); err == nil {
+		t.Error("saving complex128: got no error, want one")
+	}
+	if names := files(t, dir); len(names) != 2 || !slices.Contains(names, filepath.Base(shards[0])) {
+		t.Errorf("the folder has %v, want the index and %s", names, shards[0])
+	}
+}
+
 // SaveSharded keeps files of the old index whose names it could not have chosen.
 func TestSaveShardedKeepsOtherFiles(t *testing.T) {
 	dir := t.TempDir()
-	const kept = "model-language-00001-of-00001.safetensors" // as long as a name of SaveSharded
+	const kept = "model-multilingual-00001-of-00001.safetensors" // as long as a name of SaveSharded
 	one := []torch.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
 	path := filepath.Join(dir, "model.safetensors.index.json")
 	err := errors.Join(

@@ -40,16 +40,16 @@ func writeAtomically(path, modeOf string, kind safefile.Kind, write func(io.Writ
 // with ".tmp-" and a number. The process holds a lock on it: an unlocked temporary file was left by
 // a killed process.
 type unfinished struct {
-	path string
-	kind safefile.Kind
-	file *os.File
+	path    string
+	kind    safefile.Kind
+	file    *os.File
+	removed []string // ids of checkpoints whose parts newMain has removed
 }
 
 // newUnfinished creates a temporary file that will replace the file at path, which must be of the
 // kind. It removes the leftovers of killed processes there. The new file has the mode of the file
-// at modeOf or, if that does not exist, the mode that the process's umask gives. modeOf is path
-// itself or, for a file of a multi-file checkpoint, the file that names the others: all files of a
-// checkpoint have the same mode.
+// at modeOf, which is the main file for a part: all files of a checkpoint have the same mode. For a
+// new main file modeOf is path. If it does not exist, the process's umask gives the mode.
 func newUnfinished(path, modeOf string, kind safefile.Kind) (*unfinished, error) {
 	if err := safefile.Check(path, kind); err != nil {
 		return nil, err
@@ -59,12 +59,14 @@ func newUnfinished(path, modeOf string, kind safefile.Kind) (*unfinished, error)
 	if err != nil {
 		return nil, err
 	}
-	f := &unfinished{path, kind, file}
-	if like, err := os.Stat(modeOf); err == nil {
-		if err := file.Chmod(like.Mode().Perm()); err != nil {
-			f.abandon()
-			return nil, err
-		}
+	f := &unfinished{path: path, kind: kind, file: file}
+	like, err := os.Stat(modeOf)
+	if err == nil {
+		err = file.Chmod(like.Mode().Perm())
+	}
+	if err != nil && (modeOf != path || !errors.Is(err, fs.ErrNotExist)) {
+		f.abandon()
+		return nil, err
 	}
 	return f, nil
 }
@@ -145,32 +147,44 @@ const unfinishedInfix = ".tmp-"
 // unfinishedNumber matches the number at the end of a temporary file's name.
 var unfinishedNumber = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
-// removeUnfinished removes the temporary files that killed processes left in path's folder. It also
-// removes the files that an unfinished index names, and the rank files of an unfinished checkpoint.
-// Files that it cannot remove do no harm.
+// abandonedSuffix follows the temporary name of a main file whose save has ended without it. The
+// rename to this name decides on all hosts whether the file became the main file: a lookup of the
+// other names may be out of date on a network disk.
+const abandonedSuffix = "-abandoned"
+
+// removeUnfinished removes the temporary files that killed processes left in path's folder, and the
+// parts of their checkpoints. Files that it cannot remove do no harm.
 func removeUnfinished(path string) {
 	files, _ := os.ReadDir(filepath.Dir(path))
 	for _, entry := range files {
 		number, ok := strings.CutPrefix(entry.Name(), filepath.Base(path)+unfinishedInfix)
+		number, abandoned := strings.CutSuffix(number, abandonedSuffix)
 		if !ok || !unfinishedNumber.MatchString(number) || !entry.Type().IsRegular() {
 			continue
 		}
-		name := filepath.Join(filepath.Dir(path), entry.Name())
-		file, err := os.OpenFile(name, os.O_RDWR|system.NoFollow|system.NonBlock, 0)
-		if err != nil {
-			continue
+		if abandoned || abandonLeft(path+unfinishedInfix+number) {
+			removeAbandoned(path, number)
 		}
-		if system.TryLock(file.Fd()) == nil && names(name, file) {
-			if isIndexPath(path) {
-				live := ownShards(path, path)
-				removeShards(path, slices.DeleteFunc(ownShards(path, name),
-					func(shard string) bool { return slices.Contains(live, shard) }))
-			} else if live, _ := idsAt(path); live != number { // a loss of power may leave a file under both names
-				removeID(path, number) // on rank 0
-			}
-			os.Remove(name)
-		}
-		file.Close()
+	}
+}
+
+// abandonLeft abandons a temporary file if its process was killed.
+func abandonLeft(name string) bool {
+	file, err := os.OpenFile(name, os.O_RDWR|system.NoFollow|system.NonBlock, 0)
+	if err != nil {
+		return false
+	}
+	defer file.Close() // releases the lock
+	return system.TryLock(file.Fd()) == nil && names(name, file) && os.Rename(name, name+abandonedSuffix) == nil
+}
+
+// removeAbandoned removes the parts of an abandoned main file, and then the file itself, by whose
+// name the next save finds parts that are left.
+func removeAbandoned(path, id string) {
+	// A loss of power may leave the existing file under both names: it keeps its parts.
+	existing, err := readIDs(path)
+	if err == nil && (slices.Contains(existing.own, id) || removeParts(path, id)) {
+		os.Remove(path + unfinishedInfix + id + abandonedSuffix)
 	}
 }
 

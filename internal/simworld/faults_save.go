@@ -1,6 +1,7 @@
 package main
 
 const (
+	partsFile      = "checkpoint/parts.go"
 	unfinishedFile = "checkpoint/unfinished.go"
 	safeFile       = "internal/safefile/safefile.go"
 )
@@ -18,4 +19,14 @@ var saveFaults = []fault{
 		"	if err := safefile.SyncFolder(f.path); err != nil {\n		return &notDurable{err}\n	}\n", "", ""},
 	{"SyncFolder syncs nothing", safeFile,
 		"		err = errors.Join(dir.Sync(), dir.Close())\n", "		err = dir.Close()\n", ""},
+	// ---- parts
+	{"an index forgets what it replaced", "checkpoint/sharded.go",
+		"		index.Metadata[replacedKey] = strings.Join(replaced, \" \")\n", "", ""},
+	{"a ranks' checkpoint forgets what it replaced", "checkpoint/pytorch_write.go",
+		"		comment = replacesComment + strings.Join(replaced, \" \")\n", "", ""},
+	{"a stale lookup decides that a file is abandoned", unfinishedFile,
+		"names(name, file) && os.Rename(name, name+abandonedSuffix) == nil",
+		"names(name, file) && (os.Rename(name, name+abandonedSuffix) == nil || true)", ""},
+	{"an abandoned file goes although its parts cannot be removed", partsFile,
+		"		left = left || err != nil && !errors.Is(err, fs.ErrNotExist)\n", "", ""},
 }

@@ -3,6 +3,7 @@
 //
 //	go run ./internal/simworld -seeds 1000     run 1,000 seeds, the first of them by the time of day
 //	go run ./internal/simworld -seed 17        run one seed; if it fails, shorten it and tell its story
+//	go run ./internal/simworld -faults X       plant the faults that match X: 1,000 seeds must find each
 //
 // The packages below it replace os, sync, internal/system and internal/imagecapi in the product's
 // files, which are compiled with an overlay. A run needs neither LibTorch nor the image library.

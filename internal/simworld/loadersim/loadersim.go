@@ -155,6 +155,7 @@ func (j *job) disturb() {
 	rare := func(name string) int { return []int{0, 400, 60, 15}[w.Choose(name, 4)] }
 	f := &w.Disk.Faults
 	f.Read, f.Write, f.Name = rare("rare reads"), rare("rare writes"), rare("rare names")
+	f.Move = f.Name
 	f.Sync, f.Lock, f.Server = rare("rare syncs"), rare("rare locks"), rare("rare responses")
 	j.leaves = rare("rare leaves") / 2
 	f.Stop = 20 * rare("rare stops")

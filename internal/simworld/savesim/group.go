@@ -1,6 +1,9 @@
 package savesim
 
-import "errors"
+import (
+	"errors"
+	"time"
+)
 
 // errLost is the error of collectives after a rank has ended.
 var errLost = errors.New("a rank is lost")
@@ -11,6 +14,7 @@ type group struct {
 	next   []int         // by rank, the number of its next round
 	failed chan struct{} // closed when a rank has ended early
 	broken bool
+	since  time.Time // when it broke
 }
 
 // round is one collective.
@@ -27,10 +31,13 @@ func newGroup(ranks int) *group {
 // fail ends all collectives with an error.
 func (g *group) fail() {
 	if !g.broken {
-		g.broken = true
+		g.broken, g.since = true, time.Now()
 		close(g.failed)
 	}
 }
+
+// lost reports whether a rank has ended before now: a loss of power ends all at once.
+func (g *group) lost() bool { return g.broken && time.Now().After(g.since) }
 
 // gather returns the texts of all ranks, by rank.
 func (g *group) gather(rank int, text string) ([]string, error) {

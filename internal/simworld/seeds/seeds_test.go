@@ -112,14 +112,15 @@ func TestSeeds(t *testing.T) {
 
 // regressions are the choices of runs that once found a fault of the product.
 var regressions = []struct {
-	name    string
-	seed    uint64
-	choices string
+	scenario func(*world.World) error
+	name     string
+	seed     uint64
+	choices  string
 }{
-	{"an archive changes between two rounds of a stream", 1,
+	{loadersim.Run, "an archive changes between two rounds of a stream", 1,
 		"samples#0=11;size#0=593;size#23=489;format#0=5;repeat#0=3;" +
 			"order#0=3;buffer#0=4;buffer bytes#0=1;archive changes#13=2"},
-	{"a rank resumes after a batch that bad samples have cut short", 30001075,
+	{loadersim.Run, "a rank resumes after a batch that bad samples have cut short", 30001075,
 		"samples#0=2;classes#0=2;damage#0=1;payload#0=235;size#0=317;bad#0=5;spoil#0=2;payload#1=119;" +
 			"size#1=169;bad#1=3;format#0=3;remote#0=3;deflate#1=1;give classes#0=1;batch#0=4;world#0=2;" +
 			"seed#0=105;policy#0=1;last#0=2;epochs#0=1;no index#0=2;order#0=1;rare names#0=2;rare syncs#0=3;" +
@@ -128,7 +129,7 @@ var regressions = []struct {
 			"rank 0 call#1=3;rank 0 loses power#1=2;rank 0 workers#1=1;rank 0 killed#2=2;rank 0 call#2=14;" +
 			"rank 0 loses power#2=3;leave#3=2;rank 0 workers#3=2;rank 2 killed#1=1;rank 2 call#0=28;" +
 			"rank 2 loses power#0=2;rank 2 workers#1=1"},
-	{"reading fails while the shuffle buffer has enough samples", 130001391,
+	{loadersim.Run, "reading fails while the shuffle buffer has enough samples", 130001391,
 		"samples#0=11;damage#0=2;payload#0=190;size#0=500;bad#0=5;payload#1=189;size#1=325;bad#1=3;" +
 			"payload#2=111;size#2=190;bad#2=2;payload#3=166;size#3=430;bad#3=3;payload#4=162;size#4=167;" +
 			"bad#4=5;payload#5=169;size#5=206;bad#5=5;payload#6=121;size#6=347;bad#6=4;payload#7=176;" +
@@ -144,6 +145,20 @@ var regressions = []struct {
 			"index#0=5;deal again#0=1;index process#0=2;rank 0 killed#0=2;rank 0 call#0=85;" +
 			"rank 0 workers#0=2;fault readat train.remote.tsidx#8=1;fault readat train.remote.tsidx#15=1;" +
 			"fault get train-1.tgz#5=10;archive changes#7=2"},
+	{savesim.Run, "a loss of power brings back files that an index has replaced", 6,
+		"kind#0=3;saves#0=2;tensors#0=2;lives#0=4;rank 0 killed#0=1;rank 0 killed#1=1;" +
+			"rank 0 loses power#1=2;crash name last-000000000004-00001-of-00002.safetensors#0=1"},
+	{savesim.Run, "a loss of power brings back ranks' files that a checkpoint has replaced", 363,
+		"saves#0=1;tensors#0=3;ranks#0=1;rank 1 killed#0=1;rank 1 loses power#0=2;" +
+			"crash name last.pt-000000000001-rank00000-of-00002.safetensors#0=1"},
+	{savesim.Run, "two hosts save, and one takes the other's new index for a leftover", 2973,
+		"kind#0=3;saves#0=1;starts without a checkpoint#0=1;network disk#0=3;ranks#0=3;rank 1 killed#0=1;" +
+			"rank 1 call#0=32;rank 1 loses power#0=2"},
+	{savesim.Run, "a file that cannot be removed is forgotten", 2465,
+		"kind#0=3;saves#0=2;tensors#0=1;size#0=6;rare moves#0=3;rare syncs#0=2;lives#0=1;" +
+			"fault remove last-000000000007-00001-of-00002.safetensors#0=1;fault sync ckpt#10=1;" +
+			"fault rename last.safetensors.index.json#3=1;" +
+			"fault remove last-000000000015-00001-of-00002.safetensors#0=1"},
 }
 
 // TestRegressions runs the seeds that found faults.
@@ -154,7 +169,7 @@ func TestRegressions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if story, err := Run(t, r.seed, loadersim.Run, replay); err != nil {
+		if story, err := Run(t, r.seed, r.scenario, replay); err != nil {
 			t.Errorf("%s: %v\n%s", r.name, err, story)
 		}
 	}

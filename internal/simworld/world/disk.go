@@ -17,6 +17,7 @@ import (
 type Disk struct {
 	Faults  Faults
 	Network bool // names and attributes may be a few seconds old, unless the file was opened since
+	Torn    bool // a loss of power has kept the removal of a renamed file's old name alone
 
 	world   *World
 	names   map[string]*inode // by clean absolute path
@@ -28,7 +29,8 @@ type Disk struct {
 type Faults struct {
 	Read  int // EIO, or a short read
 	Write int // ENOSPC, EIO or a short write
-	Name  int // errors of opening, creating, renaming, removing
+	Name  int // errors of opening, creating and looking up
+	Move  int // errors of renaming, removing and listing
 	Sync  int // EIO
 	Lock  int // EINTR, or no locks
 
@@ -37,8 +39,9 @@ type Faults struct {
 }
 
 type nameChange struct {
-	path string
-	now  *inode // nil: the name is removed
+	path  string
+	now   *inode // nil: the name is removed
+	moved bool   // the change before gave the file another name
 }
 
 // inode is a file or a folder.
@@ -114,10 +117,12 @@ func (d *Disk) Read(name string) (data []byte, ok bool) {
 	return n.data, true
 }
 
-// Erase removes a file durably.
-func (d *Disk) Erase(name string) {
-	delete(d.names, name)
-	delete(d.durable, name)
+// Clear removes all files durably.
+func (d *Disk) Clear() {
+	for _, names := range []map[string]*inode{d.names, d.durable} {
+		maps.DeleteFunc(names, func(_ string, n *inode) bool { return !n.dir })
+	}
+	d.pending = nil
 }
 
 // Files returns the paths of all files, in order.
@@ -139,7 +144,7 @@ func (d *Disk) setName(name string, now *inode) {
 	} else {
 		d.names[name] = now
 	}
-	d.pending = append(d.pending, nameChange{name, now})
+	d.pending = append(d.pending, nameChange{path: name, now: now})
 }
 
 // syncFolder makes the names in a folder durable.
@@ -165,10 +170,14 @@ func (d *Disk) settle(c nameChange) {
 // crash keeps what was synced, and of the rest what the seed says.
 func (d *Disk) crash() {
 	w := d.world
+	before := false
 	for _, c := range d.pending {
-		if w.Choose("crash name "+path.Base(c.path), 2) == 0 {
+		kept := w.Choose("crash name "+path.Base(c.path), 2) == 0
+		if kept {
 			d.settle(c)
 		}
+		d.Torn = d.Torn || c.moved && kept && !before
+		before = kept
 	}
 	d.pending = nil
 	d.names = maps.Clone(d.durable)
@@ -405,7 +414,7 @@ func (w *World) Remove(name string) error {
 	if err != nil {
 		return err
 	}
-	if w.Chance("fault remove "+path.Base(at), w.Disk.Faults.Name, 1) != 0 {
+	if w.Chance("fault remove "+path.Base(at), w.Disk.Faults.Move, 1) != 0 {
 		return failure("remove", name, syscall.EIO)
 	}
 	if n == nil {
@@ -424,7 +433,7 @@ func (w *World) Rename(from, to string) error {
 		return err
 	}
 	_, target, _ := w.process(path.Clean(to))
-	if w.Chance("fault rename "+path.Base(target), w.Disk.Faults.Name, 2) != 0 {
+	if w.Chance("fault rename "+path.Base(target), w.Disk.Faults.Move, 2) != 0 {
 		return failure("rename", from, syscall.EIO)
 	}
 	if n == nil {
@@ -432,6 +441,7 @@ func (w *World) Rename(from, to string) error {
 	}
 	w.Disk.setName(target, n)
 	w.Disk.setName(at, nil)
+	w.Disk.pending[len(w.Disk.pending)-1].moved = true
 	delete(p.attributes, at)
 	p.remember(target, n.info(to))
 	return nil
@@ -462,7 +472,7 @@ func (w *World) ReadDir(name string) ([]fs.DirEntry, error) {
 	if n == nil {
 		return nil, failure("open", name, w.missing(at))
 	}
-	if w.Chance("fault readdir "+path.Base(at), w.Disk.Faults.Name, 1) != 0 {
+	if w.Chance("fault readdir "+path.Base(at), w.Disk.Faults.Move, 1) != 0 {
 		return nil, failure("readdir", name, syscall.EIO)
 	}
 	var list []fs.DirEntry
@@ -618,6 +628,9 @@ func (f *File) Chmod(mode fs.FileMode) error {
 		return err
 	}
 	f.inode.mode = mode.Perm()
+	if _, at, ok := f.process.world.process(path.Clean(f.name)); ok {
+		f.process.remember(at, f.inode.info(f.name)) // the server's answer has them
+	}
 	return nil
 }
 

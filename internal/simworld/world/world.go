@@ -127,6 +127,15 @@ func (w *World) Chance(name string, rarity, kinds int) int {
 // Faults returns the number of faults so far.
 func (w *World) Faults() int { return w.faults }
 
+// Met reports whether a call with one of these names has met a fault.
+func (w *World) Met(calls ...string) bool {
+	return slices.ContainsFunc(w.made, func(c Choice) bool {
+		fault, ok := strings.CutPrefix(c.Name, "fault ")
+		call, _, _ := strings.Cut(fault, " ")
+		return ok && slices.Contains(calls, call)
+	})
+}
+
 // key numbers the questions with one name.
 func (w *World) key(name string) string {
 	w.mu.Lock()
