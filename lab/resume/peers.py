@@ -66,8 +66,7 @@ class Peer:
 
     def iterate(self, epoch):
         self.prepare(epoch)
-        for numbers, _ in self.loader:
-            yield [int(i) for i in numbers]
+        return ([int(i) for i in numbers] for numbers, _ in self.loader)
 
     def state(self):
         return self.loader.state_dict()
@@ -78,6 +77,7 @@ class Peer:
 
 class TorchData(Peer):
     """torchdata: a map-style dataset, StatefulDistributedSampler and StatefulDataLoader."""
+    package = 'torchdata'
     imports = ['torch.distributed', 'torchdata.stateful_dataloader', 'torchdata.stateful_dataloader.sampler']
 
     @staticmethod
@@ -111,6 +111,7 @@ class Files:
 
 class WebDataset(Peer):
     """webdataset in torchdata's StatefulDataLoader. webdataset itself has no state."""
+    package = 'webdataset'
     imports = ['torch.distributed', 'torchdata.stateful_dataloader', 'webdataset']
 
     @staticmethod
@@ -124,14 +125,21 @@ class WebDataset(Peer):
         from torchdata.stateful_dataloader import StatefulDataLoader
         handler = webdataset.ignore_and_continue if self.skip else webdataset.reraise_exception
         urls = sorted(glob.glob(os.path.join(self.folder, '*.tar')))
-        dataset = webdataset.WebDataset(urls, shardshuffle=SHARDS, detshuffle=True, seed=SEED, handler=handler, empty_check=False,
-                                        nodesplitter=webdataset.split_by_node, workersplitter=webdataset.split_by_worker)
-        dataset = dataset.compose(webdataset.detshuffle(16, seed=SEED)).decode('rgb8', handler=handler).to_tuple('cls', 'jpg')
+        self.shuffles = [webdataset.detshuffle(SHARDS, seed=SEED), webdataset.detshuffle(16, seed=SEED)]
+        dataset = webdataset.DataPipeline(
+            webdataset.SimpleShardList(urls), webdataset.split_by_node, webdataset.split_by_worker, self.shuffles[0],
+            webdataset.tarfile_to_samples(handler=handler), self.shuffles[1], webdataset.decode('rgb8', handler=handler),
+            webdataset.to_tuple('cls', 'jpg'))
         self.loader = StatefulDataLoader(dataset, batch_size=BATCH, num_workers=self.workers)
+
+    def prepare(self, epoch):
+        for shuffle in self.shuffles:
+            shuffle.epoch = epoch - 1  # which the shuffle increments
 
 
 class Streaming(Peer):
     """MosaicML streaming: StreamingDataset and StreamingDataLoader."""
+    package = 'mosaicml-streaming'
     imports = ['torch.distributed', 'streaming']
 
     @staticmethod
@@ -157,6 +165,7 @@ class Streaming(Peer):
 
 class LitData(Peer):
     """litData: StreamingDataset and StreamingDataLoader."""
+    package = 'litdata'
     imports = ['torch.distributed', 'litdata']
 
     @staticmethod
@@ -182,12 +191,14 @@ class LitData(Peer):
 
 class Datasets(Peer):
     """Hugging Face datasets: a streamed dataset in torchdata's StatefulDataLoader, as its page Stream shows."""
+    package = 'datasets'
     imports = ['torch.distributed', 'torchdata.stateful_dataloader', 'datasets.distributed', 'pyarrow.parquet']
     buffer = 1  # samples of the shuffle buffer
 
     @staticmethod
     def write(folder, data):
         import datasets
+        datasets.disable_progress_bars()
         features = datasets.Features({'i': datasets.Value('int64'), 'image': datasets.Image()})
         for k, part in enumerate(shards(data)):
             rows = {'i': [i for i, _ in part], 'image': [{'bytes': jpg, 'path': None} for _, jpg in part]}
@@ -215,6 +226,7 @@ class DatasetsBuffer(Datasets):
 
 class DALI(Peer):
     """NVIDIA DALI on the CPU: readers.file, DALIGenericIterator, checkpoints. Workers are threads."""
+    package = 'nvidia-dali-cuda130'
     imports = ['nvidia.dali.fn', 'nvidia.dali.plugin.pytorch']
 
     write = TorchData.write
@@ -236,8 +248,7 @@ class DALI(Peer):
                                           last_batch_policy=LastBatchPolicy.PARTIAL)
 
     def iterate(self, epoch):
-        for batch in self.loader:
-            yield [int(i) for i in batch[0]['number'].flatten()]
+        return ([int(i) for i in batch[0]['number'].flatten()] for batch in self.loader)
 
     def state(self):
         return self.loader.checkpoints()[0]
