@@ -78,6 +78,15 @@ func callOf(d *ast.FuncDecl, name string) (string, error) {
 		}
 		name = d.Recv.List[0].Names[0].Name + "." + name
 	}
+	if d.Type.TypeParams != nil {
+		var types []string
+		for _, p := range d.Type.TypeParams.List {
+			for _, n := range p.Names {
+				types = append(types, n.Name)
+			}
+		}
+		name += "[" + strings.Join(types, ", ") + "]"
+	}
 	call := name + "(" + strings.Join(arguments, ", ") + ")"
 	if d.Type.Results == nil {
 		return call + "; return", nil

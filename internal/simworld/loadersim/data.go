@@ -5,11 +5,14 @@ import (
 	"archive/zip"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
+	"testing"
 
+	"github.com/torchstream/torchstream/internal/parquettest"
 	"github.com/torchstream/torchstream/internal/simworld/imagecapi"
 	"github.com/torchstream/torchstream/internal/simworld/world"
 )
@@ -31,10 +34,14 @@ func drawMembers(w *world.World) (members []Member, classes []string) {
 		classes = append(classes, fmt.Sprintf("c%d", c))
 	}
 	damage := w.Choose("damage", 3) // 0: none
+	larger := 1
+	if w.Choose("large samples", 12) == 11 { // an archive of several requests
+		larger = 20
+	}
 	for i := range n {
 		label := i % k
 		m := Member{Name: fmt.Sprintf("%s/i%02d.png", classes[label], i), Label: label}
-		payload := bytes.Repeat([]byte{byte(i), byte(w.Choose("payload", 256))}, 20+w.Choose("size", 700))
+		payload := bytes.Repeat([]byte{byte(i), byte(w.Choose("payload", 256))}, larger*(20+w.Choose("size", 700)))
 		m.Data = imagecapi.Image(8+i%5, 6+i%7, payload)
 		if damage > 0 && w.Choose("bad", 6) == 5 {
 			m.spoil(w.Choose("spoil", 4))
@@ -59,6 +66,19 @@ func (m *Member) spoil(way int) {
 	}
 }
 
+// otherPayload returns the member with other pixels in a file of the same size.
+func (m Member) otherPayload() Member {
+	if !m.Bad {
+		width, height := int(m.Data[8]), int(m.Data[10])
+		payload := bytes.Clone(m.Data[12 : len(m.Data)-4])
+		for i := range payload {
+			payload[i] ^= 0x55
+		}
+		m.Data = imagecapi.Image(width, height, payload)
+	}
+	return m
+}
+
 // Format is a format of an archive.
 type Format int
 
@@ -70,6 +90,7 @@ const (
 	Zip
 	TwoTars
 	TwoGzips
+	Parquet
 	formats
 )
 
@@ -92,58 +113,158 @@ func (f Format) path() (archive, index string) {
 		return folder + "/train-{0..1}.tar", folder + "/train-0.tar+1.tsidx"
 	case TwoGzips:
 		return folder + "/train-{0..1}.tgz", folder + "/train-0.tgz+1.tsidx"
+	case Parquet:
+		return folder + "/train.parquet", folder + "/train.parquet.tsidx"
 	}
 	return folder + "/train.tar", folder + "/train.tar.tsidx"
 }
 
-// pack writes an archive of the members to the disk. It returns the members in the archive's order.
-func (f Format) pack(w *world.World, members []Member) ([]Member, error) {
+// files returns the names of the archive's files. A tree has one.
+func (f Format) files() []string {
 	archive, _ := f.path()
-	shard := func(i int) string { return strings.Replace(archive, "{0..1}", fmt.Sprint(i), 1) }
-	switch f {
-	case Tree:
-		members = slices.Clone(members)
-		slices.SortFunc(members, func(a, b Member) int { return strings.Compare(a.Name, b.Name) })
-		for _, m := range members {
-			w.Disk.Write(archive+"/"+m.Name, m.Data)
-		}
-		return members, nil
-	case TwoTars, TwoGzips:
-		half := (len(members) + 1) / 2
-		for i, part := range [][]Member{members[:half], members[half:]} {
-			data, err := packFile(w, f, part)
-			if err != nil {
-				return nil, err
-			}
-			w.Disk.Write(shard(i), data)
-		}
-		return members, nil
+	if f != TwoTars && f != TwoGzips {
+		return []string{archive}
 	}
-	data, err := packFile(w, f, members)
-	w.Disk.Write(archive, data)
-	return members, err
+	return []string{strings.Replace(archive, "{0..1}", "0", 1), strings.Replace(archive, "{0..1}", "1", 1)}
 }
 
-// packFile makes a file with some members.
-func packFile(w *world.World, f Format, members []Member) ([]byte, error) {
+// packing says how a file of an archive is packed.
+type packing struct {
+	flush   bool   // a deflate block for each member
+	level   int    // of gzip
+	joined  bool   // two archives, one after the other
+	split   bool   // two gzip members, the first of which ends within a sample
+	deflate []bool // for each member of a zip
+	parquet parquettest.Layout
+}
+
+// drawPacking draws how each file of an archive is packed.
+func (f Format) drawPacking(w *world.World, members []Member, classes []string) (list []packing) {
+	for range f.files() {
+		p := packing{level: gzip.DefaultCompression}
+		switch {
+		case f == Zip:
+			for range members {
+				p.deflate = append(p.deflate, w.Choose("deflate", 2) == 1)
+			}
+		case f == Parquet:
+			p.parquet = parquettest.Layout{Classes: classes, Group: []int{0, 1, 3, 7}[w.Choose("group", 4)],
+				Page: []int{0, 1, 2}[w.Choose("page", 3)], Snappy: w.Choose("snappy", 2) == 1}
+		case f.gzipped():
+			p.flush = w.Choose("flush", 2) == 1
+			if w.Choose("stored gzip", 4) == 3 {
+				p.level = gzip.NoCompression
+			}
+		}
+		if f != Zip && f != Parquet {
+			joined := w.Choose("joined", 5)
+			p.joined, p.split = joined == 4, joined == 3 && f.gzipped()
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+// sorted returns the members in the archive's order.
+func (f Format) sorted(members []Member) []Member {
+	if f == Tree {
+		members = slices.Clone(members)
+		slices.SortFunc(members, func(a, b Member) int { return strings.Compare(a.Name, b.Name) })
+	}
+	return members
+}
+
+// pack returns the files of an archive of the members.
+func (f Format) pack(members []Member, how []packing) (map[string][]byte, error) {
+	packed := map[string][]byte{}
+	archive, _ := f.path()
+	if f == Tree {
+		for _, m := range members {
+			packed[archive+"/"+m.Name] = m.Data
+		}
+		return packed, nil
+	}
+	names := f.files()
+	share := (len(members) + len(names) - 1) / len(names)
+	for i, name := range names {
+		n := min(share, len(members))
+		if i+1 == len(names) {
+			n = len(members)
+		}
+		var err error
+		if packed[name], err = how[i].file(f, members[:n]); err != nil {
+			return nil, err
+		}
+		members = members[n:]
+	}
+	return packed, nil
+}
+
+// file makes a file with some members.
+func (p *packing) file(f Format, members []Member) ([]byte, error) {
 	var b bytes.Buffer
-	var err error
 	switch {
 	case f == Zip:
-		err = packZip(w, &b, members)
-	case f.gzipped():
-		g := gzip.NewWriter(&b)
+		err := packZip(&b, members, p.deflate)
+		return b.Bytes(), err
+	case f == Parquet:
+		return packParquet(members, p.parquet), nil
+	}
+	parts := [][]Member{members}
+	if half := len(members) / 2; p.joined && half > 0 {
+		parts = [][]Member{members[:half], members[half:]}
+	}
+	for _, part := range parts {
+		if err := p.tar(f, &b, part); err != nil {
+			return nil, err
+		}
+	}
+	return b.Bytes(), nil
+}
+
+// tar appends a tar archive, or a compressed one.
+func (p *packing) tar(f Format, to io.Writer, members []Member) error {
+	if !f.gzipped() {
+		return packTar(to, members, func() error { return nil })
+	}
+	if p.split {
+		var b bytes.Buffer
+		if err := packTar(&b, members, func() error { return nil }); err != nil {
+			return err
+		}
+		half := b.Len()/2 + 100
+		return errors.Join(p.gzip(to, func(g *gzip.Writer) error { _, err := g.Write(b.Bytes()[:half]); return err }),
+			p.gzip(to, func(g *gzip.Writer) error { _, err := g.Write(b.Bytes()[half:]); return err }))
+	}
+	return p.gzip(to, func(g *gzip.Writer) error {
 		flush := func() error { return nil }
-		if w.Choose("flush", 2) == 1 { // a block for each member
+		if p.flush {
 			flush = g.Flush
 		}
-		if err = packTar(g, members, flush); err == nil {
-			err = g.Close()
-		}
-	default:
-		err = packTar(&b, members, func() error { return nil })
+		return packTar(g, members, flush)
+	})
+}
+
+// gzip appends a gzip member, whose content write writes.
+func (p *packing) gzip(to io.Writer, write func(g *gzip.Writer) error) error {
+	g, err := gzip.NewWriterLevel(to, p.level)
+	if err != nil {
+		return err
 	}
-	return b.Bytes(), err
+	return errors.Join(write(g), g.Close())
+}
+
+// noTest is a testing.TB for packages that only call Helper.
+type noTest struct{ testing.TB }
+
+func (noTest) Helper() {}
+
+func packParquet(members []Member, l parquettest.Layout) []byte {
+	var rows []parquettest.Row
+	for _, m := range members {
+		rows = append(rows, parquettest.Row{Path: m.Name, Image: string(m.Data), Label: m.Label})
+	}
+	return parquettest.File(noTest{}, rows, l)
 }
 
 func packTar(to io.Writer, members []Member, flush func() error) error {
@@ -166,10 +287,14 @@ func packTar(to io.Writer, members []Member, flush func() error) error {
 	return t.Close()
 }
 
-func packZip(w *world.World, to io.Writer, members []Member) error {
+func packZip(to io.Writer, members []Member, deflate []bool) error {
 	z := zip.NewWriter(to)
-	for _, m := range members {
-		f, err := z.CreateHeader(&zip.FileHeader{Name: m.Name, Method: []uint16{zip.Store, zip.Deflate}[w.Choose("deflate", 2)]})
+	for i, m := range members {
+		h := &zip.FileHeader{Name: m.Name, Method: zip.Store}
+		if i < len(deflate) && deflate[i] {
+			h.Method = zip.Deflate
+		}
+		f, err := z.CreateHeader(h)
 		if err != nil {
 			return err
 		}

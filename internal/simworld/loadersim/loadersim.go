@@ -11,9 +11,12 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/simworld/imagecapi"
 	"github.com/torchstream/torchstream/internal/simworld/world"
 )
 
@@ -30,15 +33,30 @@ type job struct {
 	files   files
 	options imageloader.Options
 	epochs  int
-	calls   int  // of an undisturbed process
-	leaves  int  // how rarely an epoch is left early; 0: never
-	unclean bool // a process was killed or met a fault, so its temporary files may be left
-	moved   bool // the archive was changed
+	calls   int // of an undisturbed process
+	leaves  int // how rarely an epoch is left early; 0: never
+	deal    deal
+	latest  map[int]latest // by rank, of the present ranks
+	unclean bool           // a process was killed or met a fault, so its temporary files may be left
+	moved   bool           // the archive was changed
+}
+
+// deal says when other ranks continue.
+type deal struct {
+	epoch int
+	stop  int // after this many batches of the epoch; 0: never
+}
+
+// latest is the last state that a rank has saved, and its place.
+type latest struct {
+	state          []byte
+	epoch, batches int
 }
 
 // files is the archive of a training.
 type files struct {
 	format         Format
+	how            []packing
 	archive, index string
 	remote         bool              // the archive is behind a URL
 	was            map[string][]byte // the archive's files
@@ -54,7 +72,9 @@ func Run(w *world.World) error {
 	if err := w.Calm(j.reference); err != nil {
 		return fmt.Errorf("undisturbed: %w", err)
 	}
-	j.disturb()
+	if err := j.disturb(); err != nil {
+		return err
+	}
 	if err := j.train(); err != nil {
 		return err
 	}
@@ -115,25 +135,102 @@ func (j *job) drawArchive() error {
 			return imageloader.OpenHTTP(ctx, url, &http.Client{Transport: w})
 		}
 	}
+	f := &j.files
+	if f.format == Parquet {
+		for i := range members {
+			if len(members[i].Data) == 0 { // a row without an image is no sample
+				members[i].spoil(1)
+			}
+		}
+	}
+	f.how = f.format.drawPacking(w, members, classes)
+	j.members = f.format.sorted(members)
 	var err error
-	if j.members, err = j.files.format.pack(w, members); err != nil {
+	if f.was, err = f.format.pack(j.members, f.how); err != nil {
 		return err
 	}
-	j.files.was = map[string][]byte{}
-	m := &j.model
-	for _, f := range w.Disk.Files() {
-		data, _ := w.Disk.Read(f)
-		j.files.was[f] = data
-		m.ArchiveBytes += len(data)
+	for name, data := range f.was {
+		w.Disk.Write(name, data)
+		j.model.ArchiveBytes += len(data)
 	}
+	if w.Disk.Other, err = j.variant(otherPixels); err != nil {
+		return err
+	}
+	j.drawLimits()
+	m := &j.model
 	for _, f := range j.members {
 		m.Names, m.Labels, m.Bad = append(m.Names, f.Name), append(m.Labels, f.Label), append(m.Bad, f.Bad)
 		m.Sizes = append(m.Sizes, len(f.Data))
+		if most := int(j.options.MaxSampleBytes); most > 0 && len(f.Data) > most {
+			m.Sizes[len(m.Sizes)-1] = 0 // it is not read
+		}
 	}
 	if w.Choose("give classes", 2) == 1 {
 		j.options.Classes = classes
 	}
 	return nil
+}
+
+// drawLimits limits the sizes of samples, now and then, to the sizes of one sample.
+func (j *job) drawLimits() {
+	w, o := j.w, &j.options
+	if w.Choose("limit bytes", 6) == 5 {
+		o.MaxSampleBytes = int64(max(1, len(j.members[w.Choose("largest sample", len(j.members))].Data)))
+	}
+	area := func(m *Member) int64 {
+		info, err := imagecapi.Header(m.Data)
+		if err != nil {
+			return 1
+		}
+		return int64(info.Width) * int64(info.Height)
+	}
+	if w.Choose("limit pixels", 6) == 5 {
+		o.MaxPixels = area(&j.members[w.Choose("largest image", len(j.members))])
+	}
+	for i := range j.members {
+		m := &j.members[i]
+		m.Bad = m.Bad || o.MaxSampleBytes > 0 && int64(len(m.Data)) > o.MaxSampleBytes ||
+			o.MaxPixels > 0 && area(m) > o.MaxPixels
+	}
+}
+
+// variant is another version of an archive.
+type variant int
+
+// The variants.
+const (
+	otherPixels variant = iota // of the same sizes
+	otherOrder
+	moreSamples
+	otherNames
+)
+
+// variant returns the files of another version of the archive, or nil if there is none.
+func (j *job) variant(v variant) (map[string][]byte, error) {
+	if j.files.format == Tree { // nothing of a file's content is known before it is read
+		return nil, nil
+	}
+	members := slices.Clone(j.members)
+	switch v {
+	case otherPixels:
+		for i := range members {
+			members[i] = members[i].otherPayload()
+		}
+	case otherOrder:
+		if len(members) == 1 {
+			return nil, nil
+		}
+		members = append(members[1:], members[0])
+	case moreSamples:
+		last := members[len(members)-1]
+		last.Name += ".more.png"
+		members = append(members, last)
+	case otherNames:
+		for i := range members {
+			members[i].Name = strings.Replace(members[i].Name, "/i", "/j", 1)
+		}
+	}
+	return j.files.format.pack(members, j.files.how)
 }
 
 // weigh makes the order one of weighted draws.
@@ -146,11 +243,11 @@ func (j *job) weigh() {
 	}
 	m.Draws = []int{0, 1, 5, 11}[j.w.Choose("draws", 4)]
 	j.options.Draws = m.Draws
-	j.options.Weights = func(s imageloader.Sample) float64 { return m.Weights[s.Index] }
+	j.options.Weights = func(s imageloader.Sample) float64 { return m.Weights[s.Index%len(m.Weights)] } // another archive may have more
 }
 
 // disturb draws how rare faults are.
-func (j *job) disturb() {
+func (j *job) disturb() error {
 	w := j.w
 	rare := func(name string) int { return []int{0, 400, 60, 15}[w.Choose(name, 4)] }
 	f := &w.Disk.Faults
@@ -160,19 +257,19 @@ func (j *job) disturb() {
 	j.leaves = rare("rare leaves") / 2
 	f.Stop = 20 * rare("rare stops")
 	w.Disk.Network = w.Choose("network disk", 3) == 2
-	j.spoilIndex()
 	w.Say("%d samples in %s, bad: %v, %+v, %d epochs", len(j.members), j.files.archive, j.model.Bad, j.model.Share, j.epochs)
+	return j.spoilIndex()
 }
 
-// spoilIndex removes the index that the reference has made, or damages it.
-func (j *job) spoilIndex() {
+// spoilIndex removes the index that the reference has made, damages it, or makes it stale.
+func (j *job) spoilIndex() error {
 	w, name := j.w, j.files.index
 	data, ok := w.Disk.Read(name)
 	if !ok {
-		return
+		return nil
 	}
 	// A file without the first 8 bytes of an index is of another kind, and is kept.
-	switch w.Choose("index", 6) {
+	switch w.Choose("index", 8) {
 	case 0, 1:
 		w.Disk.Delete(name)
 	case 2:
@@ -182,13 +279,42 @@ func (j *job) spoilIndex() {
 		j.files.found = bytes.Clone(data)
 		j.files.found[w.Choose("damaged byte", unchecked(data)-8)+8] ^= byte(1 + w.Choose("damage of index", 255))
 		w.Disk.Write(name, j.files.found)
+	case 6, 7:
+		return w.Calm(j.staleIndex)
 	}
+	return nil
+}
+
+// staleIndex makes the index of an older version of the archive.
+func (j *job) staleIndex() error {
+	files, err := j.variant(variant(j.w.Choose("older version", 4)))
+	if files == nil || err != nil {
+		return err
+	}
+	for name, data := range files {
+		changed := j.w.Disk.Changed(name)
+		defer func() {
+			j.w.Disk.Write(name, j.files.was[name])
+			j.w.Disk.Age(name, j.w.Disk.Changed(name).Sub(changed))
+		}()
+		j.w.Disk.Write(name, data)
+		j.w.Disk.Age(name, j.w.Disk.Changed(name).Sub(changed))
+		if len(data) == len(j.files.was[name]) || j.w.Choose("same time", 2) == 0 {
+			j.w.Disk.Age(name, time.Hour)
+		}
+	}
+	p := j.w.Start(0, false, nil)
+	path, o := j.place(p)
+	_, err = imageloader.MakeIndex(context.Background(), path, o, nil)
+	j.w.Say("the index is of an older version of the archive: %v", err)
+	return errors.Join(err, p.End())
 }
 
 // reference runs the epochs of rank 0 undisturbed, so that the model is also checked without
 // disturbances.
 func (j *job) reference() error {
 	p := j.w.Start(0, false, nil)
+	j.latest = map[int]latest{}
 	r := &rank{job: j}
 	r.start()
 	r.process(p, 1)
@@ -199,29 +325,30 @@ func (j *job) reference() error {
 		return fmt.Errorf("epoch %d: %w", r.epoch, r.failure)
 	}
 	j.calls = p.Calls()
+	made := j.files.format.indexed() && !j.options.NoIndex && (!j.files.format.gzipped() || j.options.Classes == nil)
+	if _, ok := j.w.Disk.Read(j.files.index); made && !ok {
+		return fmt.Errorf("there is no index %s", j.files.index)
+	}
 	return p.End()
 }
 
-// maxDeals is the maximum number of times that the rest of the first epoch is dealt.
+// maxDeals is the maximum number of times that the rest of an epoch is dealt.
 const maxDeals = 3
 
 // train runs all ranks at the same time, to their ends. Now and then another number of ranks
-// continues the first epoch.
+// continues an epoch.
 func (j *job) train() error {
 	ranks := make([]*rank, j.model.World)
 	for i := range ranks {
 		ranks[i] = &rank{job: j, number: i}
 		ranks[i].start()
 	}
-	for deal := 1; ; deal++ {
-		stop := 0
-		if deal < maxDeals {
-			stop = j.drawStop(ranks)
+	for deals := 1; ; deals++ {
+		j.deal, j.latest = deal{}, map[int]latest{}
+		if deals < maxDeals {
+			j.drawDeal(ranks)
 		}
-		for _, r := range ranks {
-			r.stop = stop
-		}
-		if err := j.all(ranks); err != nil || stop == 0 {
+		if err := j.all(ranks); err != nil || j.deal.stop == 0 {
 			return err
 		}
 		ranks = j.redeal(ranks)
@@ -250,14 +377,14 @@ func (j *job) makeIndex() error {
 	for range j.w.Choose("index process waits", 100) {
 		j.w.Wait("index process")
 	}
-	faults := j.w.Faults()
+	before := j.faults()
 	kill := j.w.Choose("index process killed", 2) * (1 + j.w.Choose("index process call", 200))
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	p := j.w.Start(kill, false, cancel)
 	path, o := j.place(p)
 	_, err := imageloader.MakeIndex(ctx, path, o, nil)
-	disturbed := p.Killed() || j.w.Faults() > faults
+	disturbed := p.Killed() || j.faults().disturb(before)
 	j.unclean = j.unclean || disturbed
 	if err := p.End(); err != nil {
 		return fmt.Errorf("making the index: %w", err)
@@ -281,31 +408,35 @@ func (j *job) place(p *world.Process) (path string, o imageloader.Options) {
 	return path, o
 }
 
-// drawStop draws after how many batches of the first epoch other ranks continue. It returns 0 if
-// none do.
-func (j *job) drawStop(ranks []*rank) int {
+// drawDeal draws after which batch of which epoch other ranks continue, if any do.
+func (j *job) drawDeal(ranks []*rank) {
 	if j.w.Choose("deal again", 2) != 1 {
-		return 0
+		return
 	}
+	d := deal{epoch: ranks[0].epoch + j.w.Choose("epochs before", j.epochs-ranks[0].epoch)}
 	whole := math.MaxInt
 	for _, r := range ranks {
-		batches := r.want
-		if n := len(batches); n > 0 && (r.ending.Bad >= 0 || len(batches[n-1]) < j.model.Batch) {
+		batches, ending := r.want, r.ending
+		if d.epoch > r.epoch {
+			batches, ending = j.model.Batches(d.epoch, r.number, nil, 0)
+		}
+		if n := len(batches); n > 0 && (ending.Bad >= 0 || len(batches[n-1]) < j.model.Batch) {
 			batches = batches[:n-1]
 		}
 		whole = min(whole, len(batches))
 	}
 	if whole == 0 || j.files.format.gzipped() && j.model.Order == Permuted { // the order is not known yet
-		return 0
+		return
 	}
-	return 1 + j.w.Choose("batches before", whole)
+	d.stop = 1 + j.w.Choose("batches before", whole)
+	j.deal = d
 }
 
 // redeal returns other ranks, which continue where the ranks have stopped.
 func (j *job) redeal(ranks []*rank) []*rank {
-	m, stop, before := &j.model, ranks[0].stop, ranks[0].before
-	rest := m.Rest(0, ranks[0].rest, stop)
-	before += stop
+	m, d, before := &j.model, j.deal, ranks[0].before
+	rest := m.Rest(d.epoch, ranks[0].rest, d.stop)
+	before += d.stop
 	var states [][]byte
 	for _, r := range ranks {
 		states = append(states, r.states[0])
@@ -319,10 +450,11 @@ func (j *job) redeal(ranks []*rank) []*rank {
 	}
 	m.World, m.Batch = world, 1+j.w.Choose("other batch", 6)
 	j.options.World, j.options.BatchSize = m.World, m.Batch
-	j.w.Say("%d ranks continue after %d batches with %d positions", world, before, len(rest))
+	j.w.Say("%d ranks continue epoch %d after %d batches with %d positions", world, d.epoch, before, len(rest))
 	others := make([]*rank, world)
 	for i := range others {
-		others[i] = &rank{job: j, number: i, plan: plan{rest: rest, before: before}, progress: progress{states: states}}
+		others[i] = &rank{job: j, number: i, epoch: d.epoch, plan: plan{rest: rest, before: before},
+			progress: progress{states: states}}
 		others[i].planIn(m.Order)
 	}
 	return others

@@ -106,6 +106,15 @@ func (m *Model) Batches(epoch, rank int, rest []int, before int) ([][]Row, Endin
 	return batches, end
 }
 
+// Count returns the number of batches of a whole epoch, if no sample is bad.
+func (m *Model) Count() int {
+	n, _ := m.turns(m.perRound() * m.Repeat)
+	if n%m.Batch != 0 && !m.DropLast {
+		n += m.Batch
+	}
+	return n / m.Batch
+}
+
 // rows returns the rows that a rank takes of an epoch, in order. Under Substitute they include bad
 // samples. Under Fail they end before the first bad one.
 func (m *Model) rows(epoch, rank int, rest []int) (rows []Row, end Ending) {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/simworld/imagecapi"
@@ -22,16 +23,21 @@ type rank struct {
 	plan
 	progress
 
-	changed bool  // the archive was changed
-	failure error // why the last process ended early
-	err     error // a broken promise
+	changed bool // the archive was changed
+	other   int  // how it was changed, if it has other samples, so that no state fits; 0: it has the same
+	kept    kept
+	ordered string // the order of whole epochs in this process; "": not known
+	failure error  // why the last process ended early
+	err     error  // a broken promise
 }
+
+// kept is the last batch of a loop that the rank has left: it stays valid.
+type kept struct{ images, were []byte }
 
 // plan is the model of an epoch.
 type plan struct {
 	rest     []int // positions of the epoch that were not taken before it was dealt; nil: all
 	before   int   // batches of the epoch before it was dealt
-	stop     int   // end after this many batches of the first epoch; 0: after the last epoch
 	want     [][]Row
 	ending   Ending
 	inBuffer bool // the epoch is shuffled through a buffer
@@ -59,7 +65,9 @@ func (r *rank) planIn(o Order) {
 }
 
 // stopped reports whether the rank ends here, so that others continue.
-func (r *rank) stopped() bool { return r.stop > 0 && r.epoch == 0 && r.taken == r.stop }
+func (r *rank) stopped() bool {
+	return r.deal.stop > 0 && r.epoch == r.deal.epoch && r.taken == r.deal.stop
+}
 
 // maxTries is the number of processes after which no more disturbances are drawn.
 const maxTries = 4
@@ -79,7 +87,7 @@ func (r *rank) train() error {
 		if tries > maxTries {
 			r.w.Disk.Faults = world.Faults{}
 		}
-		faults := r.w.Faults()
+		before := r.faults()
 		ctx, cancel := context.WithCancel(context.Background())
 		p := r.w.Start(kill, crash, cancel)
 		r.w.Say("%s starts as %s in epoch %d after %d batches", name, p.Root, r.epoch, r.taken)
@@ -88,12 +96,15 @@ func (r *rank) train() error {
 		if r.err != nil {
 			return fmt.Errorf("%s: %w", name, r.err)
 		}
-		disturbed := p.Killed() || r.w.Faults() > faults || r.changed
+		disturbed := p.Killed() || r.faults().disturb(before) || r.changed
 		r.unclean = r.unclean || disturbed
 		if err := p.End(); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		if err := r.wholeIndex(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if err := r.w.Calm(r.refusals); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		r.mend()
@@ -110,6 +121,73 @@ func (r *rank) train() error {
 	}
 }
 
+// faults counts the faults so far.
+type faults struct{ all, transient int }
+
+func (j *job) faults() faults { return faults{j.w.Faults(), j.w.Transient()} }
+
+// disturb reports whether the faults since before may end a process: any other one than few of a
+// server, because a loader makes each request six times.
+func (f faults) disturb(before faults) bool {
+	transient := f.transient - before.transient
+	return transient >= 6 || f.all-before.all > transient
+}
+
+// refusals checks that a loader refuses the rank's states if its archive or its options are others.
+func (r *rank) refusals() error {
+	if len(r.states) == 0 || (r.other == 6 || r.other == 8) && !r.identified() {
+		return nil
+	}
+	what, states := "the archive has other samples", r.states
+	p := r.w.Start(0, false, nil)
+	path, o := r.place(p)
+	o.Rank = r.number
+	if r.other == 0 {
+		if r.changed || r.w.Choose("other options", 8) != 7 {
+			return p.End()
+		}
+		if what = "the options are others"; r.w.Choose("other place", 2) == 1 {
+			what, states = "a rank's state is after another batch", append(states[:1:1], r.elsewhere())
+		} else {
+			r.otherOptions(&o)
+		}
+	}
+	l, err := imageloader.Open(path, o)
+	if err != nil {
+		return p.End()
+	}
+	if states[len(states)-1] != nil && r.restore(context.Background(), l, states) == nil {
+		err = fmt.Errorf("%s, and the loader continues from the state %s", what, states)
+	}
+	return errors.Join(err, r.err, l.Close(), p.End())
+}
+
+// elsewhere returns the last state of another rank if it is after another batch, or nil.
+func (r *rank) elsewhere() []byte {
+	for number := range r.model.World {
+		if s := r.latest[number]; number != r.number && s.state != nil && (s.epoch != r.epoch || s.batches != r.taken) {
+			return s.state
+		}
+	}
+	return nil
+}
+
+// otherOptions changes an option that batches depend on.
+func (r *rank) otherOptions(o *imageloader.Options) {
+	switch r.w.Choose("other option", 5) {
+	case 0:
+		o.Seed++
+	case 1:
+		o.Repeat++
+	case 2:
+		o.DropLast, o.PadLast = !o.DropLast, false
+	case 3:
+		o.BadSamples = (o.BadSamples + 1) % 3
+	case 4:
+		o.Transform.FlipP = 0.25
+	}
+}
+
 func (r *rank) process(p *world.Process, workers int) {
 	r.processIn(context.Background(), p, workers)
 }
@@ -117,7 +195,7 @@ func (r *rank) process(p *world.Process, workers int) {
 // processIn is a process of the rank: it opens the loader, resumes, and takes batches to the end of
 // the last epoch. It sets r.failure if it ends early, and r.err if the loader broke a promise.
 func (r *rank) processIn(ctx context.Context, p *world.Process, workers int) {
-	r.failure = nil
+	r.failure, r.kept, r.ordered = nil, kept{}, ""
 	if len(r.states) == 0 {
 		r.planIn(r.model.Order) // an earlier process may have shuffled through a buffer
 	}
@@ -133,7 +211,10 @@ func (r *rank) processIn(ctx context.Context, p *world.Process, workers int) {
 			r.failure = err
 		}
 	}()
-	if r.failure = r.restore(ctx, l); r.failure != nil || r.err != nil {
+	if r.err = r.checkLoader(l); r.err != nil {
+		return
+	}
+	if r.failure = r.restore(ctx, l, r.states); r.failure != nil || r.err != nil {
 		return
 	}
 	for r.runEpoch(ctx, p, l) && r.epoch+1 < r.epochs {
@@ -142,13 +223,31 @@ func (r *rank) processIn(ctx context.Context, p *world.Process, workers int) {
 	}
 }
 
-// restore resumes from the saved states.
-func (r *rank) restore(ctx context.Context, l *imageloader.Loader) error {
-	states := make([]imageloader.State, len(r.states))
-	for i, text := range r.states {
+// checkLoader compares the sizes of a loader's epochs with the model.
+func (r *rank) checkLoader(l *imageloader.Loader) error {
+	if r.changed || r.moved { // the loader may have opened another archive
+		return nil
+	}
+	if n := l.Len(); n >= 0 && n != len(r.model.Names) {
+		return fmt.Errorf("the loader has %d samples, want %d", n, len(r.model.Names))
+	}
+	if n, want := l.Batches(), r.model.Count(); n >= 0 && n != want {
+		return fmt.Errorf("an epoch of the loader has %d batches, want %d", n, want)
+	}
+	return nil
+}
+
+// restore resumes from saved states.
+func (r *rank) restore(ctx context.Context, l *imageloader.Loader, saved [][]byte) error {
+	states := make([]imageloader.State, len(saved))
+	for i, text := range saved {
 		if r.err = json.Unmarshal(text, &states[i]); r.err != nil {
 			return nil
 		}
+	}
+	var s struct{ Order string }
+	if len(saved) > 0 && json.Unmarshal(saved[0], &s) == nil {
+		r.ordered = s.Order
 	}
 	return l.Restore(ctx, states...)
 }
@@ -159,14 +258,25 @@ func (r *rank) runEpoch(ctx context.Context, p *world.Process, l *imageloader.Lo
 	began := r.progress
 	for {
 		left, more := r.takeBatches(ctx, p, l)
+		if left == restart && r.rest != nil { // the rest of an epoch has no start
+			left = again
+		}
 		switch left {
 		case again:
 			r.progress = began
 			continue
 		case resume:
-			if r.failure = r.restore(ctx, l); r.failure != nil || r.err != nil {
+			if r.failure = r.restore(ctx, l, r.states); r.failure != nil || r.err != nil {
 				return false
 			}
+			began = r.progress
+			continue
+		case restart:
+			if r.failure = l.Restore(ctx); r.failure != nil {
+				return false
+			}
+			r.ordered = "" // the one with which the loader was opened
+			r.start()
 			began = r.progress
 			continue
 		}
@@ -174,7 +284,7 @@ func (r *rank) runEpoch(ctx context.Context, p *world.Process, l *imageloader.Lo
 	}
 }
 
-// leaving is what a rank does after it has left an epoch.
+// leaving says how a rank continues after it has left an epoch.
 type leaving int
 
 const (
@@ -182,12 +292,17 @@ const (
 	again
 	resume
 	closing
+	restart // without a state
 )
+
+// maxAfterClose is the maximum number of batches that are ready when a loader is closed.
+const maxAfterClose = 4
 
 // takeBatches takes batches until the epoch ends or is left. more is false if the process has
 // ended.
 func (r *rank) takeBatches(ctx context.Context, p *world.Process, l *imageloader.Loader) (left leaving, more bool) {
 	r.short, r.stray = 0, false
+	closed := -1 // batches since the loader was closed; -1: it is open
 	for b, err := range l.Epoch(ctx, r.epoch) {
 		if p.Killed() {
 			r.failure = world.ErrKilled
@@ -200,14 +315,23 @@ func (r *rank) takeBatches(ctx context.Context, p *world.Process, l *imageloader
 		if r.err = r.check(b); r.err != nil {
 			return stay, false
 		}
+		if closed >= 0 {
+			if closed++; closed > maxAfterClose {
+				r.err = fmt.Errorf("epoch %d has %d batches after the loader was closed", r.epoch, closed)
+				return stay, false
+			}
+		}
 		if r.stopped() {
 			return stay, false
 		}
 		r.w.Wait("train")
 		r.change()
-		if left := leaving(r.w.Chance("leave", r.leaves, 3)); left == closing {
+		if left := leaving(r.w.Chance("leave", r.leaves, 4)); left == closing && closed < 0 {
+			closed = 0
 			go func() { _ = l.Close() }() // the process closes it again, and returns that error
-		} else if left != stay && !r.changed {
+			r.w.Wait("close")
+		} else if left != stay && left != closing && !r.changed {
+			r.kept = kept{b.Images, bytes.Clone(b.Images)}
 			return left, true
 		}
 	}
@@ -228,23 +352,72 @@ func (r *rank) change() {
 	if r.model.World > 1 || r.changed || r.epochs == 1 && r.taken == len(r.want) {
 		return
 	}
-	kind := r.w.Chance("archive changes", 40, 4)
-	if kind == 0 {
+	kind := r.w.Chance("archive changes", 30, 11)
+	inPlace := kind == 11
+	if kind == 0 || inPlace && !r.summed() {
+		return
+	}
+	if kind >= 9 { // other pixels are the hardest to notice
+		kind = 5
+	}
+	files, err := r.variant(variant(max(0, kind-5)))
+	if kind >= 5 && (files == nil || err != nil) {
 		return
 	}
 	r.changed, r.moved = true, true
+	if kind == 2 || kind >= 6 {
+		r.other = kind
+	}
+	r.nextSecond()
+	if last := r.files.format.files(); kind == 5 && len(last) > 1 && r.w.Choose("last shard alone", 2) == 1 {
+		delete(files, last[0])
+	}
 	for name, data := range r.files.was {
-		switch kind {
-		case 1: // cut off
-			r.w.Disk.Overwrite(name, data[:len(data)/2])
-		case 2: // longer
-			r.w.Disk.Overwrite(name, append(bytes.Clone(data), make([]byte, 2048)...))
-		case 3: // another file
-			r.w.Disk.Write(name, bytes.Repeat([]byte("other "), 1+len(data)/7))
-		case 4: // the same bytes again
-			r.w.Disk.Write(name, data)
+		if other, ok := files[name]; ok || kind < 5 {
+			r.write(name, data, other, kind, inPlace)
 		}
 	}
+}
+
+// nextSecond waits until a server can tell another time: servers tell times in seconds.
+func (r *rank) nextSecond() {
+	if r.files.remote {
+		time.Sleep(2 * time.Second)
+	}
+}
+
+// write changes a file of the archive.
+func (r *rank) write(name string, data, other []byte, kind int, inPlace bool) {
+	switch {
+	case kind == 1: // cut off
+		r.w.Disk.Overwrite(name, data[:len(data)/2])
+	case kind == 2: // longer
+		r.w.Disk.Overwrite(name, append(bytes.Clone(data), make([]byte, 2048)...))
+	case kind == 3: // another file
+		r.w.Disk.Write(name, bytes.Repeat([]byte("other "), 1+len(data)/7))
+	case kind == 4: // the same bytes again
+		r.w.Disk.Write(name, data)
+	case inPlace: // another version
+		r.w.Disk.Overwrite(name, other)
+	default:
+		was := r.w.Disk.Changed(name)
+		r.w.Disk.Write(name, other)
+		if len(other) != len(data) && r.w.Choose("same time", 2) == 1 {
+			r.w.Disk.Age(name, r.w.Disk.Changed(name).Sub(was))
+		}
+	}
+}
+
+// summed reports whether the loader reads the archive by an index with checksums of its samples.
+func (r *rank) summed() bool {
+	random := r.model.Order == Drawn || r.model.Order == Permuted && !r.inBuffer && r.ordered == "permutation"
+	return random && r.files.format.gzipped()
+}
+
+// identified reports whether the rank's state has the digest of the archive's samples.
+func (r *rank) identified() bool {
+	var s struct{ Archive struct{ Digest string } }
+	return len(r.states) > 0 && json.Unmarshal(r.states[0], &s) == nil && s.Archive.Digest != ""
 }
 
 // mend undoes a change of the archive.
@@ -252,7 +425,8 @@ func (r *rank) mend() {
 	if !r.changed {
 		return
 	}
-	r.changed = false
+	r.changed, r.other = false, 0
+	r.nextSecond()
 	for name, data := range r.files.was {
 		r.w.Disk.Write(name, data)
 	}
@@ -292,6 +466,9 @@ func (r *rank) endedAsPlanned(err error) error {
 
 // check compares a batch with the model, and saves its state.
 func (r *rank) check(b *imageloader.Batch) error {
+	if !bytes.Equal(r.kept.images, r.kept.were) {
+		return fmt.Errorf("the last batch of a loop that was left has the pixels %x, and had %x", r.kept.images, r.kept.were)
+	}
 	state, err := json.Marshal(b.State)
 	if err != nil {
 		return err
@@ -324,6 +501,7 @@ func (r *rank) check(b *imageloader.Batch) error {
 			r.before+r.taken, r.epoch)
 	}
 	r.states = [][]byte{state}
+	r.latest[r.number] = latest{state, r.epoch, r.taken}
 	return nil
 }
 
@@ -372,6 +550,10 @@ func (r *rank) orderOf(state []byte) error {
 	if err := json.Unmarshal(state, &s); err != nil {
 		return err
 	}
+	if r.ordered != "" && s.Order != r.ordered {
+		return fmt.Errorf("epoch %d is in the order %q, and the one before in %q", r.epoch, s.Order, r.ordered)
+	}
+	r.ordered = s.Order
 	switch {
 	case s.Order == "permutation":
 		r.planIn(Permuted)

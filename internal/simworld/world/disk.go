@@ -16,8 +16,9 @@ import (
 // a file since its last Sync, and the names in a folder since the last Sync of the folder.
 type Disk struct {
 	Faults  Faults
-	Network bool // names and attributes may be a few seconds old, unless the file was opened since
-	Torn    bool // a loss of power has kept the removal of a renamed file's old name alone
+	Network bool              // names and attributes may be a few seconds old, unless the file was opened since
+	Torn    bool              // a loss of power has kept the removal of a renamed file's old name alone
+	Other   map[string][]byte // other versions of files, which servers may have
 
 	world   *World
 	names   map[string]*inode // by clean absolute path
@@ -101,6 +102,14 @@ func (d *Disk) Overwrite(name string, data []byte) {
 	n := d.names[name]
 	n.data, n.synced, n.pending, n.changed = slices.Clone(data), slices.Clone(data), nil, time.Now()
 }
+
+// Age makes a file older.
+func (d *Disk) Age(name string, by time.Duration) {
+	d.names[name].changed = d.names[name].changed.Add(-by)
+}
+
+// Changed returns the time of a file's last change.
+func (d *Disk) Changed(name string) time.Time { return d.names[name].changed }
 
 // Delete removes a file durably, without a fault.
 func (d *Disk) Delete(name string) {

@@ -22,12 +22,23 @@ func (w *World) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := r.Context().Err(); err != nil {
 		return nil, err
 	}
-	a := &answer{w: w, r: r, header: http.Header{}, fault: w.Chance("fault get "+path.Base(at), w.Disk.Faults.Server, 11)}
+	a := &answer{w: w, r: r, header: http.Header{}, fault: w.Chance("fault get "+path.Base(at), w.Disk.Faults.Server, 12)}
 	if n == nil {
 		return a.text(http.StatusNotFound), nil
 	}
+	switch a.fault {
+	case 1, 2, 3, 6, 7, 8:
+		w.transient++
+	case 9: // a replica has another version
+		if other := w.Disk.Other[at]; other != nil {
+			n = &inode{number: -n.number, changed: n.changed.Add(-time.Hour), data: other}
+		}
+	}
 	return a.file(n)
 }
+
+// Transient returns the number of faults of servers so far after which the same request succeeds.
+func (w *World) Transient() int { return w.transient }
 
 // answer makes the response to a request.
 type answer struct {
@@ -67,24 +78,19 @@ func (a *answer) file(n *inode) (*http.Response, error) {
 	case 4: // the server ignores ranges
 		body.data = n.data
 		return a.response(http.StatusOK, body), nil
-	case 5: // the server compresses
-		var b bytes.Buffer
-		g := gzip.NewWriter(&b)
-		_, err := g.Write(n.data[from:to])
-		if err := errors.Join(err, g.Close()); err != nil {
+	case 5, 12: // the server compresses, perhaps to as many bytes
+		b, err := compress(n.data[from:to], a.fault == 12)
+		if err != nil {
 			return nil, err
 		}
 		a.header.Set("Content-Encoding", "gzip")
-		body.data = b.Bytes()
+		body.data = b
 	case 6:
 		body.stall = true
 	case 7:
 		body.stop = (to - from) / 2
 	case 8: // a shorter range than the client asks for
 		to = from + max(1, (to-from)/2)
-	case 9: // a replica has another version
-		a.header.Set("Last-Modified", n.changed.Add(-time.Hour).UTC().Format(http.TimeFormat))
-		a.header.Set("ETag", `"another"`)
 	case 10:
 		return a.text(http.StatusNotFound), nil
 	case 11: // another range
@@ -95,6 +101,23 @@ func (a *answer) file(n *inode) (*http.Response, error) {
 		body.data = n.data[from:to]
 	}
 	return a.response(http.StatusPartialContent, body), nil
+}
+
+// compress returns a gzip stream of data, if possible one that is as long as data.
+func compress(data []byte, same bool) ([]byte, error) {
+	pack := func(extra int) ([]byte, error) {
+		var b bytes.Buffer
+		g := gzip.NewWriter(&b)
+		g.Extra = make([]byte, extra) // its length takes two bytes, even if there is none
+		_, err := g.Write(data)
+		err = errors.Join(err, g.Close())
+		return b.Bytes(), err
+	}
+	b, err := pack(0)
+	if more := len(data) - len(b); same && err == nil && more > 0 {
+		b, err = pack(more)
+	}
+	return b, err
 }
 
 // body is the body of a response.

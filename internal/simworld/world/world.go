@@ -47,6 +47,8 @@ type record struct {
 	start  time.Time
 	calls  int
 	faults int
+
+	transient int // faults of servers after which the same request succeeds
 }
 
 // Choice is one decision: the value for the name's k-th question.
