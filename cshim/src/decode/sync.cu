@@ -28,11 +28,19 @@ __device__ SyncMemory sync_of_block(const Work& work, const Plan& plan) {
   return jpeg::sync_memory(plan, work.scratch + work.places[blockIdx.y].sync);
 }
 
-// The team of jpeg/sync.h: the threads of a block.
+// The team of jpeg/sync.h: the threads of a block. Threads of one warp would wait for each other's
+// branches, so consecutive calls of `spread` are in different warps.
 struct Team {
   template <typename F>
   __device__ __forceinline__ void each(uint32_t count, F f) {
     for (uint32_t i = threadIdx.x; i < count; i += kThreads) f(i);
+    __syncthreads();
+  }
+  template <typename F>
+  __device__ __forceinline__ void spread(uint32_t count, F f) {
+    constexpr uint32_t kWarps = kThreads / 32;
+    const uint32_t first = threadIdx.x % 32 * kWarps + threadIdx.x / 32;
+    for (uint32_t i = first; i < count; i += kThreads) f(i);
     __syncthreads();
   }
   __device__ __forceinline__ uint32_t add(uint32_t* at) { return atomicAdd(at, 1); }

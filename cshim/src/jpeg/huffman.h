@@ -70,25 +70,29 @@ struct LongCodes {
   uint8_t symbols[256];
 };
 
-// What a pass of the search needs of SearchTables. An entry of `look` has the pair of a table's
-// entry in its lower half, and its single symbol in the upper half, in the same format: the bits (6
-// bits), two bits of the size of the single symbol's value, and the number of coefficients (8
-// bits). A block of the MCU is its component | the first entry of its table for DC differences << 2
-// | that of its other table << 16.
+// What a pass of the search needs of SearchTables. An entry of `look` has a pair in its lower half:
+// the bits (5 bits), and the number of coefficients from bit 8 on (7 bits; kBlockEnd also for a
+// pair that ends the block). The upper half has the single symbol in the same format. The four
+// other bits of the lower half are the size of the single symbol's value. A block of the MCU is its
+// component | the first entry of its table for DC differences << 2 | that of its other table << 16.
 struct PassTables {
   uint32_t look[kMaxTables << kLookBits];
   LongCodes longer[kMaxTables];
   uint32_t block[kMaxBlocks];
 };
 
+constexpr uint32_t kPairBits = 0x7F1F;  // the bits of an entry that its pair has
+
 TS_HOST_DEVICE uint32_t pass_entry(uint32_t single, uint32_t pair) {
   const uint32_t size = single >> 5 & 15;
-  return pair | (size & 3) << 6 | (single & 31) << 16 | (size >> 2) << 22 | single >> 9 << 24;
+  const uint32_t passed = pair >> 8;
+  return (pair & 31) | (size & 7) << 5 | (passed < kBlockEnd ? passed : kBlockEnd) << 8 |
+         (size >> 3) << 15 | (single & 31) << 16 | single >> 9 << 24;
 }
 
 // Returns the packed step of an entry's single symbol.
 TS_HOST_DEVICE uint32_t single_step(uint32_t entry) {
-  return (entry >> 16 & 31) | (entry >> 6 & 3) << 5 | (entry >> 22 & 3) << 7 | entry >> 24 << 9;
+  return (entry >> 16 & 31) | (entry & 0xE0) | (entry >> 15 & 1) << 8 | entry >> 24 << 9;
 }
 
 TS_HOST_DEVICE uint32_t component_of(uint32_t block) { return block & 3; }
@@ -185,9 +189,6 @@ TS_HOST_DEVICE void build_tables_2(const Plan& plan, const uint8_t* base, Huffma
   }
 }
 
-// The last coefficient of a block from which the first symbol of a pair cannot leave the block.
-constexpr uint32_t kMaxPairPlace = 47;
-
 TS_HOST_DEVICE uint16_t pair_entry(const HuffmanTable& table, uint32_t prefix) {
   const uint32_t first = table.look[prefix];
   const uint32_t bits = step_bits(first);
@@ -216,12 +217,8 @@ TS_HOST_DEVICE void copy_pass_tables(const Plan& plan, const SearchTables& from,
                                      uint32_t threads, PassTables* tables) {
   for (uint32_t t = 0; t < plan.tables; ++t) {
     const HuffmanTable& table = from.table[t];
-    const auto* const singles = reinterpret_cast<const uint32_t*>(table.look);
-    const auto* const pairs = reinterpret_cast<const uint32_t*>(from.pairs[t]);
-    for (uint32_t i = thread; i < 1u << (kLookBits - 1); i += threads) {
-      uint32_t* const to = tables->look + (t << kLookBits) + 2 * i;
-      to[0] = pass_entry(singles[i] & 0xFFFF, pairs[i] & 0xFFFF);
-      to[1] = pass_entry(singles[i] >> 16, pairs[i] >> 16);
+    for (uint32_t i = thread; i < 1u << kLookBits; i += threads) {
+      tables->look[t << kLookBits | i] = pass_entry(table.look[i], from.pairs[t][i]);
     }
     LongCodes& longer = tables->longer[t];
     for (uint32_t i = thread; i < 17; i += threads) {
@@ -402,10 +399,10 @@ TS_HOST_DEVICE int32_t extend(uint32_t bits, uint32_t size) {
   return size == 0 || bits >> (size - 1) != 0 ? value : value + 1 - (1 << size);
 }
 
-// Returns the value that the first `size` (1 to 15) bits of a word encode: see extend.
+// Returns the value that the first `size` (0 to 15) bits of a word encode: see extend.
 TS_HOST_DEVICE int32_t extend_top(uint32_t word, uint32_t size) {
   const int32_t negative = static_cast<int32_t>(~word) >> 31;
-  return static_cast<int32_t>(word >> (32 - size)) +
+  return static_cast<int32_t>(word >> 1 >> (31 - size)) +
          static_cast<int32_t>(static_cast<uint32_t>(negative) << size) - negative;
 }
 

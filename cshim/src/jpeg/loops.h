@@ -34,6 +34,10 @@ struct SyncLoop {
   void each(uint32_t count, F f) {
     for (uint32_t i = 0; i < count; ++i) f(backwards ? count - 1 - i : i);
   }
+  template <typename F>
+  void spread(uint32_t count, F f) {
+    each(count, f);
+  }
   uint32_t add(uint32_t* at) { return (*at)++; }
 };
 

@@ -284,8 +284,8 @@ class Looks {
 #endif
 };
 
-// The number of look-ups in a pass between two words.
-constexpr int kLooksAtOnce = 4;
+// The number of look-ups in a pass between two words, after the first one.
+constexpr int kLooksAtOnce = 3;
 
 // Returns the packed step of a code that is longer than an entry of `look`, or 0.
 TS_HOST_DEVICE_RARE uint32_t find_longer(const PassTables& tables, uint32_t look, uint64_t bits) {
@@ -308,6 +308,7 @@ TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const Pass
   uint32_t block = state->place >> 6;
   uint32_t coefficient = state->place & 63;
   uint32_t of = tables.block[block];
+  const uint32_t blocks = plan.blocks;
   const Looks looks(tables);
   while (true) {
     if (!take_word(&reader)) return false;
@@ -317,56 +318,59 @@ TS_HOST_DEVICE bool pass_words(const Plan& plan, const uint8_t* base, const Pass
     const uint32_t look = dc ? dc_look(of) : ac_look(of);
     uint32_t entry = looks.at(look, reader.bits);
     prepare_word(&reader);
-    // One more word is enough for a DC difference, or a long code.
-    if ((dc || entry == 0) && reader.count <= 32) continue;
-    if (Use::kMarks && dc && block == 0 && !use->mcu(plan, reader, part)) return false;
-    bool pair = coefficient - 1 < kMaxPairPlace && inside >= kLookBits;
-    if (entry == 0) {
-      const uint32_t longer = find_longer(tables, look, reader.bits);
-      if (longer == 0) {  // not a code
-        if (Use::kStrict) return false;
-        skip_bits(&reader, 1);
-        continue;
+    // Any symbol has less than 32 bits. A word with stuffed bytes is not enough.
+    if (reader.count <= 32) continue;
+    // A second symbol must start before `until`, and in the block.
+    const bool pair = coefficient + (entry >> 24) < 64 && inside >= kLookBits;
+    uint32_t step = pair ? entry & kPairBits : entry >> 16;
+    if (dc || entry == 0) {
+      if (Use::kMarks && dc && block == 0 && !use->mcu(plan, reader, part)) return false;
+      if (entry == 0) {
+        const uint32_t longer = find_longer(tables, look, reader.bits);
+        if (longer == 0) {  // not a code
+          if (Use::kStrict) return false;
+          skip_bits(&reader, 1);
+          continue;
+        }
+        entry = pass_entry(longer, 0);
+        step = entry >> 16;
       }
-      entry = pass_entry(longer, 0);
-      pair = false;
-    }
-    if (dc) {
-      const auto difference = static_cast<uint32_t>(value_of(single_step(entry), reader));
-      for (uint32_t c = 0; c < kMaxComponents; ++c) {
-        const uint32_t value =
-            static_cast<uint32_t>(part.dc[c]) + (c == component_of(of) ? difference : 0);
-        part.dc[c] = static_cast<int32_t>(value);
+      if (dc) {
+        const auto difference = static_cast<uint32_t>(value_of(single_step(entry), reader));
+        for (uint32_t c = 0; c < kMaxComponents; ++c) {
+          const uint32_t value =
+              static_cast<uint32_t>(part.dc[c]) + (c == component_of(of) ? difference : 0);
+          part.dc[c] = static_cast<int32_t>(value);
+        }
+        step = (entry >> 16 & 31) | 1u << 8;  // whatever the size of the difference
       }
-      entry = (entry & 0x00FFFFFF) | 1u << 24;  // whatever the size of the difference
     }
+    // From here on two symbols are passed at once, as long as the first one does not end the block,
+    // and the second one ends before `until`. An entry of 0 passes nothing.
     const uint32_t ac = ac_look(of);
-    const int32_t most = smaller(reader.count, 63);  // that skip_bits can pass at once
-    uint64_t bits = reader.bits;
-    int32_t passed = 0;  // bits of the symbols that count
-    bool counts = true;  // whether the symbol counts: if not, no later one does
+    // The bits before `until`, at most as many as skip_bits can pass at once.
+    const auto most = static_cast<uint32_t>(smaller(inside, 63));
+    uint64_t bits = shifted_left(reader.bits, step);
+    uint32_t sum_of_all = (coefficient << 8) + step;  // with those that do not count
+    uint32_t passed = sum_of_all;
+    bool counts = true;  // whether the look-up counts: if not, no later one does
     TS_UNROLL
     for (int i = 0; i < kLooksAtOnce; ++i) {
-      if (i != 0) {
-        entry = looks.at(ac, bits);
-        // A second symbol must start before `until`, and in the block.
-        pair = coefficient <= kMaxPairPlace && inside - passed >= kLookBits;
-      }
-      const uint32_t step = pair ? entry : entry >> 16;
-      const auto length = static_cast<int32_t>(step & 63);
-      bits <<= length;
-      counts =
-          counts && length != 0 && passed + length <= most && passed < inside && coefficient < 64;
-      coefficient += counts ? step >> 8 & 255 : 0;
-      passed += counts ? length : 0;
+      entry = looks.at(ac, bits);
+      const uint32_t next = sum_of_all + (entry & kPairBits);
+      counts = counts && sum_of_all + (entry >> 16) < 64 << 8 && (next & 255) <= most;
+      passed = counts ? next : passed;
+      sum_of_all = next;
+      bits = shifted_left(bits, entry);
     }
-    skip_bits(&reader, static_cast<uint32_t>(passed));
+    skip_bits(&reader, passed & 255);
+    coefficient = passed >> 8;
     if (coefficient < 64) continue;
     // A run beyond the block's end ends it too.
     if (Use::kStrict && coefficient != 64 && coefficient < kBlockEnd) return false;
     coefficient = 0;
     ++part.blocks;
-    if (++block == plan.blocks) block = 0;
+    if (++block == blocks) block = 0;
     of = tables.block[block];
   }
   state->bit = bit_behind(reader.data, until, static_cast<uint32_t>(reader.behind - reader.count));
@@ -493,8 +497,8 @@ struct SyncCost {
 // are done. After n rounds the states of the first n subsequences no longer change, so there is at
 // most one round more than subsequences.
 // A team has each(count, f), which calls f for each number below count, in any order or
-// concurrently, and returns when all calls have ended. It also has add(at), which counts and
-// returns the count before.
+// concurrently, and returns when all calls have ended. So does spread(count, f), which makes few
+// calls in different warps. It also has add(at), which counts and returns the count before.
 template <typename Team>
 TS_DEVICE SyncCost synchronise_block(Team& team, const Plan& plan, const uint8_t* base,
                                      const PassTables& tables, uint32_t first, uint32_t size,
@@ -508,7 +512,7 @@ TS_DEVICE SyncCost synchronise_block(Team& team, const Plan& plan, const uint8_t
   for (uint32_t turn = 0; count != 0; turn ^= 1) {
     cost.passes += count;
     ++cost.rounds;
-    team.each(count, [&](uint32_t k) {
+    team.spread(count, [&](uint32_t k) {
       const uint32_t i = block.work[k];
       SyncState state = block.starts[i];
       block.sums[i] =
@@ -608,17 +612,25 @@ TS_HOST_DEVICE_RARE bool write_carefully(const Plan& plan, const uint8_t* base,
 struct Writing {
   static constexpr bool kStrict = true, kMarks = true;
   uint8_t* entries;
-  uint32_t next_mcu;  // the next MCU to start
   SyncSum before;
+  uint32_t mcus;        // the MCUs that have not started
+  uint32_t next_entry;  // the next entry to write
+  uint32_t skips;       // the MCUs that start before the one with the next entry
 
+  TS_HOST_DEVICE Writing(const Plan& plan, uint8_t* to, const SyncSum& sum, uint32_t next_mcu)
+      : entries(to), before(sum), mcus(plan.mcus - next_mcu) {
+    next_entry = (next_mcu + plan.spacing - 1) / plan.spacing;
+    skips = next_entry * plan.spacing - next_mcu;
+  }
   TS_HOST_DEVICE bool mcu(const Plan& plan, const WordReader& reader, const SyncSum& part) {
-    if (next_mcu >= plan.mcus) return false;
-    const uint32_t mcu = next_mcu++;
-    if (mcu % plan.spacing != 0) return true;
+    if (mcus == 0) return false;
+    --mcus;
+    if (skips-- != 0) return true;
+    skips = plan.spacing - 1;
     const uint32_t bit = position_before(
         reader.data, static_cast<uint32_t>(reader.from - reader.data) + (reader.stuffed >> 31),
         reader.count);
-    return write_entry(entries, mcu / plan.spacing, bit, joined(before, part).dc);
+    return write_entry(entries, next_entry++, bit, joined(before, part).dc);
   }
 };
 
@@ -636,7 +648,7 @@ TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base, const P
   if (plan.restart_interval == 0 && state.ended == 0 && state.bit < words * 8 &&
       before.blocks < plan.mcus * plan.blocks &&
       before.blocks - mcu * plan.blocks == state.place >> 6) {
-    Writing use = {entries, mcu + (state.place != 0 ? 1 : 0), before};
+    Writing use(plan, entries, before, mcu + (state.place != 0 ? 1 : 0));
     SyncSum part = {};
     if (pass_words(plan, base, tables, words, &at, &part, &use)) sum = joined(before, part);
   }

@@ -22,6 +22,7 @@ struct WordReader {
   uint32_t ahead;       // the word after it
   uint32_t later;       // the word after that as it is stored: a load takes long
   uint32_t stuffed;     // 0x80000000 if the first byte of `word` is a stuffed one, otherwise 0
+  uint32_t full;        // full_bytes of `word`
   uint32_t part;        // the word without its stuffed bytes, from the top down
   int32_t size;         // the bits of the part; 0 if a 0xFF byte has no stuffed byte after it
   uint64_t bits;        // the next bits, from the top down; followed by zeros
@@ -74,7 +75,7 @@ TS_HOST_DEVICE uint32_t count_ones(uint32_t word) {
 
 // Computes the part of `word`, before the pass needs it.
 TS_HOST_DEVICE void prepare_word(WordReader* reader) {
-  const uint32_t full = full_bytes(reader->word);
+  const uint32_t full = reader->full = full_bytes(reader->word);
   reader->part = reader->word;
   reader->size = 32;
   if ((full | reader->stuffed) == 0) return;
@@ -95,7 +96,7 @@ TS_HOST_DEVICE bool take_word(WordReader* reader) {
   reader->bits |= uint64_t{reader->part} << 32 >> reader->count;
   reader->count += reader->size;
   reader->behind += reader->left <= 0 ? reader->size : 0;
-  reader->stuffed = (reader->word & 0xFF) == 0xFF ? 0x80000000 : 0;
+  reader->stuffed = reader->full << 24;
   reader->word = reader->ahead;
   reader->ahead = big_endian(reader->later);
   reader->later = load_word(reader->from + 12);
@@ -119,6 +120,17 @@ TS_HOST_DEVICE_RARE uint32_t position_before(const uint8_t* data, uint32_t next,
   bytes.next = next;
   bytes.count = count;
   return position_of(bytes);
+}
+
+// Shifts by the lowest five bits of n.
+TS_HOST_DEVICE uint64_t shifted_left(uint64_t bits, uint32_t n) {
+#if defined(__CUDA_ARCH__)
+  const auto low = static_cast<uint32_t>(bits);
+  return uint64_t{__funnelshift_l(low, static_cast<uint32_t>(bits >> 32), n)} << 32 |
+         __funnelshift_l(0, low, n);
+#else
+  return bits << (n & 31);
+#endif
 }
 
 // Consumes bits that the reader has.
@@ -152,7 +164,7 @@ TS_HOST_DEVICE bool begin_words(const uint8_t* data, uint32_t bit, uint32_t unti
 TS_HOST_DEVICE int32_t value_of(uint32_t step, const WordReader& reader) {
   const uint32_t size = value_bits(step);
   const uint64_t value = reader.bits << (step_bits(step) - size);
-  return size == 0 ? 0 : extend_top(static_cast<uint32_t>(value >> 32), size);
+  return extend_top(static_cast<uint32_t>(value >> 32), size);
 }
 
 }  // namespace ts::jpeg
