@@ -19,10 +19,10 @@
 
 namespace ts::deflate {
 
-constexpr uint32_t kThreads = 256;  // in a team
+constexpr uint32_t kThreads = 512;  // in a team
 // The bits that a thread decodes in one step. A block of zlib has up to 16,383 symbols, which for
 // JPEGs have 8 to 9 bits each. So it needs one step, without a second one for its last few symbols.
-constexpr uint32_t kSubsequence = 576;
+constexpr uint32_t kSubsequence = 288;
 // The bits before its own that a thread decodes first, to start from a better guess.
 constexpr uint32_t kWarm = 288;
 constexpr uint32_t kWindow = 32768;  // bytes before the output
@@ -146,16 +146,16 @@ TS_HOST_DEVICE void place_symbol(C* code, uint32_t length, uint32_t i, uint32_t 
       static_cast<uint16_t>(i);
 }
 
-// Finds the code word of up to kLast bits at the start of `bits`. Returns its symbol << 4 | length,
-// or 0 if there is none. The limits do not decrease, so the number of limits reached gives the
-// length without a branch.
-template <uint32_t kLast, typename C>
+// Finds the code word of kFirst to kLast bits at the start of `bits`. Returns its symbol << 4 |
+// length, or 0 if there is none. The limits do not decrease, so the number of limits reached gives
+// the length without a branch.
+template <uint32_t kFirst, uint32_t kLast, typename C>
 TS_HOST_DEVICE uint32_t search(const C& code, uint32_t bits) {
   const uint32_t prefix = reversed(bits) >> (32 - kMaxCodeBits);
-  if (prefix >= code.limit[kLast]) return 0;
-  uint32_t length = 1;
+  if (prefix < code.limit[kFirst - 1] || prefix >= code.limit[kLast]) return 0;
+  uint32_t length = kFirst;
   TS_UNROLL
-  for (uint32_t i = 1; i < kLast; ++i) length += prefix >= code.limit[i] ? 1 : 0;
+  for (uint32_t i = kFirst; i < kLast; ++i) length += prefix >= code.limit[i] ? 1 : 0;
   const int32_t index =
       static_cast<int32_t>(prefix >> (kMaxCodeBits - length)) + code.offset[length];
   return static_cast<uint32_t>(code.symbols[index]) << 4 | length;
@@ -169,7 +169,7 @@ using DistCode = Code<kDists>;
 using Precode = Code<kPrecodes>;
 
 // The bits that are looked up at once.
-constexpr uint32_t kLitlenBits = 10;
+constexpr uint32_t kLitlenBits = 11;
 constexpr uint32_t kDistBits = 8;
 constexpr uint32_t kPrecodeBits = 7;  // no code word of a precode is longer
 
@@ -239,21 +239,27 @@ struct Symbol {
   uint32_t value;   // the literal, or the distance
 };
 
-// Returns an entry of the look-up table for literals and lengths. Of a literal: the highest bit,
-// its value << 8, and the bits of its code word. Of a length: its least value << 16 | the number of
-// extra bits << 13 | the bits of its code word << 8. Otherwise, also for longer code words, 0.
-TS_HOST_DEVICE uint32_t litlen_entry(const LitlenCode& code, uint32_t bits) {
-  const uint32_t found = search<kLitlenBits>(code, bits);
-  const uint32_t symbol = found >> 4;
-  const uint32_t passed = found & 15;
-  if (found == 0 || symbol == 256) return 0;
-  if (symbol < 256) return 1u << 31 | symbol << 8 | passed;
-  const uint32_t i = symbol - 257;
-  if (i > 28) return 0;
+// Returns the least length of a symbol << 16 | the number of extra bits << 13. For the end, 0.
+TS_HOST_DEVICE uint32_t length_code(uint32_t symbol) {
+  if (symbol == 256) return 0;
   // 3 to 10, then four lengths for each number of extra bits, up to 257, then 258.
+  const uint32_t i = symbol - 257;
   const uint32_t extra = i < 8 || i == 28 ? 0 : i / 4 - 1;
   const uint32_t least = i == 28 ? 258 : i < 8 ? 3 + i : 3 + ((4 + i % 4) << extra);
-  return least << 16 | extra << 13 | passed << 8;
+  return least << 16 | extra << 13;
+}
+
+// Returns an entry of the look-up table for literals and lengths. Of a literal: the highest bit,
+// its value << 8, and the bits of its code word. Of a length: its least value << 16 | the number of
+// extra bits << 13 | the bits of its code word << 8. Of the end: the same, with a length of 0.
+// Otherwise, also for longer code words, 0.
+TS_HOST_DEVICE uint32_t litlen_entry(const LitlenCode& code, uint32_t bits) {
+  const uint32_t found = search<1, kLitlenBits>(code, bits);
+  const uint32_t symbol = found >> 4;
+  const uint32_t passed = found & 15;
+  if (found == 0) return 0;
+  if (symbol < 256) return 1u << 31 | symbol << 8 | passed;
+  return symbol > 285 ? 0 : length_code(symbol) | passed << 8;
 }
 
 // Returns an entry of the look-up table for distances: the least distance << 16 | the number of
@@ -286,33 +292,8 @@ TS_HOST_DEVICE uint32_t lowest(uint64_t bits, uint32_t n) {
 
 struct ReadSymbol {
   Symbol symbol;
-  uint32_t end;  // the bit after it
+  uint32_t end;  // the position after it
 };
-
-// Reads any symbol, without look-up tables.
-TS_HOST_DEVICE_RARE ReadSymbol read_rare(Input input, uint32_t bit, const LitlenCode& litlen,
-                                         const DistCode& dist) {
-  Bits bits(input, bit);
-  bits.fill();
-  const uint32_t found = search<kMaxCodeBits>(litlen, bits.peek());
-  const uint32_t value = found >> 4;
-  bits.drop(found & 15);
-  ReadSymbol read = {{kBad, 0, 0}, bits.position()};
-  if (found == 0 || value > 285) return read;
-  read.symbol = {value < 256 ? kLiteral : kEnd, value < 256 ? 1u : 0u, value};
-  if (value <= 256) return read;
-  const uint32_t i = value - 257;
-  const uint32_t extra = i < 8 || i == 28 ? 0 : i / 4 - 1;
-  read.symbol.length = i == 28 ? 258 : i < 8 ? 3 + i : 3 + ((4 + i % 4) << extra);
-  read.symbol.length += bits.take(extra);
-  bits.fill();
-  const uint32_t entry = dist_entry(search<kMaxCodeBits>(dist, bits.peek()));
-  bits.drop(entry & 31);
-  read.symbol.kind = entry == 0 ? kBad : kMatch;
-  read.symbol.value = (entry >> 16) + bits.take(entry >> 5 & 15);
-  read.end = bits.position();
-  return read;
-}
 
 // ---- checksums ---------------------------------------------------------------------------------
 
@@ -402,10 +383,10 @@ constexpr uint32_t kMaxHeads = (kLitlens + kDists) / kJump + 1;
 // A thread keeps the literals and the matches that it decodes. The literals have an odd number of
 // words, so that the threads of a warp use different banks.
 constexpr uint32_t kKeptBytes = ((kSubsequence / 28 + 5) | 1) * 4;
-constexpr uint32_t kMaxMatches = 8;
+constexpr uint32_t kMaxMatches = 4;
 // The number of literals that are read at once: nearly all symbols of a JPEG are literals with
 // short code words.
-constexpr uint32_t kLiteralsAtOnce = 6;
+constexpr uint32_t kLiteralsAtOnce = 5;
 static_assert(kLiteralsAtOnce * kLitlenBits <= 64, "a window has as many bits");
 // The words of a step's input: a window of 64 bits may start at its last bit.
 constexpr uint32_t kStaged = kThreads * kSubsequence / 32 + 8;
@@ -706,7 +687,7 @@ TS_DEVICE uint32_t read_lengths(Team& team, const Input& input, const Header& he
   });
   team.each([&](uint32_t t) {
     if (t < 1u << kPrecodeBits) {
-      s->precode_look[t] = static_cast<uint16_t>(search<kPrecodeBits>(s->precode, t));
+      s->precode_look[t] = static_cast<uint16_t>(search<1, kPrecodeBits>(s->precode, t));
     }
   });
   const uint32_t all = header.litlens + header.dists;
@@ -791,7 +772,7 @@ TS_DEVICE bool build_codes(Team& team, State* s) {
       s->literals[i] = litlen_entry(s->litlen, i);
     }
     for (uint32_t i = t; i < 1u << kDistBits; i += kThreads) {
-      s->distances[i] = dist_entry(search<kDistBits>(s->dist, i));
+      s->distances[i] = dist_entry(search<1, kDistBits>(s->dist, i));
     }
   });
   return true;
@@ -824,7 +805,6 @@ TS_DEVICE Header begin_block(Team& team, const Input& input, uint32_t bit, State
 
 // The input of a step. Positions in it count from its first staged bit.
 struct Step {
-  Input input;
   uint32_t bit;  // the first staged one
   uint32_t end;  // of the input
 };
@@ -842,25 +822,33 @@ TS_HOST_DEVICE uint64_t window_at(const State& s, uint32_t at) {
 #endif
 }
 
-// Reads the symbol at a position, whose entry this is. Its end is in the staged input too.
-TS_HOST_DEVICE ReadSymbol read_symbol(const Step& step, uint32_t at, uint32_t entry,
-                                      const State& s) {
-  if (entry != 0 && !is_literal(entry)) {
-    uint64_t bits = window_at(s, at);
-    const uint32_t passed = entry >> 8 & 31;
-    const uint32_t extra = entry >> 13 & 7;
-    const uint32_t length = (entry >> 16) + lowest(bits >> passed, extra);
-    bits >>= passed + extra;
-    const uint32_t found = s.distances[lowest(bits, kDistBits)];
-    const uint32_t more = found >> 5 & 15;
-    const uint32_t distance = (found >> 16) + lowest(bits >> (found & 31), more);
-    if (found != 0) {
-      return {{kMatch, length, distance}, at + passed + extra + (found & 31) + more};
-    }
+// Reads the symbol at a position of the staged input, whose entry this is. A symbol has at most 48
+// bits.
+TS_HOST_DEVICE ReadSymbol read_symbol(uint32_t at, uint32_t entry, const State& s) {
+  const ReadSymbol bad = {{kBad, 0, 0}, at};
+  uint64_t bits = window_at(s, at);
+  if (entry == 0 || is_literal(entry)) {
+    const uint32_t found =
+        search<kLitlenBits + 1, kMaxCodeBits>(s.litlen, static_cast<uint32_t>(bits));
+    const uint32_t symbol = found >> 4;
+    const uint32_t end = at + (found & 15);
+    if (found == 0 || symbol > 285) return bad;
+    if (symbol < 256) return {{kLiteral, 1, symbol}, end};
+    entry = length_code(symbol) | (found & 15) << 8;
   }
-  ReadSymbol read = read_rare(step.input, step.bit + at, s.litlen, s.dist);
-  read.end -= step.bit;
-  return read;
+  const uint32_t passed = entry >> 8 & 31;
+  const uint32_t extra = entry >> 13 & 7;
+  if (entry >> 16 == 0) return {{kEnd, 0, 0}, at + passed};
+  const uint32_t length = (entry >> 16) + lowest(bits >> passed, extra);
+  bits >>= passed + extra;
+  uint32_t found = s.distances[lowest(bits, kDistBits)];
+  if (found == 0) {
+    found = dist_entry(search<kDistBits + 1, kMaxCodeBits>(s.dist, static_cast<uint32_t>(bits)));
+    if (found == 0) return bad;
+  }
+  const uint32_t more = found >> 5 & 15;
+  const uint32_t distance = (found >> 16) + lowest(bits >> (found & 31), more);
+  return {{kMatch, length, distance}, at + passed + extra + (found & 31) + more};
 }
 
 // Decodes codes from position `at` to `stop`, the last of which may end later. Returns where they
@@ -917,7 +905,7 @@ TS_HOST_DEVICE uint32_t decode(const Step& step, uint32_t at, uint32_t stop, uin
     place += keeps ? count : 0;
     bytes += count;
     if (count == kLiteralsAtOnce || at >= stop) continue;
-    const ReadSymbol read = read_symbol(step, at, entry, *s);
+    const ReadSymbol read = read_symbol(at, entry, *s);
     const Symbol& symbol = read.symbol;
     const uint32_t before = at;
     at = read.end;
@@ -978,23 +966,28 @@ TS_HOST_DEVICE bool written(const State& s, uint32_t t, uint32_t from, uint32_t 
   return true;
 }
 
+// Copies whole pieces of kPiece bytes from byte i on. Returns the number of the byte behind them.
+template <uint32_t kPiece>
+TS_HOST_DEVICE uint32_t copy_pieces(uint8_t* to, const uint8_t* from, uint32_t i, uint32_t length) {
+  for (; i + kPiece <= length; i += kPiece) {
+    uint8_t piece[kPiece];
+    TS_UNROLL
+    for (uint32_t k = 0; k < kPiece; ++k) piece[k] = from[i + k];
+    TS_UNROLL
+    for (uint32_t k = 0; k < kPiece; ++k) to[i + k] = piece[k];
+  }
+  return i;
+}
+
 TS_HOST_DEVICE void copy_match(uint8_t* to, uint32_t distance, uint32_t length) {
   const uint8_t* const from = to - distance;
   uint32_t i = 0;
   if (distance == 1) {
     for (const uint8_t value = *from; i < length; ++i) to[i] = value;
-  } else if (distance >= 4) {
-    // The device waits for four loads at once.
-    for (; i + 4 <= length; i += 4) {
-      const uint8_t a = from[i];
-      const uint8_t b = from[i + 1];
-      const uint8_t c = from[i + 2];
-      const uint8_t d = from[i + 3];
-      to[i] = a;
-      to[i + 1] = b;
-      to[i + 2] = c;
-      to[i + 3] = d;
-    }
+  } else {
+    // The device waits for all loads of a piece at once.
+    if (distance >= 16) i = copy_pieces<16>(to, from, i, length);
+    if (distance >= 4) i = copy_pieces<4>(to, from, i, length);
   }
   for (; i < length; ++i) to[i] = from[i];
 }
@@ -1025,15 +1018,13 @@ TS_HOST_DEVICE void write_literals(uint32_t t, uint32_t wanted, uint8_t* output,
     const uint32_t literals = s.literals_kept[i];
     const uint32_t matches = s.matches_kept[i];
     const uint32_t begin = s.begin[i];
-    TS_UNROLL
-    for (uint32_t j = 0; j < (kKeptBytes + kWarp - 1) / kWarp; ++j) {
-      const uint32_t k = t % kWarp + j * kWarp;
+    for (uint32_t k = t % kWarp; k < literals; k += kWarp) {
       uint32_t to = begin + k;
       for (uint32_t m = 0; m < matches; ++m) {
         const uint32_t match = s.matches[m][i];
         to += (match & 255) <= k ? (match >> 8 & 255) + 3 : 0;
       }
-      if (k < literals && to < wanted) output[to] = s.kept[i][k];
+      if (to < wanted) output[to] = s.kept[i][k];
     }
   }
 }
@@ -1049,8 +1040,7 @@ TS_HOST_DEVICE void begin_writing(uint32_t t, uint32_t begin, State* s) {
 
 // Writes the other bytes of thread t to `output`, from its cursor up to a match of bytes that other
 // threads have not written yet. Returns whether any are left.
-TS_HOST_DEVICE bool write(const Step& step, uint32_t t, uint32_t first, uint32_t wanted,
-                          uint8_t* output, State* s) {
+TS_HOST_DEVICE bool write(uint32_t t, uint32_t first, uint32_t wanted, uint8_t* output, State* s) {
   const uint32_t end = smaller(s->begin[t] + s->bytes[t], wanted);
   uint32_t at = s->cursor[t];
   if (at >= end) return false;
@@ -1071,7 +1061,7 @@ TS_HOST_DEVICE bool write(const Step& step, uint32_t t, uint32_t first, uint32_t
   while (at < end && !waits) {
     const uint32_t entry = s->literals[lowest(window_at(*s, bit), kLitlenBits)];
     ReadSymbol read = {{kLiteral, 1, entry >> 8 & 255}, bit + (entry & 31)};
-    if (!is_literal(entry)) read = read_symbol(step, bit, entry, *s);
+    if (!is_literal(entry)) read = read_symbol(bit, entry, *s);
     const Symbol& symbol = read.symbol;
     if (symbol.kind == kLiteral) {
       output[at] = static_cast<uint8_t>(symbol.value);
@@ -1094,7 +1084,7 @@ TS_DEVICE uint32_t inflate_codes(Team& team, const Input& input, uint32_t bit, u
                                  uint8_t* output, uint32_t* produced, State* s) {
   for (;;) {
     const uint32_t first = *produced;
-    const Step step = {input, bit / 32 * 32, input.bits() - bit / 32 * 32};
+    const Step step = {bit / 32 * 32, input.bits() - bit / 32 * 32};
     const uint32_t begin = bit % 32;
     team.each([&](uint32_t t) {
       for (uint32_t i = t; i < kStaged; i += kThreads) s->staged[i] = input.word(bit / 32 + i);
@@ -1127,7 +1117,7 @@ TS_DEVICE uint32_t inflate_codes(Team& team, const Input& input, uint32_t bit, u
     const bool bad = last < kThreads && team.read(s->state[last]) == kBad;
     if (bad && *produced < wanted) return 0;
     team.each([&](uint32_t t) { write_literals(t, wanted, output, *s); });
-    while (team.any([&](uint32_t t) { return write(step, t, first, wanted, output, s); })) {
+    while (team.any([&](uint32_t t) { return write(t, first, wanted, output, s); })) {
       team.each([&](uint32_t t) { s->done[t] = s->cursor[t]; });
     }
     bit = step.bit + team.read(s->end[smaller(last, kThreads - 1)]);

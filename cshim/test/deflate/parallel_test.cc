@@ -181,6 +181,39 @@ TEST(ParallelInflate, JudgesDamageAsTheHostDoes) {
   EXPECT_GT(accepted, 500);
 }
 
+// The fixed codes have code words for two lengths and two distances that do not exist.
+TEST(ParallelInflate, RefusesSymbolsThatDoNotExist) {
+  struct Kind {
+    uint32_t length_bits, length;      // the code word of a length, highest bit first
+    uint32_t distance_bits, distance;  // of a distance
+    bool exists;
+  };
+  std::mt19937 rng(11);
+  for (const Kind& kind : {Kind{7, 1, 5, 0, true},
+                           {8, 0xC6, 5, 0, false},
+                           {8, 0xC7, 5, 0, false},
+                           {7, 1, 5, 30, false},
+                           {7, 1, 5, 31, false}}) {
+    std::vector<bool> bits = {true, true, false};  // the last block, with fixed codes
+    const auto add = [&](uint32_t count, uint32_t word) {
+      while (count-- > 0) bits.push_back((word >> count & 1) != 0);
+    };
+    add(8, 0x30 + 42);  // a literal
+    add(kind.length_bits, kind.length);
+    add(kind.distance_bits, kind.distance);
+    add(7, 0);  // the end
+    Bytes stream(bits.size() / 8 + 8);
+    for (size_t i = 0; i < bits.size(); ++i) {
+      stream[i / 8] |= static_cast<uint8_t>(bits[i] ? 1 << i % 8 : 0);
+    }
+    const Inflated got = inflate(&rng, stream, 0, {}, 0, 4);
+    EXPECT_EQ(got.failed, !kind.exists) << kind.length << " " << kind.distance;
+    if (kind.exists) {
+      EXPECT_EQ(Bytes(got.room.end() - 4, got.room.end()), Bytes(4, 42));
+    }
+  }
+}
+
 // Streams of empty blocks, which would keep a team busy for seconds, fail.
 TEST(ParallelInflate, RefusesManyTinyBlocks) {
   std::mt19937 rng(10);
