@@ -29,7 +29,7 @@ all: per epoch and rank, the batches before and after the interruption must be t
 once in an epoch, and "refused" that an error names the difference. "an epoch too few" or "too many" means that the whole run
 has as many samples less or more. Other verdicts say how many samples the whole run lost or doubled: the smallest and largest
 numbers of all stops. An error's class means that it was raised. "no end" means no batch, no exit and next to no CPU time in
-30 s. If the stops of a cell differ, a verdict says which stops have it, or how many.
+30 s. If the stops of a cell differ, a verdict names the stops that have it; "also" means some of these.
 """
 import argparse
 import atexit
@@ -501,11 +501,8 @@ def cell(records):
     among = collections.defaultdict(list)
     for verdict, rs in others:
         name, size = smallest_group(rs, records)
-        among[name, size].append(words(verdict, rs) + f' at {len(rs)}' * (size > len(rs)))
-    said = [words(*first)]
-    for (name, size), verdicts in among.items():
-        said.append((f'{name}: ' if name else '') + ', '.join(verdicts) + f' of {size}' * (' at ' in verdicts[-1]))
-    return '; '.join(said)
+        among[name, 'also ' * (size > len(rs))].append(words(verdict, rs))
+    return '; '.join([words(*first)] + [f'{name}: ' * bool(name) + also + ', '.join(said) for (name, also), said in among.items()])
 
 
 def smallest_group(some, records):
