@@ -319,6 +319,9 @@ func (r *rank) step(i int) (left bool, err error) {
 	if f := r.mine(Abort, i); f != nil {
 		f.Happened = true
 		r.member.Abort("enough")
+		if r.w.Choose("closes after Abort", 2) == 1 {
+			return false, &control.Verdict{Kind: control.Aborted, Rank: r.number, Text: "enough"}
+		}
 		return false, r.failed()
 	}
 	if f := r.mine(Mismatch, i); f != nil && len(r.ranks) > 1 {
