@@ -98,15 +98,16 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 		_, _, err := encode(out, own, metadata, true)
 		return err
 	})
+	if late := w.checkMain(rank); late != nil {
+		// Nobody else would remove a file that stays, or that a loss of power brings back.
+		os.Remove(w.fileOf(rank))
+		safefile.SyncFolder(w.path)
+		return late
+	}
 	if err != nil {
 		return fmt.Errorf("checkpoint: save %s: %w", w.fileOf(rank), ofPart(err))
 	}
-	// Nobody would remove a file written after an Abandon.
-	err = w.checkMain(rank)
-	if err != nil {
-		os.Remove(w.fileOf(rank))
-	}
-	return err
+	return nil
 }
 
 // checkMain returns an error if rank 0 has called Abandon, since it does not wait forever.

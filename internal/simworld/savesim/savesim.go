@@ -45,6 +45,8 @@ type job struct {
 	last  int   // number of ranks of the last checkpoint
 	mode  fs.FileMode
 	loose bool // parts may stay: see mayLeave
+
+	killed bool // some process was killed
 }
 
 // Run draws a training and runs it.
@@ -68,11 +70,46 @@ func Run(w *world.World) error {
 			return err
 		}
 		w.Disk.Faults = world.Faults{}
-		if err := w.Calm(j.check); err != nil {
+		if err := w.Calm(j.between); err != nil {
 			return err
 		}
 	}
 	return w.Calm(j.after)
+}
+
+// between checks the checkpoint and the folder after a life, and may take the power.
+func (j *job) between() error {
+	if err := j.check(); err != nil {
+		return err
+	}
+	if err := j.checkUnfinished(); err != nil {
+		return err
+	}
+	if j.w.Choose("power fails after a life", 3) == 0 {
+		return nil
+	}
+	return j.powerFails()
+}
+
+// powerFails takes the power, and checks the checkpoint.
+func (j *job) powerFails() error {
+	j.killed = true
+	j.w.Crash()
+	j.model.PowerFails()
+	return j.check()
+}
+
+// checkUnfinished checks that processes that could remove their unfinished files have done so.
+func (j *job) checkUnfinished() error {
+	if j.killed || j.w.Met("remove", "rename", "readdir", "sync", "open", "stat", "read", "readat") {
+		return nil
+	}
+	for _, name := range j.w.Disk.Files() {
+		if strings.Contains(name, ".tmp-") {
+			return fmt.Errorf("the unfinished file %s is left, and no process was killed", name)
+		}
+	}
+	return nil
 }
 
 // start runs an undisturbed life, and keeps its checkpoint or removes it.
@@ -158,10 +195,18 @@ func (j *job) after() error {
 	if !slices.Equal(got, main) {
 		return fmt.Errorf("the files %q are left, want %q", got, main)
 	}
+	if err := j.checkModes(want); err != nil {
+		return err
+	}
+	return j.powerFails()
+}
+
+// checkModes checks that the checkpoint's files have the mode of the first checkpoint.
+func (j *job) checkModes(files []string) error {
 	if j.mode == 0 {
 		return nil
 	}
-	return j.each(want, func(name string) error {
+	return j.each(files, func(name string) error {
 		info, err := j.w.Stat(name)
 		if err == nil && info.Mode().Perm() != j.mode {
 			err = fmt.Errorf("%s has the mode %v, want %v, which the first checkpoint had", name, info.Mode(), j.mode)
@@ -171,10 +216,10 @@ func (j *job) after() error {
 }
 
 // mayLeave reports whether parts of a checkpoint may stay that no file names: two processes saved
-// at once; a rank was killed, or could not remove its file, after rank 0 had given up; a save could
-// not read the file that it replaced; or a loss of power tore a rename.
+// at once; a rank was killed, or could not remove its file durably, after rank 0 had given up; a
+// save could not read the file that it replaced; or a loss of power tore a rename.
 func (j *job) mayLeave() bool {
-	return j.loose || j.kind.format == ofRanks && j.w.Met("remove") || j.w.Disk.Torn ||
+	return j.loose || j.kind.format == ofRanks && j.w.Met("remove", "sync") || j.w.Disk.Torn ||
 		j.w.Met("open", "stat", "read", "readat")
 }
 
@@ -220,7 +265,7 @@ type life struct {
 	apart     bool // the processes know nothing of each other
 	disturbed bool
 	parts     bool
-	killed    bool // some process was killed
+	dead      bool // some process was killed
 	faults    int  // of the world before
 	group     *group
 }
@@ -233,7 +278,7 @@ func (l *life) start(rank int) *world.Process {
 		crash = l.w.Choose(name+" loses power", 3) == 2
 	}
 	p := l.w.Start(kill, crash, func() {
-		l.killed = true
+		l.killed, l.dead = true, true
 		l.loose = l.loose || rank > 0 && l.group.lost()
 		if crash {
 			l.model.PowerFails()
@@ -254,7 +299,7 @@ func (l *life) end(p *world.Process, failed error) error {
 		return err
 	}
 	stale := l.apart && l.w.Disk.Network // a process may not see that another has removed its file
-	disturbed := stale || l.killed || l.parts || l.w.Faults() > l.faults
+	disturbed := stale || l.dead || l.parts || l.w.Faults() > l.faults
 	switch {
 	case errors.As(failed, &broken{}):
 		return failed
