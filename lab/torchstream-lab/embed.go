@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +31,9 @@ type embedReport struct {
 	Resident float64 `json:"resident_images_per_second"`
 	Embed    float64 `json:"embed_images_per_second"`
 	Share    float64 `json:"share"` // median of the rounds' shares
+	// The same between the lines that embed prints, without its start. 0: the archive is too small.
+	Steady      float64 `json:"steady_images_per_second"`
+	SteadyShare float64 `json:"steady_share"`
 }
 
 // embedBench runs the measurements of embed.
@@ -70,8 +75,9 @@ func benchEmbed(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	}
 	r := b.report
 	_, err := fmt.Fprintf(stdout, "%s, batches of %d: the model alone %.1f images/s, torchstream embed of %s %.1f images/s, "+
-		"%.1f %% (medians of %s)\n", r.Device, r.Batch, r.Resident, printable.Counted(r.Images, "image", "images"), r.Embed,
-		100*r.Share, printable.Counted(r.Rounds, "round", "rounds"))
+		"%.1f %%; without its start %.1f, %.1f %% (medians of %s)\n", r.Device, r.Batch, r.Resident,
+		printable.Counted(r.Images, "image", "images"), r.Embed, 100*r.Share, r.Steady, 100*r.SteadyShare,
+		printable.Counted(r.Rounds, "round", "rounds"))
 	return err
 }
 
@@ -93,20 +99,22 @@ func (b *embedBench) measure(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
-	var resident, embed, share []float64
+	var resident, embed, share, steady, steadyShare []float64
 	for round := range b.rounds {
 		alone, err := b.resident(ctx, model)
 		if err != nil {
 			return err
 		}
-		with, err := b.embed(ctx, filepath.Join(folder, fmt.Sprintf("%d.npy", round)))
+		with, between, err := b.embed(ctx, filepath.Join(folder, fmt.Sprintf("%d.npy", round)))
 		if err != nil {
 			return err
 		}
 		resident, embed, share = append(resident, alone), append(embed, with), append(share, with/alone)
+		steady, steadyShare = append(steady, between), append(steadyShare, between/alone)
 	}
 	b.report.Device, b.report.Batch, b.report.Rounds = model.Device().String(), b.batch, b.rounds
 	b.report.Resident, b.report.Embed, b.report.Share = median(resident), median(embed), median(share)
+	b.report.Steady, b.report.SteadyShare = median(steady), median(steadyShare)
 	return nil
 }
 
@@ -166,23 +174,55 @@ func (b *embedBench) resident(ctx context.Context, model *aoti.Model) (rate floa
 	return float64(images) / time.Since(began).Seconds(), nil
 }
 
-// printedRate matches torchstream embed's report.
-var printedRate = regexp.MustCompile(`: (\d+) vectors? of \d+ numbers?, ([0-9.]+) images/s`)
+// printedRate matches torchstream embed's report, and printedRows its lines of -log-every.
+var (
+	printedRate = regexp.MustCompile(`: (\d+) vectors? of \d+ numbers?, ([0-9.]+) images/s`)
+	printedRows = regexp.MustCompile(`^(\d+) of \d+ images$`)
+)
 
-// embed returns the rate of torchstream embed.
-func (b *embedBench) embed(ctx context.Context, out string) (rate float64, err error) {
-	args := append([]string{"embed", "-model", b.model, "-archive", b.archive, "-batch", strconv.Itoa(b.batch), "-o", out},
-		b.options...)
-	output, err := exec.CommandContext(ctx, b.program, args...).CombinedOutput()
+// imagesPerLine is about the number of images between two lines of torchstream embed.
+const imagesPerLine = 4096
+
+// embed returns the rate of torchstream embed: of the whole run, which its report has, and between
+// its lines, which leaves the start out. The latter is 0 if there are too few lines.
+func (b *embedBench) embed(ctx context.Context, out string) (whole, steady float64, err error) {
+	args := append([]string{"embed", "-model", b.model, "-archive", b.archive, "-batch", strconv.Itoa(b.batch), "-o", out,
+		"-log-every", strconv.Itoa(max(1, imagesPerLine/b.batch))}, b.options...)
+	command := exec.CommandContext(ctx, b.program, args...)
+	var failures bytes.Buffer
+	command.Stderr = &failures
+	stdout, err := command.StdoutPipe()
 	if err != nil {
-		return 0, fmt.Errorf("%s embed: %w: %s", b.program, err, printable.Text(string(output)))
+		return 0, 0, err
 	}
-	found := printedRate.FindSubmatch(output)
+	if err := command.Start(); err != nil {
+		return 0, 0, err
+	}
+	var at []time.Time
+	var rows []float64
+	var last string
+	for lines := bufio.NewScanner(stdout); lines.Scan(); {
+		if found := printedRows.FindStringSubmatch(lines.Text()); found != nil {
+			n, _ := strconv.ParseFloat(found[1], 64) // digits
+			at, rows = append(at, time.Now()), append(rows, n)
+			continue
+		}
+		last += lines.Text() + "\n"
+	}
+	if err := command.Wait(); err != nil {
+		return 0, 0, fmt.Errorf("%s embed: %w: %s", b.program, err, printable.Text(last+failures.String()))
+	}
+	found := printedRate.FindStringSubmatch(last)
 	if found == nil {
-		return 0, fmt.Errorf("%s embed printed no rate: %s", b.program, printable.Text(string(output)))
+		return 0, 0, fmt.Errorf("%s embed printed no rate: %s", b.program, printable.Text(last+failures.String()))
 	}
-	if b.report.Images, err = strconv.ParseInt(string(found[1]), 10, 64); err != nil {
-		return 0, err
+	if b.report.Images, err = strconv.ParseInt(found[1], 10, 64); err != nil {
+		return 0, 0, err
 	}
-	return strconv.ParseFloat(string(found[2]), 64)
+	const first, least = 1, 4 // the first line's time has the start
+	if n := len(rows); n >= first+least {
+		steady = (rows[n-1] - rows[first]) / at[n-1].Sub(at[first]).Seconds()
+	}
+	whole, err = strconv.ParseFloat(found[2], 64)
+	return whole, steady, err
 }

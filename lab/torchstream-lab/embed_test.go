@@ -11,11 +11,11 @@ import (
 
 const testPackage = "../../aoti/testdata/images.pt2"
 
-// embedCommand returns the command line of embed, for a program that prints a line.
-func embedCommand(t *testing.T, line string, more ...string) []string {
+// embedCommand returns the command line of embed, for a program with these lines of shell.
+func embedCommand(t *testing.T, lines string, more ...string) []string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "program")
-	text := fmt.Sprintf("#!/bin/sh\nif test \"$1\" != embed; then exit 1; fi\necho '%s'\n", line)
+	text := fmt.Sprintf("#!/bin/sh\nif test \"$1\" != embed; then exit 1; fi\n%s\n", lines)
 	if err := os.WriteFile(program, []byte(text), 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +24,7 @@ func embedCommand(t *testing.T, line string, more ...string) []string {
 }
 
 func TestEmbedIsComparedWithTheModelAlone(t *testing.T) {
-	status, stdout, stderr := command(t, embedCommand(t, "v.npy: 192 vectors of 4 numbers, 300.0 images/s; names in v.csv")...)
+	status, stdout, stderr := command(t, embedCommand(t, "echo 'v.npy: 192 vectors of 4 numbers, 300.0 images/s; names in v.csv'")...)
 	var r embedReport
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
 		t.Fatalf("got status %d, %v, %s%s, want 0", status, err, stdout, stderr)
@@ -35,11 +35,25 @@ func TestEmbedIsComparedWithTheModelAlone(t *testing.T) {
 }
 
 func TestEmbedWithoutARateIsAnError(t *testing.T) {
-	status, _, stderr := command(t, embedCommand(t, "v.npy: 192 vectors of 4 numbers; names in v.csv")...)
+	status, _, stderr := command(t, embedCommand(t, "echo 'v.npy: 192 vectors of 4 numbers; names in v.csv'")...)
 	if status != 1 || !strings.Contains(stderr, "printed no rate") {
 		t.Errorf("got status %d, %s, want 1 and that no rate was printed", status, stderr)
 	}
 	if status, _, stderr := command(t, "embed", "-archive", photos); status != 2 || !strings.Contains(stderr, "needs -model") {
 		t.Errorf("got status %d, %s, want 2", status, stderr)
+	}
+}
+
+// The rate between the lines leaves out the start, which the rate in the report includes.
+func TestEmbedIsMeasuredWithoutItsStart(t *testing.T) {
+	lines := "for i in 1 2 3 4 5; do echo \"${i}00 of 500 images\"; sleep 0.05; done; " +
+		"echo 'v.npy: 500 vectors of 4 numbers, 1.0 images/s; names in v.csv'"
+	status, stdout, stderr := command(t, embedCommand(t, lines, "-rounds", "1")...)
+	var r embedReport
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
+		t.Fatalf("got status %d, %v, %s%s, want 0", status, err, stdout, stderr)
+	}
+	if r.Embed != 1 || r.Steady <= 1 || r.Steady > 100/0.05 || r.SteadyShare <= r.Share {
+		t.Errorf("got %+v, want 1 image/s, and without the start more, but at most 2000", r)
 	}
 }
