@@ -16,9 +16,12 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/aoti"
+	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/cli"
 	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/models"
+	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -52,7 +55,7 @@ func benchEmbed(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	set := cli.Flags("torchstream-lab embed -model FILE -archive FILE",
 		"Compares the rate of torchstream embed with that of its model alone on a batch that stays on the device, in turn.",
 		stderr)
-	set.StringVar(&b.model, "model", "", "`FILE`, a package (.pt2) of one input [N 3 H W]")
+	set.StringVar(&b.model, "model", "", "`FILE`: a package (.pt2) of one input [N 3 H W], or a checkpoint of torchstream train")
 	set.StringVar(&b.archive, "archive", "", "`FILE` of images, of which torchstream embed computes vectors")
 	set.StringVar(&b.program, "torchstream", "bin/torchstream", "`PROGRAM` torchstream")
 	set.IntVar(&b.batch, "batch", 32, "images of a batch")
@@ -81,18 +84,87 @@ func benchEmbed(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	return err
 }
 
+// residentModel is the model that embed runs, without the loader.
+type residentModel struct {
+	device cuda.Device
+	input  torch.Spec // of an image
+	most   int        // images in a batch; 0: any number
+	run    func(ctx context.Context, x *torch.Tensor) error
+	close  func() error
+}
+
+// openResident opens a package, or a checkpoint of torchstream train on the first GPU or the CPU.
+func openResident(path string) (*residentModel, error) {
+	if strings.HasSuffix(path, ".pt2") {
+		return openResidentPackage(path)
+	}
+	file, err := checkpoint.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	about, err := models.ParseMetadata(file.Metadata())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", printable.Name(path), err)
+	}
+	device, err := cli.PickDevice("")
+	if err != nil {
+		return nil, err
+	}
+	net, err := about.Load(file, device)
+	if err != nil {
+		return nil, err
+	}
+	used, err := models.Features(net)
+	if err != nil {
+		return nil, errors.Join(err, nn.Close(net))
+	}
+	size := int64(about.Size)
+	return &residentModel{device: device, close: func() error { return nn.Close(net) },
+		input: torch.Spec{DType: torch.Float32, Shape: []int64{3, size, size}, MemoryFormat: torch.ChannelsLast},
+		run:   func(_ context.Context, x *torch.Tensor) error { return used.Forward(x).Err() }}, nil
+}
+
+func openResidentPackage(path string) (_ *residentModel, err error) {
+	model, err := aoti.Load(path, aoti.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, model.Close())
+		}
+	}()
+	if len(model.Inputs) != 1 || len(model.Inputs[0].Shape) != 4 {
+		return nil, fmt.Errorf("%s: its inputs are %v, want images [N 3 H W]", printable.Name(path), model.Inputs)
+	}
+	in := model.Inputs[0]
+	dtype, known := map[string]torch.DType{"float32": torch.Float32, "float16": torch.Float16,
+		"bfloat16": torch.BFloat16}[in.DType]
+	if !known {
+		return nil, fmt.Errorf("%s: its input has the dtype %s, want a float", printable.Name(path), in.DType)
+	}
+	m := &residentModel{device: model.Device(), most: int(in.Shape[0].Max), close: model.Close,
+		input: torch.Spec{DType: dtype, Shape: []int64{in.Shape[1].Max, in.Shape[2].Max, in.Shape[3].Max}},
+		run: func(ctx context.Context, x *torch.Tensor) error {
+			_, err := model.Run(ctx, x)
+			return err
+		}}
+	if in.MemoryFormat == "channels_last" {
+		m.input.MemoryFormat = torch.ChannelsLast
+	}
+	return m, nil
+}
+
 // measure runs the rounds.
 func (b *embedBench) measure(ctx context.Context) (err error) {
-	model, err := aoti.Load(b.model, aoti.Options{})
+	model, err := openResident(b.model)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, model.Close()) }()
-	if len(model.Inputs) != 1 || len(model.Inputs[0].Shape) != 4 {
-		return fmt.Errorf("%s: its inputs are %v, want images [N 3 H W]", printable.Name(b.model), model.Inputs)
-	}
-	if sizes := model.Inputs[0].Shape[0]; sizes.Max > 0 {
-		b.batch = min(b.batch, int(sizes.Max))
+	defer func() { err = errors.Join(err, model.close()) }()
+	if model.most > 0 {
+		b.batch = min(b.batch, model.most)
 	}
 	folder, err := os.MkdirTemp("", "embed-*")
 	if err != nil {
@@ -112,7 +184,7 @@ func (b *embedBench) measure(ctx context.Context) (err error) {
 		resident, embed, share = append(resident, alone), append(embed, with), append(share, with/alone)
 		steady, steadyShare = append(steady, between), append(steadyShare, between/alone)
 	}
-	b.report.Device, b.report.Batch, b.report.Rounds = model.Device().String(), b.batch, b.rounds
+	b.report.Device, b.report.Batch, b.report.Rounds = model.device.String(), b.batch, b.rounds
 	b.report.Resident, b.report.Embed, b.report.Share = median(resident), median(embed), median(share)
 	b.report.Steady, b.report.SteadyShare = median(steady), median(steadyShare)
 	return nil
@@ -120,18 +192,8 @@ func (b *embedBench) measure(ctx context.Context) (err error) {
 
 // resident returns the rate of the model on one batch of random numbers. A GPU takes less power for
 // zeros, and has a higher clock.
-func (b *embedBench) resident(ctx context.Context, model *aoti.Model) (rate float64, err error) {
-	in := model.Inputs[0]
-	dtype, known := map[string]torch.DType{"float32": torch.Float32, "float16": torch.Float16,
-		"bfloat16": torch.BFloat16}[in.DType]
-	if !known {
-		return 0, fmt.Errorf("%s: its input has the dtype %s, want a float", printable.Name(b.model), in.DType)
-	}
-	spec := torch.Spec{DType: dtype, Shape: []int64{in.Shape[1].Max, in.Shape[2].Max, in.Shape[3].Max}}
-	if in.MemoryFormat == "channels_last" {
-		spec.MemoryFormat = torch.ChannelsLast
-	}
-	x, err := torch.EmptySpec(model.Device(), spec, int64(b.batch))
+func (b *embedBench) resident(ctx context.Context, model *residentModel) (rate float64, err error) {
+	x, err := torch.EmptySpec(model.device, model.input, int64(b.batch))
 	if err != nil {
 		return 0, err
 	}
@@ -142,14 +204,13 @@ func (b *embedBench) resident(ctx context.Context, model *aoti.Model) (rate floa
 	run := func() error {
 		scope := torch.NewScope("resident")
 		defer scope.Close()
-		_, err := model.Run(ctx, x.In(scope).NoGrad())
-		return err
+		return model.run(ctx, x.In(scope).NoGrad())
 	}
 	wait := func() error {
-		if model.Device() == cuda.CPU {
+		if model.device == cuda.CPU {
 			return nil
 		}
-		return model.Device().Synchronize()
+		return model.device.Synchronize()
 	}
 	for range 3 { // warm-up
 		if err := run(); err != nil {

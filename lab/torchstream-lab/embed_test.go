@@ -7,6 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/torchstream/torchstream/checkpoint"
+	"github.com/torchstream/torchstream/models"
+	"github.com/torchstream/torchstream/nn"
 )
 
 const testPackage = "../../aoti/testdata/images.pt2"
@@ -31,6 +35,28 @@ func TestEmbedIsComparedWithTheModelAlone(t *testing.T) {
 	}
 	if r.Embed != 300 || r.Images != 192 || r.Resident <= 0 || r.Rounds != 3 || r.Share <= 0 {
 		t.Errorf("got %+v, want 300 images/s of 192 images, and a share of the model's rate", r)
+	}
+}
+
+func TestEmbedOfACheckpointIsComparedWithItsNetwork(t *testing.T) {
+	about := models.Metadata{Model: "resnet18", Classes: []string{"a", "b"}, Size: 32}
+	net, err := about.NewModel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(net)
+	path := filepath.Join(t.TempDir(), "best.safetensors")
+	if err := checkpoint.Save(path, nn.State(net), about.Strings()); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, stderr := command(t, embedCommand(t, "echo 'v.npy: 192 vectors of 512 numbers, 300.0 images/s'", "-model", path,
+		"-rounds", "1")...)
+	var r embedReport
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
+		t.Fatalf("got status %d, %v, %s%s, want 0", status, err, stdout, stderr)
+	}
+	if r.Embed != 300 || r.Resident <= 0 || r.Share != 300/r.Resident {
+		t.Errorf("got %+v, want 300 images/s as a share of the network's rate", r)
 	}
 }
 
