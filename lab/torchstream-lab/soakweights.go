@@ -57,8 +57,9 @@ func (w *swappedWeights) now() int64 {
 // it may have either set.
 func setOf(state int64) (set int, known bool) { return int(state / 2 % 2), state%2 == 0 }
 
-// maxSwap is the longest time in which a server reads its weights.
-const maxSwap = 30 * time.Second
+// maxSwap is the longest time in which a server reads its weights, also at a low priority on a busy
+// machine.
+const maxSwap = 3 * time.Minute
 
 // swap lets the server read the other file, and waits until the server reports the new weights.
 func (w *swappedWeights) swap(ctx context.Context, s *serverProcess) error {
