@@ -165,8 +165,8 @@ func (w threadWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// All signals are answered on one OS thread, because LibTorch keeps a thread pool for each OS thread
-// that copies weights.
+// All signals are answered on one OS thread, because LibTorch keeps a thread pool for each OS
+// thread that copies weights.
 func TestServeReadsWeightsOnOneThread(t *testing.T) {
 	signals, stop := reloadSignals()
 	defer stop()

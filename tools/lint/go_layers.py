@@ -287,6 +287,7 @@ LAYERS = {
     "lab/internal/httpload": ["internal/system"],
     "lab/torchstream-lab": [
         "aoti",
+        "checkpoint",
         "cuda",
         "distributed",
         "imageloader",
