@@ -6,7 +6,7 @@
 #
 #   8 batches, 2 + 1 before the second resume: 3 of 5 left; 4 + 1: StopIteration
 #
-# A training on webdataset or another stream that is interrupted twice in an epoch loses samples, usually without a message.
+# A training on webdataset or another stream that is interrupted twice in an epoch loses samples, usually without an error.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

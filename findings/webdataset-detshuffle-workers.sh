@@ -6,7 +6,7 @@
 #
 #   orders of 3 epochs: 3 without workers, 1 with 2 workers, 3 with 2 persistent workers
 #
-# WebDataset(detshuffle=True) uses the stage for shards. Programs set the attribute epoch of the stage before each epoch.
+# WebDataset(detshuffle=True) uses the stage for shards. A program can set the attribute epoch of the stage before each epoch.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
