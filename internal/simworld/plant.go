@@ -109,13 +109,15 @@ func (r *runner) find(number int, f *plantedFault, first, seeds uint64) result {
 	whole.fault = 0
 	for done := uint64(0); done < seeds; {
 		n := min(max(20, done), 1000, seeds-done)
-		if seed, err := planted.some(first+done, n); err != nil {
-			if _, err := whole.execute(seed, 1); err != nil {
-				return result{f, 0, "", fmt.Errorf("seed %d fails without the fault", seed)}
-			}
-			return result{f, seed - first + 1, reason(err), nil}
+		seed, err := planted.some(first+done, n)
+		if err == nil {
+			done += n
+			continue
 		}
-		done += n
+		if _, err := whole.execute(seed, 1); err != nil {
+			return result{f, 0, "", fmt.Errorf("seed %d fails without the fault", seed)}
+		}
+		return result{f, seed - first + 1, reason(err), nil}
 	}
 	return result{f, 0, "", nil}
 }

@@ -273,6 +273,8 @@ type Process struct {
 // machine loses power instead: all its processes are killed, and the disk loses what was not
 // synced.
 func (w *World) Start(killAt int, crash bool, onKill func()) *Process {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.next++
 	p := &Process{Root: fmt.Sprintf("/p%d", w.next), world: w, killAt: killAt, crash: crash, onKill: onKill,
 		open: map[*File]bool{}, attributes: map[string]remembered{}}
@@ -289,7 +291,9 @@ func (p *Process) Killed() bool { return p.dead }
 // End ends a process that has finished. It returns an error that names the files that the process
 // has left open.
 func (p *Process) End() error {
+	p.world.mu.Lock()
 	p.world.procs = slices.DeleteFunc(p.world.procs, func(q *Process) bool { return q == p })
+	p.world.mu.Unlock()
 	var left []string
 	for f := range p.open {
 		left = append(left, f.name)
@@ -321,7 +325,10 @@ func (p *Process) kill() {
 // synced and any part of the rest.
 func (w *World) Crash() {
 	w.Say("the machine loses power")
-	for _, p := range slices.Clone(w.procs) {
+	w.mu.Lock()
+	procs := slices.Clone(w.procs)
+	w.mu.Unlock()
+	for _, p := range procs {
 		p.kill()
 	}
 	w.Disk.crash()
@@ -358,6 +365,8 @@ func (p *Process) enter(name string) error {
 
 // process returns the process of a path, and the path on the disk.
 func (w *World) process(path string) (*Process, string, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, p := range w.procs {
 		if path == p.Root {
 			return p, "/", true
