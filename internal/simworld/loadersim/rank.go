@@ -23,12 +23,24 @@ type rank struct {
 	plan
 	progress
 
-	changed bool // the archive was changed
-	other   int  // how it was changed, if it has other samples, so that no state fits; 0: it has the same
+	altered
+	session
+	failure error // why the last process ended early
+	err     error // a broken promise
+}
+
+// altered says how the archive was changed.
+type altered struct {
+	changed  bool
+	replaced bool // another file has replaced the archive's one file, which stays open
+	other    int  // the kind of change, if the archive has other samples, so that no state fits
+}
+
+// session is a process of the rank.
+type session struct {
+	began   faults // before the process
 	kept    kept
-	ordered string // the order of whole epochs in this process; "": not known
-	failure error  // why the last process ended early
-	err     error  // a broken promise
+	ordered string // the order of whole epochs; "": not known
 }
 
 // kept is the last batch of a loop that the rank has left: it stays valid.
@@ -195,7 +207,7 @@ func (r *rank) process(p *world.Process, workers int) {
 // processIn is a process of the rank: it opens the loader, resumes, and takes batches to the end of
 // the last epoch. It sets r.failure if it ends early, and r.err if the loader broke a promise.
 func (r *rank) processIn(ctx context.Context, p *world.Process, workers int) {
-	r.failure, r.kept, r.ordered = nil, kept{}, ""
+	r.failure, r.session = nil, session{began: r.faults()}
 	if len(r.states) == 0 {
 		r.planIn(r.model.Order) // an earlier process may have shuffled through a buffer
 	}
@@ -295,6 +307,15 @@ const (
 	restart // without a state
 )
 
+// needless returns an error if an epoch has ended with one although the rank has all batches, and
+// nothing has happened except that another file has replaced the archive.
+func (r *rank) needless(p *world.Process) error {
+	if !r.replaced || p.Killed() || r.short > 0 || r.taken != len(r.want) || r.w.Faults() > r.began.all+1 {
+		return nil
+	}
+	return fmt.Errorf("epoch %d ends with an error after its last batch: %w", r.epoch, r.failure)
+}
+
 // maxAfterClose is the maximum number of batches that are ready when a loader is closed.
 const maxAfterClose = 4
 
@@ -309,7 +330,9 @@ func (r *rank) takeBatches(ctx context.Context, p *world.Process, l *imageloader
 			return stay, false
 		}
 		if err != nil {
-			r.failure = r.ended(err)
+			if r.failure = r.ended(err); r.failure != nil {
+				r.err = r.needless(p)
+			}
 			return stay, r.failure == nil
 		}
 		if r.err = r.check(b); r.err != nil {
@@ -364,16 +387,22 @@ func (r *rank) change() {
 	if kind >= 5 && (files == nil || err != nil) {
 		return
 	}
-	r.changed, r.moved = true, true
+	r.moved = true
+	r.altered = altered{changed: true, replaced: kind >= 3 && !inPlace && !r.files.remote && len(r.files.was) == 1}
 	if kind == 2 || kind >= 6 {
 		r.other = kind
 	}
 	r.nextSecond()
-	if last := r.files.format.files(); kind == 5 && len(last) > 1 && r.w.Choose("last shard alone", 2) == 1 {
-		delete(files, last[0])
+	r.writeAll(kind, files, inPlace)
+}
+
+// writeAll changes the files of the archive. others are those of another version.
+func (r *rank) writeAll(kind int, others map[string][]byte, inPlace bool) {
+	if all := r.files.format.files(); kind == 5 && len(all) > 1 && r.w.Choose("last shard alone", 2) == 1 {
+		delete(others, all[0])
 	}
 	for name, data := range r.files.was {
-		if other, ok := files[name]; ok || kind < 5 {
+		if other, ok := others[name]; ok || kind < 5 {
 			r.write(name, data, other, kind, inPlace)
 		}
 	}
@@ -425,7 +454,7 @@ func (r *rank) mend() {
 	if !r.changed {
 		return
 	}
-	r.changed, r.other = false, 0
+	r.altered = altered{}
 	r.nextSecond()
 	for name, data := range r.files.was {
 		r.w.Disk.Write(name, data)

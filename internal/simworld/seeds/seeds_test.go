@@ -129,6 +129,12 @@ var regressions = []struct {
 			"rank 0 call#1=3;rank 0 loses power#1=2;rank 0 workers#1=1;rank 0 killed#2=2;rank 0 call#2=14;" +
 			"rank 0 loses power#2=3;leave#3=2;rank 0 workers#3=2;rank 2 killed#1=1;rank 2 call#0=28;" +
 			"rank 2 loses power#0=2;rank 2 workers#1=1"},
+	{loadersim.Run, "a server compresses a range to as many bytes, and bad samples are skipped", 1,
+		"samples#0=3;size#0=600;size#1=600;size#2=600;format#0=3;remote#0=3;policy#0=1;" +
+			"rare responses#0=1;fault get train.zip#9=12"},
+	{loadersim.Run, "another file replaces a stream that has had enough good samples", 1,
+		"samples#0=11;format#0=1;no index#0=3;give classes#0=1;policy#0=1;last#0=2;epochs#0=1;" +
+			"held bytes#0=1;archive changes#0=5"},
 	{loadersim.Run, "reading fails while the shuffle buffer has enough samples", 130001391,
 		"samples#0=11;damage#0=2;payload#0=190;size#0=500;bad#0=5;payload#1=189;size#1=325;bad#1=3;" +
 			"payload#2=111;size#2=190;bad#2=2;payload#3=166;size#3=430;bad#3=3;payload#4=162;size#4=167;" +
