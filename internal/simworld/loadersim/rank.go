@@ -33,6 +33,7 @@ type rank struct {
 type altered struct {
 	changed  bool
 	replaced bool // another file has replaced the archive's one file, which stays open
+	epoch    int  // when it was changed
 	other    int  // the kind of change, if the archive has other samples, so that no state fits
 }
 
@@ -310,7 +311,8 @@ const (
 // needless returns an error if an epoch has ended with one although the rank has all batches, and
 // nothing has happened except that another file has replaced the archive.
 func (r *rank) needless(p *world.Process) error {
-	if !r.replaced || p.Killed() || r.short > 0 || r.taken != len(r.want) || r.w.Faults() > r.began.all+1 {
+	whole := r.ending == (Ending{Bad: -1}) && r.short == 0 && r.taken == len(r.want)
+	if !r.replaced || r.altered.epoch != r.epoch || !whole || p.Killed() || r.w.Faults() > r.began.all+1 {
 		return nil
 	}
 	return fmt.Errorf("epoch %d ends with an error after its last batch: %w", r.epoch, r.failure)
@@ -388,7 +390,7 @@ func (r *rank) change() {
 		return
 	}
 	r.moved = true
-	r.altered = altered{changed: true, replaced: kind >= 3 && !inPlace && !r.files.remote && len(r.files.was) == 1}
+	r.altered = altered{changed: true, epoch: r.epoch, replaced: kind >= 3 && !inPlace && !r.files.remote && len(r.files.was) == 1}
 	if kind == 2 || kind >= 6 {
 		r.other = kind
 	}
