@@ -65,6 +65,7 @@ func TestWithoutGPU(t *testing.T) {
 	all["NewPinned"] = func() error { _, err := NewPinned(4096); return err }
 	all["NewSlab"] = func() error { _, err := NewSlab(2, 4096); return err }
 	all["RegisterPinned"] = func() error { _, err := RegisterPinned(mapped(t, 4096)); return err }
+	all["RegisterReadOnly"] = func() error { _, err := RegisterReadOnly(mapped(t, 4096)); return err }
 	all["PriorityRange"] = func() error { _, _, err := PriorityRange(); return err }
 	all["EmptyCache"] = EmptyCache
 	advice := "nvidia-smi"

@@ -75,6 +75,25 @@ func RegisterPinned(memory []byte) (*Pinned, error) {
 	return newPinned(c, memory[:len(memory):len(memory)]), nil
 }
 
+// RegisterReadOnly pins existing memory, such as a read-only mapping of a file, so that the kernels
+// of all GPUs can read it at its address. The memory must stay mapped until Close, which unpins and
+// does not free it. Other processes may change the content, and cut the file: the GPUs then still
+// read the old pages.
+//
+// RegisterReadOnly blocks for about 60 ms per GB, and while pages that are not in memory are read.
+// It refuses Go memory, and memory that is already partly pinned. The error is
+// [errors.ErrUnsupported] if a GPU or the driver cannot read such memory.
+func RegisterReadOnly(memory []byte) (*Pinned, error) {
+	if len(memory) == 0 {
+		return nil, invalid("RegisterReadOnly", "no memory: a buffer has at least one byte")
+	}
+	c, err := capi.RegisterReadOnly(memory)
+	if err != nil {
+		return nil, checked(err)
+	}
+	return newPinned(c, memory[:len(memory):len(memory)]), nil
+}
+
 func newPinned(c *capi.Pinned, memory []byte) *Pinned {
 	p := &Pinned{made: origin.New("pinned memory"), memory: memory, c: c}
 	p.cleanup = runtime.AddCleanup(p, lostPinned.report, lostPinned{p.made, len(memory)})

@@ -5,7 +5,10 @@ package cuda
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"runtime"
+	"syscall"
 	"testing"
 	"unsafe"
 
@@ -120,6 +123,43 @@ func TestRegisterPinnedRefusesGoMemory(t *testing.T) {
 				t.Errorf("got %v, want ErrNoDevice", err)
 			}
 		})
+	}
+}
+
+func TestRegisterReadOnlyRefusesGoMemory(t *testing.T) {
+	for name, memory := range map[string][]byte{"nothing": nil, "Go memory": make([]byte, 1<<22)} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := RegisterReadOnly(memory); !errors.Is(err, ErrInvalidArgument) {
+				t.Errorf("got %v, want ErrInvalidArgument", err)
+			}
+		})
+	}
+}
+
+// TestRegisterReadOnlyFile: a copy from the mapping of a file gets the file's bytes.
+func TestRegisterReadOnlyFile(t *testing.T) {
+	onGPU(t, 1)
+	want := bytes.Repeat([]byte("torchstream"), 100_000)
+	path := filepath.Join(t.TempDir(), "file")
+	check(t, os.WriteFile(path, want, 0o600))
+	file := must[*os.File](t)(os.Open(path))
+	defer file.Close()
+	memory := must[[]byte](t)(syscall.Mmap(int(file.Fd()), 0, len(want), syscall.PROT_READ, syscall.MAP_SHARED))
+	defer func() { check(t, syscall.Munmap(memory)) }()
+	before := PinnedBytes()
+	p := must[*Pinned](t)(RegisterReadOnly(memory))
+	if got := PinnedBytes() - before; got != int64(len(memory)) {
+		t.Errorf("%d more bytes are pinned, want %d", got, len(memory))
+	}
+	host := must[*capi.Tensor](t)(capi.TensorFromMemory(p.Bytes(), []int64{int64(len(memory))}, capi.Uint8))
+	if info := must[capi.TensorInfo](t)(capi.DescribeTensor(host)); !info.Pinned {
+		t.Error("Pinned of LibTorch's tensor over the memory = false, want true")
+	}
+	capi.FreeTensor(host)
+	check(t, p.Close())
+	if !bytes.Equal(memory, want) || PinnedBytes() != before {
+		t.Errorf("after Close the bytes of the file are there: %v, %d bytes are pinned, want true, %d",
+			bytes.Equal(memory, want), PinnedBytes(), before)
 	}
 }
 

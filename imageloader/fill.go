@@ -313,6 +313,9 @@ func (p *devicePlanner) EntryBytes() int {
 	return decodeplan.Aligned(bytes / 4)
 }
 
+// Hold implements decodeplan.Planner.
+func (p *devicePlanner) Hold() (release func()) { return p.mappings.Hold() }
+
 // StepsOnDevice reports whether a decoding GPU can run every step of Transform.Ops, for all values
 // of its random parameters.
 func (p *devicePlanner) StepsOnDevice() bool { return p.compiled.StepsOnDevice() }
@@ -392,6 +395,9 @@ func (l *Loader) decodeRow(batch *Info, row int, dst []byte) error {
 	s, redo := batch.Samples[row], batch.redos[row]
 	if redo.Inflated {
 		l.entryPoints(batch.known).RefuseMember(s.Index)
+	}
+	if redo.Read {
+		l.entryPoints(batch.known).RefusePart(s.Index)
 	}
 	if redo.Searched && batch.known != nil {
 		l.searches(batch.known).Refuse(s.Index)

@@ -50,6 +50,9 @@ import (
 //
 // An imageloader.Loader also maps a local archive. The pages that it has read then count in the
 // process's resident memory, although the kernel can reclaim them like the rest of the page cache.
+// Parts of 256 MiB are pinned in the page cache when GPUs first read from them, until the loader
+// and its prefetchers are closed. All pinned memory of the process is then at most half of the
+// available memory, and of the limit of its cgroup.
 //
 // # Sources that embed a Loader
 //
@@ -132,10 +135,12 @@ type decodeSizes struct {
 // newDecodeSizes returns the sizes for batches of a planner's images.
 func newDecodeSizes(p decodeplan.Planner, batch int) (decodeSizes, error) {
 	bytes, err := p.PlanBytes()
-	s := decodeSizes{plans: bytes, head: capi.GPUDecoderHeadBytes(batch), entries: p.EntryBytes()}
+	s := decodeSizes{plans: bytes, entries: p.EntryBytes()}
+	members := 0
 	if staging, rooms := p.MemberBytes(); rooms > 0 {
-		s.plans, s.rooms, s.head = max(bytes, staging), rooms, capi.GPUDecoderInflatingHeadBytes(batch, batch)
+		s.plans, s.rooms, members = max(bytes, staging), rooms, batch
 	}
+	s.head = capi.GPUDecoderReadingHeadBytes(batch, members, batch)
 	return s, err
 }
 
@@ -152,15 +157,16 @@ func (s decodeSizes) newDecoder(device int32, batch, scratch int) (*capi.GPUDeco
 
 // decodeCounters are the decoders' part of Stats. They may be read from any goroutine.
 type decodeCounters struct {
-	decoded, again, inflated atomic.Int64
-	memory                   atomic.Int64 // DecoderBytes
-	multiprocessors          int          // maximum for decoding; 0: all. Open sets it.
+	decoded, again, inflated, mapped atomic.Int64
+
+	memory          atomic.Int64 // DecoderBytes
+	multiprocessors int          // maximum for decoding; 0: all. Open sets it.
 }
 
 // addTo sets the decoders' part of the statistics.
 func (c *decodeCounters) addTo(s *Stats) {
 	s.Decoded, s.DecodedAgain, s.DecoderBytes = c.decoded.Load(), c.again.Load(), c.memory.Load()
-	s.Inflated = c.inflated.Load()
+	s.Inflated, s.Mapped = c.inflated.Load(), c.mapped.Load()
 	s.DecodeMultiprocessors = c.multiprocessors
 }
 
@@ -229,10 +235,12 @@ type decodeRequest struct {
 	images  []capi.GPUDecodeImage
 	members []capi.GPUDecodeMember  // images that the decoder has to inflate first
 	entries []capi.GPUDecodeEntries // entry points that the decoder has to find
+	files   capi.GPUDecodeFiles     // parts of files that the decoder has to read first
 }
 
 func (r *decodeRequest) clear() {
 	r.images, r.members, r.entries = r.images[:0], r.members[:0], r.entries[:0]
+	r.files.List = r.files.List[:0]
 }
 
 // addMember adds the bytes to inflate for the next image. at is the position of the image's plan.
@@ -331,6 +339,10 @@ func (d *decoding) requests(slot, host, n int) {
 			s.members = append(s.members, member{len(r.images), m.Checksum})
 			room += m.Room()
 		}
+		if f := d.plans[host].Rows[row].File; f.From != nil {
+			r.files.List = append(r.files.List, capi.GPUDecodeFile{Image: uintptr(len(r.images)), From: f.From})
+			r.files.Key = f.Key
+		}
 		// If there is no room for entry points, a later epoch finds them again.
 		if bytes := d.plans[host].Rows[row].Found; bytes > 0 && bytes <= d.sizes.entries-found {
 			r.entries = append(r.entries,
@@ -341,6 +353,7 @@ func (d *decoding) requests(slot, host, n int) {
 		r.images = append(r.images, capi.GPUDecodeImage{Plan: uintptr(at), Result: uintptr(row * d.images.row)})
 	})
 	d.count.inflated.Add(int64(len(r.members)))
+	d.count.mapped.Add(int64(len(r.files.List)))
 }
 
 // run decodes the images that requests has collected and writes the results to images. It also
@@ -348,6 +361,10 @@ func (d *decoding) requests(slot, host, n int) {
 func (d *decoding) run(decoder *capi.GPUDecoder, slot int, staging []byte, images *torch.Tensor, on capi.Stream) error {
 	s, r := &d.slots[slot], &d.request
 	err := torch.CAPI("decode", []*torch.Tensor{images}, func(results []*capi.Tensor) error {
+		if len(r.files.List) > 0 {
+			return capi.RunReadingGPUDecoder(decoder, staging, r.images, r.members, r.files, results[0], s.flags,
+				s.inflated, on)
+		}
 		if len(r.members) > 0 {
 			return capi.RunInflatingGPUDecoder(decoder, staging, r.images, r.members, results[0], s.flags,
 				s.inflated, on)

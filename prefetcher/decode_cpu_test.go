@@ -24,6 +24,7 @@ type cpuDecoding struct {
 	staging [][]byte // by host slot
 	pixels  *torch.Tensor
 	memory  []byte // of pixels
+	release func()
 }
 
 // onCPU is a decoderFeed.
@@ -67,8 +68,10 @@ func (d *cpuDecoding) Open() (err error) {
 		d.staging = append(d.staging, memory)
 		g.plans = append(g.plans,
 			decodeplan.Plans{Memory: memory[g.sizes.head:], Rows: make([]decodeplan.Row, d.batch),
-				Rooms: g.sizes.rooms})
+				Register: func([]byte) (func() error, error) { return func() error { return nil }, nil },
+				Rooms:    g.sizes.rooms})
 	}
+	d.release = g.source.Hold()
 	for range d.depth {
 		g.slots = append(g.slots,
 			decodedSlot{flags: make([]int32, d.batch), found: make([]byte, g.sizes.entries),
@@ -85,6 +88,7 @@ func (d *cpuDecoding) Open() (err error) {
 
 func (d *cpuDecoding) Close(released []*cuda.Event) error {
 	capi.FreeGPUDecoder(d.decoder)
+	d.release()
 	return d.cpuDevice.Close(released)
 }
 

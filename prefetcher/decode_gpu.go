@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 	"unsafe"
@@ -11,6 +12,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/internal/system"
 	"github.com/torchstream/torchstream/prefetcher/internal/ring"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -39,6 +41,7 @@ type gpuDecoding struct {
 	arrived []*cuda.Event // by device slot: its images are decoded and their flags are on the host
 	mended  imageUpload   // for the images that the host decodes again
 	poll    poller        // of check
+	release func()        // ends the hold on the source's files, which the decoders read
 }
 
 // imageUpload copies one image at a time from pinned memory to the device.
@@ -78,6 +81,7 @@ type gpuDecoder struct {
 // openDecoding allocates the decoders and their memory. P is current.
 func (d *gpuDevice) openDecoding() error {
 	g := &gpuDecoding{decoding: d.decode}
+	g.release = g.source.Hold()
 	d.gpu = g
 	batch, field := int(d.batch), d.fields[g.images.index]
 	for range d.hosts {
@@ -88,7 +92,7 @@ func (d *gpuDevice) openDecoding() error {
 		g.staging = append(g.staging, p.Bytes())
 		g.plans = append(g.plans,
 			decodeplan.Plans{Memory: p.Bytes()[g.sizes.head:], Rows: make([]decodeplan.Row, batch),
-				Rooms: g.sizes.rooms})
+				Register: registerFile, Rooms: g.sizes.rooms})
 	}
 	if err := d.openDecodedSlots(g); err != nil {
 		return err
@@ -170,6 +174,20 @@ func (d *gpuDevice) openDecodedSlots(g *gpuDecoding) error {
 	return nil
 }
 
+// registerFile is decodeplan.Plans.Register for GPUs.
+func registerFile(memory []byte) (release func() error, err error) {
+	limit := system.PinnableMemory(os.DirFS("/"))
+	if used := cuda.PinnedBytes(); used+int64(len(memory)) > limit {
+		return nil, fmt.Errorf("the process pins %d bytes of memory, and may pin %d: half of what is available",
+			used, limit)
+	}
+	p, err := cuda.RegisterReadOnly(memory)
+	if err != nil {
+		return nil, err
+	}
+	return p.Close, nil
+}
+
 // pinSlice returns n elements in pinned memory, which the slots own.
 func pinSlice[T any](s *slots, n int) ([]T, error) {
 	var element T
@@ -193,6 +211,7 @@ func (g *gpuDecoding) close() error {
 		}
 		errs = append(errs, u.finished.Close(), u.stream.Close())
 	}
+	g.release() // after the decoders' streams have been synchronised
 	for _, e := range g.arrived {
 		errs = append(errs, e.Close())
 	}

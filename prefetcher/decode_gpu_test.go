@@ -207,6 +207,7 @@ func decodeEqualsTheHost(t *testing.T, decoder decoderFeed) {
 				}
 				closeFeed(t, host)
 				closeFeed(t, device)
+				l.Close() // it pins the archive for the device
 			})
 		})
 	}
@@ -231,8 +232,9 @@ func TestGPUDecodeOnSomeMultiprocessors(t *testing.T) {
 		}
 		closeFeed(t, host)
 		closeFeed(t, device)
+		l.Close() // it pins the archive for the device
 	})
-	if _, err := New(l, Options{Decode: Device, DecodeMultiprocessors: 1}); !errors.Is(err, cuda.ErrInvalidArgument) {
+	if _, err := New(plain, Options{Decode: Device, DecodeMultiprocessors: 1}); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Errorf("a bound of 1: %v, want the error %v", err, cuda.ErrInvalidArgument)
 	}
 }
@@ -403,6 +405,7 @@ func decodeHandsDamageBack(t *testing.T, decoder decoderFeed) {
 				}
 				closeFeed(t, host)
 				closeFeed(t, device)
+				l.Close() // it pins the archive for the device
 			})
 		})
 	}

@@ -43,6 +43,7 @@ func (s *plannedSource) StepsOnDevice() bool         { return !s.hostStep }
 func (s *plannedSource) PlanBytes() (int, error)     { return decodeplan.Align * s.batch, s.refuses }
 func (s *plannedSource) MemberBytes() (int, int)     { return 0, 0 }
 func (s *plannedSource) EntryBytes() int             { return 0 }
+func (s *plannedSource) Hold() (release func())      { return func() {} }
 
 func (s *plannedSource) KeepEntryPoints(any, []int, [][]byte) {}
 func (s *plannedSource) Checked(any)                          {}

@@ -72,6 +72,7 @@ func decodeReadsZips(t *testing.T, decoder decoderFeed) {
 				}
 				closeFeed(t, host)
 				closeFeed(t, device)
+				l.Close() // it pins the archive for the device
 			})
 		})
 	}

@@ -412,7 +412,10 @@ type Stats struct {
 	// Inflated is the number of the Decoded images that the device has also inflated, from members
 	// of a .tgz or a zip. If the checksum of an inflated image differs from the checksum that the
 	// host has read, the image also counts in DecodedAgain.
-	Inflated     int64
+	Inflated int64
+	// Mapped is the number of the Decoded images whose compressed bytes the device has read from
+	// the mapping of a local archive. The host has read the bytes of all other images.
+	Mapped       int64
 	DecoderBytes int64 // device memory of the decoders, including their results
 	// DecodeMultiprocessors is the number of the GPU's multiprocessors that may decode, according
 	// to Options.DecodeMultiprocessors; 0: all.

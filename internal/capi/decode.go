@@ -12,6 +12,8 @@ package capi
 #cgo nocallback ts_gpu_decoder_inflating_head_bytes
 #cgo nocallback ts_gpu_decoder_run_inflating
 #cgo nocallback ts_gpu_decoder_copy_entries
+#cgo nocallback ts_gpu_decoder_reading_head_bytes
+#cgo nocallback ts_gpu_decoder_run_reading
 */
 import "C"
 
@@ -72,6 +74,14 @@ func GPUDecoderInflatingHeadBytes(images, members int) int {
 		return 0
 	}
 	return int(C.ts_gpu_decoder_inflating_head_bytes(C.int64_t(images), C.int64_t(members)))
+}
+
+// GPUDecoderReadingHeadBytes is GPUDecoderHeadBytes for RunReadingGPUDecoder.
+func GPUDecoderReadingHeadBytes(images, members, files int) int {
+	if Check() != nil {
+		return 0
+	}
+	return int(C.ts_gpu_decoder_reading_head_bytes(C.int64_t(images), C.int64_t(members), C.int64_t(files)))
 }
 
 // GPUDecodeMember has the layout of ts_gpu_decode_member.
@@ -140,6 +150,65 @@ func RunInflatingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeIma
 		s.filled("RunInflatingGPUDecoder", on, results, staging, flags, outcomes)
 	}
 	return err
+}
+
+// GPUDecodeFile has the layout of ts_gpu_decode_file.
+type GPUDecodeFile struct {
+	Image uintptr
+	From  *byte
+}
+
+// GPUDecodeFiles are files and the key of their digests.
+type GPUDecodeFiles struct {
+	List []GPUDecodeFile
+	Key  *[80]uint64
+}
+
+// A size that differs from C's fails to compile.
+var _ = [1]struct{}{}[unsafe.Sizeof(GPUDecodeFile{})-C.sizeof_ts_gpu_decode_file]
+
+// RunReadingGPUDecoder calls ts_gpu_decoder_run_reading. Like staging, the files' memory is C
+// memory, which the device uses after the call. Otherwise like RunInflatingGPUDecoder.
+func RunReadingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, members []GPUDecodeMember,
+	files GPUDecodeFiles, results *Tensor, failed []int32, inflated []GPUInflateResult, on Stream) error {
+	if len(failed) < len(images) || len(inflated) < len(members) {
+		return imagecapi.NewFailure(CodeInvalidArgument,
+			"failed or inflated has fewer numbers than there are images or members")
+	}
+	computing.enter()
+	defer computing.leave()
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
+	list := C.ts_gpu_decode_files{
+		list:  (*C.ts_gpu_decode_file)(unsafe.Pointer(unsafe.SliceData(files.List))),
+		count: C.int64_t(len(files.List)), key: (*C.uint64_t)(unsafe.Pointer(files.Key))}
+	err := failure(C.ts_gpu_decoder_run_reading(d, (*C.uint8_t)(unsafe.SliceData(staging)), C.size_t(len(staging)),
+		(*C.ts_gpu_decode_image)(unsafe.Pointer(unsafe.SliceData(images))), C.int64_t(len(images)),
+		(*C.ts_gpu_decode_member)(unsafe.Pointer(unsafe.SliceData(members))), C.int64_t(len(members)), list, results,
+		(*C.int32_t)(unsafe.SliceData(failed)),
+		(*C.ts_gpu_inflate_result)(unsafe.Pointer(unsafe.SliceData(inflated))), on.c()))
+	if s != nil && err == nil && len(images) > 0 && on.Device != DeviceCPU {
+		flags := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(failed))), 4*len(images))
+		outcomes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(inflated))),
+			len(members)*int(unsafe.Sizeof(GPUInflateResult{})))
+		s.readFiles("RunReadingGPUDecoder", on, files.List)
+		s.filled("RunReadingGPUDecoder", on, results, staging, flags, outcomes)
+	}
+	return err
+}
+
+// readFiles reports to the stream sanitizer that work on a stream reads parts of files, of which it
+// names the first byte.
+func (s *Sanitizer) readFiles(what string, on Stream, files []GPUDecodeFile) {
+	q := s.queue(on)
+	accesses := make([]racecheck.Access, len(files))
+	for i, f := range files {
+		at := uintptr(unsafe.Pointer(f.From))
+		accesses[i] = racecheck.Access{Queue: q, Memory: racecheck.Memory{Device: DeviceCPU, Storage: at, StorageBytes: 1,
+			Region: racecheck.Region{Begin: at, Row: 1, Rows: 1, Pitch: 1}}}
+	}
+	s.check.Do(racecheck.Launch{At: s.check.Here(what, 2), Accesses: accesses})
 }
 
 // GPUDecodeEntries has the layout of ts_gpu_decode_entries.

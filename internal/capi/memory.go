@@ -217,6 +217,24 @@ func RegisterPinned(memory []byte) (p *Pinned, err error) {
 	return p, err
 }
 
+// RegisterReadOnly lets devices read memory that is not Go's until the buffer is freed.
+func RegisterReadOnly(memory []byte) (p *Pinned, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	if mustNotKeep((*C.uint8_t)(unsafe.SliceData(memory))) {
+		return nil, imagecapi.NewFailure(CodeInvalidArgument, "Go memory cannot be pinned, since the "+
+			"garbage collector may reuse it: use NewPinned, or memory from mmap or C")
+	}
+	waiting.enter()
+	defer waiting.leave()
+	err = failure(C.ts_pinned_register_read_only((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), &p))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.registered(p)
+	}
+	return p, err
+}
+
 // mustNotKeep reports whether C must not keep the pointer, because it points to Go memory that no
 // runtime.Pinner holds. Only the Go runtime knows this: at every call into C it panics if an
 // argument points to such a pointer, unless GODEBUG=cgocheck=0 disables the check.

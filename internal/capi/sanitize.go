@@ -603,6 +603,14 @@ func (s *Sanitizer) unpinned(begin, bytes uintptr) {
 	s.check.Unmap(DeviceCPU, begin, bytes)
 }
 
+// registered is like pinned for memory of RegisterReadOnly. The checker must not read its content,
+// which may be of a file that has lost its pages.
+func (s *Sanitizer) registered(p *Pinned) {
+	b := PinnedBytes(p)
+	s.check.Register(DeviceCPU, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+		s.check.Here("cuda.RegisterReadOnly", 1))
+}
+
 func (s *Sanitizer) pinned(p *Pinned) {
 	if b := PinnedBytes(p); len(b) > 0 {
 		s.check.Allocate(DeviceCPU, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),

@@ -75,6 +75,8 @@ func GPUDecoderHeadBytes(images int) (_ int) { return }
 
 func GPUDecoderInflatingHeadBytes(images, members int) (_ int) { return }
 
+func GPUDecoderReadingHeadBytes(images, members, files int) (_ int) { return }
+
 type GPUDecodeMember struct {
 	Image, Scan uintptr
 	Range       GPUInflateRange
@@ -92,6 +94,21 @@ func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, resul
 func RunInflatingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage,
 	members []GPUDecodeMember, results *Tensor, failed []int32,
 	inflated []GPUInflateResult, on Stream) error {
+	return Check()
+}
+
+type GPUDecodeFile struct {
+	Image uintptr
+	From  *byte
+}
+
+type GPUDecodeFiles struct {
+	List []GPUDecodeFile
+	Key  *[80]uint64
+}
+
+func RunReadingGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, members []GPUDecodeMember,
+	files GPUDecodeFiles, results *Tensor, failed []int32, inflated []GPUInflateResult, on Stream) error {
 	return Check()
 }
 
@@ -359,6 +376,8 @@ func ExitMemoryPool(p *MemoryPool) error { return Check() }
 func MemoryPoolBytes(p *MemoryPool) (_, _ int64, err error) { err = Check(); return }
 
 func RegisterPinned(memory []byte) (_ *Pinned, err error) { err = Check(); return }
+
+func RegisterReadOnly(memory []byte) (_ *Pinned, err error) { err = Check(); return }
 
 const EventInterprocess = 4
 

@@ -76,6 +76,8 @@ static ts_error* absent_ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, con
 static ts_error* absent_ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder) { return (ts_error*)&torchstream_capi_absent; }
 static size_t absent_ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members) { return 0; }
 static ts_error* absent_ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static size_t absent_ts_gpu_decoder_reading_head_bytes(int64_t images, int64_t members, int64_t files) { return 0; }
+static ts_error* absent_ts_gpu_decoder_run_reading(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_gpu_decode_files files, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_gpu_inflater_free(ts_gpu_inflater* inflater) {}
 static size_t absent_ts_gpu_inflater_head_bytes(int64_t ranges) { return 0; }
@@ -144,6 +146,7 @@ static ts_error* absent_ts_operator_call_results(const ts_operator* op, ts_argum
 static void absent_ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) {}
 static ts_error* absent_ts_pinned_new(size_t bytes, ts_pinned** pinned) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_pinned_register_read_only(const uint8_t* data, size_t bytes, ts_pinned** pinned) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_pinned_destroy(ts_pinned* pinned) { return (ts_error*)&torchstream_capi_absent; }
 static uint8_t* absent_ts_pinned_data(const ts_pinned* pinned) { return 0; }
 static size_t absent_ts_pinned_size(const ts_pinned* pinned) { return 0; }
@@ -308,6 +311,8 @@ static struct {
   ts_error* (*ts_gpu_decoder_new_inflating)(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder);
   size_t (*ts_gpu_decoder_inflating_head_bytes)(int64_t images, int64_t members);
   ts_error* (*ts_gpu_decoder_run_inflating)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream);
+  size_t (*ts_gpu_decoder_reading_head_bytes)(int64_t images, int64_t members, int64_t files);
+  ts_error* (*ts_gpu_decoder_run_reading)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_gpu_decode_files files, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream);
   ts_error* (*ts_gpu_inflater_new)(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater);
   void (*ts_gpu_inflater_free)(ts_gpu_inflater* inflater);
   size_t (*ts_gpu_inflater_head_bytes)(int64_t ranges);
@@ -376,6 +381,7 @@ static struct {
   void (*ts_results_take)(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints);
   ts_error* (*ts_pinned_new)(size_t bytes, ts_pinned** pinned);
   ts_error* (*ts_pinned_register)(uint8_t* data, size_t bytes, ts_pinned** pinned);
+  ts_error* (*ts_pinned_register_read_only)(const uint8_t* data, size_t bytes, ts_pinned** pinned);
   ts_error* (*ts_pinned_destroy)(ts_pinned* pinned);
   uint8_t* (*ts_pinned_data)(const ts_pinned* pinned);
   size_t (*ts_pinned_size)(const ts_pinned* pinned);
@@ -539,6 +545,8 @@ static struct {
   absent_ts_gpu_decoder_new_inflating,
   absent_ts_gpu_decoder_inflating_head_bytes,
   absent_ts_gpu_decoder_run_inflating,
+  absent_ts_gpu_decoder_reading_head_bytes,
+  absent_ts_gpu_decoder_run_reading,
   absent_ts_gpu_inflater_new,
   absent_ts_gpu_inflater_free,
   absent_ts_gpu_inflater_head_bytes,
@@ -607,6 +615,7 @@ static struct {
   absent_ts_results_take,
   absent_ts_pinned_new,
   absent_ts_pinned_register,
+  absent_ts_pinned_register_read_only,
   absent_ts_pinned_destroy,
   absent_ts_pinned_data,
   absent_ts_pinned_size,
@@ -772,6 +781,8 @@ static const char* const names[] = {
   "ts_gpu_decoder_new_inflating",
   "ts_gpu_decoder_inflating_head_bytes",
   "ts_gpu_decoder_run_inflating",
+  "ts_gpu_decoder_reading_head_bytes",
+  "ts_gpu_decoder_run_reading",
   "ts_gpu_inflater_new",
   "ts_gpu_inflater_free",
   "ts_gpu_inflater_head_bytes",
@@ -840,6 +851,7 @@ static const char* const names[] = {
   "ts_results_take",
   "ts_pinned_new",
   "ts_pinned_register",
+  "ts_pinned_register_read_only",
   "ts_pinned_destroy",
   "ts_pinned_data",
   "ts_pinned_size",
@@ -1004,6 +1016,8 @@ ts_error* ts_gpu_decoder_copy_entries(ts_gpu_decoder* decoder, const uint8_t* st
 ts_error* ts_gpu_decoder_new_inflating(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, size_t rooms_bytes, ts_gpu_decoder** decoder) { return table.ts_gpu_decoder_new_inflating(device, max_images, staging_bytes, scratch_bytes, rooms_bytes, decoder); }
 size_t ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members) { return table.ts_gpu_decoder_inflating_head_bytes(images, members); }
 ts_error* ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream) { return table.ts_gpu_decoder_run_inflating(decoder, staging, bytes, images, count, members, member_count, results, failed, inflated, stream); }
+size_t ts_gpu_decoder_reading_head_bytes(int64_t images, int64_t members, int64_t files) { return table.ts_gpu_decoder_reading_head_bytes(images, members, files); }
+ts_error* ts_gpu_decoder_run_reading(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, const ts_gpu_decode_member* members, int64_t member_count, ts_gpu_decode_files files, ts_tensor* results, int32_t* failed, ts_gpu_inflate_result* inflated, ts_stream stream) { return table.ts_gpu_decoder_run_reading(decoder, staging, bytes, images, count, members, member_count, files, results, failed, inflated, stream); }
 ts_error* ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return table.ts_gpu_inflater_new(device, max_ranges, staging_bytes, inflater); }
 void ts_gpu_inflater_free(ts_gpu_inflater* inflater) { table.ts_gpu_inflater_free(inflater); }
 size_t ts_gpu_inflater_head_bytes(int64_t ranges) { return table.ts_gpu_inflater_head_bytes(ranges); }
@@ -1072,6 +1086,7 @@ ts_error* ts_operator_call_results(const ts_operator* op, ts_arguments arguments
 void ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) { table.ts_results_take(results, args, tensors, ints); }
 ts_error* ts_pinned_new(size_t bytes, ts_pinned** pinned) { return table.ts_pinned_new(bytes, pinned); }
 ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned) { return table.ts_pinned_register(data, bytes, pinned); }
+ts_error* ts_pinned_register_read_only(const uint8_t* data, size_t bytes, ts_pinned** pinned) { return table.ts_pinned_register_read_only(data, bytes, pinned); }
 ts_error* ts_pinned_destroy(ts_pinned* pinned) { return table.ts_pinned_destroy(pinned); }
 uint8_t* ts_pinned_data(const ts_pinned* pinned) { return table.ts_pinned_data(pinned); }
 size_t ts_pinned_size(const ts_pinned* pinned) { return table.ts_pinned_size(pinned); }

@@ -24,6 +24,9 @@ type Planner interface {
 	// entry points do not fit, a later epoch searches for them again. If the size is 0, the source
 	// keeps no entry points.
 	EntryBytes() int
+	// Hold keeps host memory of which plans have parts (Row.File) until release, even if the source
+	// is closed. A consumer calls release once, when its devices no longer read the memory.
+	Hold() (release func())
 	// FillPlans is like the source's Fill, for a consumer that also lends memory for a slot's
 	// plans. The pixels of a row with a plan are undefined in the slot; labels and other rows are
 	// the same as with Fill. A plan produces the same pixels as Fill, bit for bit.
@@ -74,13 +77,18 @@ type Plans struct {
 	// although it could plan them. They are the first rows of the group. The consumer sets HostRows
 	// before it lends the slot.
 	HostRows int
+	// Register lets the consumer's devices read host memory themselves, such as a mapped file,
+	// until release. It pins the memory and is safe for concurrent use. If Register is nil, no row
+	// may have a File.
+	Register func(memory []byte) (release func() error, err error)
 	// Rooms limits the sum of Member.Room over the rows. If it is 0, the consumer does not inflate,
 	// and no row has a member.
 	Rooms int
 }
 
 // Row is the range of a row's plan in Plans.Memory. In the zero value there is no plan: the source
-// has written the row's pixels. Two rows may share one plan.
+// has written the row's pixels. Two rows may share one plan,
+// unless it has a Member or a File.
 type Row struct {
 	At, Bytes int
 	// Found is the size in bytes of the entry points that the consumer finds in the image and
@@ -90,7 +98,21 @@ type Row struct {
 	// Member is the image's compressed data, if the plan does not contain the image's data
 	// (imagecapi.PlanHead). The zero value means that the plan contains the data.
 	Member Member
+	// File is the part of the image's file that the consumer reads, if the plan has only room for
+	// it (imagecapi.PlanPart). The zero value means that the plan contains the data.
+	File File
 }
+
+// File is a part of a file in memory for which Plans.Register was called. In the plan, the room for
+// the part starts with the digests of the part's pieces (imageloader/internal/digest). A consumer
+// that finds another digest cannot decode the image.
+type File struct {
+	From *byte                // first byte of the part
+	Key  *[DigestWords]uint64 // of the digests; the same for all rows of a batch
+}
+
+// DigestWords is the size of the key of digests.
+const DigestWords = 80
 
 // Member is a range of a deflate stream's output that contains an image. Input and Window are
 // offsets in bytes from the start of the row's plan. Both are after the plan. Input is a multiple

@@ -61,7 +61,7 @@ func (p prefetched) epoch(ctx context.Context, epoch int, count func(n int) (mor
 
 func (p prefetched) stats() deviceStats {
 	s := p.Stats()
-	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.Inflated, s.DecoderBytes,
+	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.Inflated, s.Mapped, s.DecoderBytes,
 		s.DecodeMultiprocessors}
 }
 

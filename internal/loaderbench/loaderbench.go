@@ -62,12 +62,14 @@ type Result struct {
 	// images in DecodedOnDevice that the host decoded again
 	DecodedAgain int64 `json:"decoded_again,omitempty"`
 	// images in a .tgz that were passed to the GPU compressed
-	InflatedOnDevice int64             `json:"inflated_on_device,omitempty"`
-	DecoderBytes     int64             `json:"decoder_bytes,omitempty"` // device memory of the decoders
-	Threads          []threadsRow      `json:"threads"`                 // breakdown of HostCores
-	Stats            imageloader.Stats `json:"stats"`
-	RSSAfterEpoch    []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
-	Kernels          *KernelTimes      `json:"kernels,omitempty"`               // with -device cuda
+	InflatedOnDevice int64 `json:"inflated_on_device,omitempty"`
+	// images whose compressed bytes the GPU has read from the mapping of the archive
+	MappedOnDevice int64             `json:"mapped_on_device,omitempty"`
+	DecoderBytes   int64             `json:"decoder_bytes,omitempty"` // device memory of the decoders
+	Threads        []threadsRow      `json:"threads"`                 // breakdown of HostCores
+	Stats          imageloader.Stats `json:"stats"`
+	RSSAfterEpoch  []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
+	Kernels        *KernelTimes      `json:"kernels,omitempty"`               // with -device cuda
 }
 
 // contracts are the ways to convert an image, by the value of -contract.
@@ -251,8 +253,8 @@ func (result *Result) Print(stdout io.Writer) error {
 	s := result.Stats
 	if result.DecodedOnDevice > 0 {
 		if _, err := fmt.Fprintf(stdout, "%d of %d images decoded on %s, %d of them inflated there, %d "+
-			"again on the host; %.0f bytes an image on the bus, %.1f host cores\n",
-			result.DecodedOnDevice, result.Images, result.Device, result.InflatedOnDevice,
+			"read from the archive's mapping, %d again on the host; %.0f bytes an image on the bus, %.1f host cores\n",
+			result.DecodedOnDevice, result.Images, result.Device, result.InflatedOnDevice, result.MappedOnDevice,
 			result.DecodedAgain, result.BusBytesPerImage, result.HostCores); err != nil {
 			return err
 		}
@@ -334,9 +336,9 @@ type feeder interface {
 
 // deviceStats are the statistics of a feeder.
 type deviceStats struct {
-	finish                                               time.Duration // host time
-	bytes, decoded, decodedAgain, inflated, decoderBytes int64
-	multiprocessors                                      int // maximum number for decoding; 0: all
+	finish                                                       time.Duration // host time
+	bytes, decoded, decodedAgain, inflated, mapped, decoderBytes int64
+	multiprocessors                                              int // maximum number for decoding; 0: all
 }
 
 // Measurement is one run of a loader.
@@ -443,7 +445,7 @@ func (m *Measurement) Run(ctx context.Context, stderr io.Writer) error {
 		r.FinishSeconds = (now.finish - before.finish).Seconds()
 		r.BusBytesPerImage = float64(now.bytes-before.bytes) / float64(r.Images)
 		r.DecodedOnDevice, r.DecodedAgain = now.decoded-before.decoded, now.decodedAgain-before.decodedAgain
-		r.InflatedOnDevice = now.inflated - before.inflated
+		r.InflatedOnDevice, r.MappedOnDevice = now.inflated-before.inflated, now.mapped-before.mapped
 		r.DecoderBytes, r.DecodeSMs = now.decoderBytes, now.multiprocessors
 	}
 	r.Seconds = elapsed.Seconds()

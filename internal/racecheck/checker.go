@@ -313,6 +313,14 @@ func (c *Checker) space(device int32) *space {
 	return s
 }
 
+// Register records existing memory that devices read until Free, and whose content the program may
+// change at any time.
+func (c *Checker) Register(device int32, begin, bytes uintptr, at *Place) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.newBlock(c.space(device), device, begin, bytes, Host, at)
+}
+
 // Allocate records that the queue's allocator has handed out the memory. Only the owner's queue is
 // ordered after earlier users of the memory: for all others the allocation counts as a write.
 func (c *Checker) Allocate(device int32, begin, bytes uintptr, owner Queue, at *Place) {

@@ -13,35 +13,47 @@ import (
 // process's cgroup and of all its parents apply, so the limit is the smallest of them. CPUQuota
 // returns 0 if there is no quota. root is the machine's root directory.
 func CPUQuota(root fs.FS) float64 {
-	text, err := fs.ReadFile(root, "proc/self/cgroup")
-	if err != nil {
+	quota := math.Inf(1)
+	eachGroup(root, "cpu", func(group string, v2 bool) {
+		read := quotaOfV1
+		if v2 {
+			read = quotaOfV2
+		}
+		if q := read(root, group); q > 0 {
+			quota = min(quota, q)
+		}
+	})
+	if math.IsInf(quota, 1) {
 		return 0
 	}
-	quota := math.Inf(1)
+	return quota
+}
+
+// eachGroup calls use for the folder of the process's cgroup, and of each of its parents, that may
+// limit what a controller controls.
+func eachGroup(root fs.FS, controller string, use func(group string, v2 bool)) {
+	text, err := fs.ReadFile(root, "proc/self/cgroup")
+	if err != nil {
+		return
+	}
 	for line := range strings.Lines(string(text)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3) // number, controllers, path
 		if len(parts) != 3 {
 			continue
 		}
-		mount, read := "sys/fs/cgroup", quotaOfV2
-		if controllers := strings.Split(parts[1], ","); slices.Contains(controllers, "cpu") {
-			mount, read = "sys/fs/cgroup/cpu", quotaOfV1
+		mount := "sys/fs/cgroup"
+		if controllers := strings.Split(parts[1], ","); slices.Contains(controllers, controller) {
+			mount += "/" + controller
 		} else if parts[1] != "" {
 			continue
 		}
 		for group := path.Join("/", parts[2]); ; group = path.Dir(group) {
-			if q := read(root, mount+group); q > 0 {
-				quota = min(quota, q)
-			}
+			use(mount+group, parts[1] == "")
 			if group == "/" {
 				break
 			}
 		}
 	}
-	if math.IsInf(quota, 1) {
-		return 0
-	}
-	return quota
 }
 
 // WithinQuota returns the number of threads, and at most a quota of CPUs, rounded up. A quota of 0

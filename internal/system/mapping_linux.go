@@ -47,6 +47,29 @@ func AdviseHugePages(p []byte) {
 	}
 }
 
+// ReadPages reads all pages of a part of a mapping into memory. The error is EFAULT if the file has
+// lost some of them. Before Linux 5.14 ReadPages does nothing.
+func ReadPages(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	err := syscall.Madvise(p, 22) // MADV_POPULATE_READ
+	if err == syscall.EINVAL {
+		return nil
+	}
+	return os.NewSyscallError("madvise", err)
+}
+
+// ChangeTime returns the time of the last change of a file or its attributes, in nanoseconds since
+// 1970. Unlike the time of the last write, a program cannot set it. It is 0 for a FileInfo that
+// package os has not made.
+func ChangeTime(info fs.FileInfo) int64 {
+	if s, ok := info.Sys().(*syscall.Stat_t); ok {
+		return s.Ctim.Nano()
+	}
+	return 0
+}
+
 // InMemory reports whether all pages of a part of a mapping are in memory, so that reading them
 // does not wait for a disk. It may be wrong for pages that the file has lost.
 func InMemory(p []byte) bool {

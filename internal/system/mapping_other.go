@@ -5,6 +5,7 @@ package system
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 )
 
@@ -18,6 +19,12 @@ func UnmapFile([]byte) error { return nil }
 
 // AdviseHugePages does nothing.
 func AdviseHugePages([]byte) {}
+
+// ReadPages does nothing.
+func ReadPages([]byte) error { return nil }
+
+// ChangeTime returns 0.
+func ChangeTime(fs.FileInfo) int64 { return 0 }
 
 // InMemory returns false.
 func InMemory([]byte) bool { return false }

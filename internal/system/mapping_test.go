@@ -130,3 +130,31 @@ func TestInMemory(t *testing.T) {
 		}
 	}
 }
+
+// TestReadPagesReadsAMapping: all pages are in memory afterwards, and pages that a file has lost
+// are an error.
+func TestReadPagesReadsAMapping(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	p, err := MapFile(file.Fd(), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer UnmapFile(p)
+	if err := errors.Join(ReadPages(nil), ReadPages(p)); err != nil || !InMemory(p) {
+		t.Errorf("ReadPages = %v, and all pages are in memory: %v, want nil and true", err, InMemory(p))
+	}
+	if err := os.Truncate(path, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if err := ReadPages(p); err != nil && !errors.Is(err, syscall.EFAULT) {
+		t.Errorf("ReadPages of a cut file = %v, want EFAULT", err)
+	}
+}

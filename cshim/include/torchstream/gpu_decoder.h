@@ -135,6 +135,40 @@ TS_API ts_error* ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder,
                                               ts_gpu_inflate_result* inflated,
                                               ts_stream stream);
 
+/* Returns the size in bytes of the head for a run of this many images, members and files. */
+TS_API size_t ts_gpu_decoder_reading_head_bytes(int64_t images, int64_t members, int64_t files);
+
+/* An image whose part of its file the device reads from host memory. */
+typedef struct ts_gpu_decode_file {
+  size_t image;        /* index of the image, whose plan ts_image_plan_part wrote */
+  const uint8_t* from; /* the part's bytes, in memory of ts_pinned_register_read_only */
+} ts_gpu_decode_file;
+
+typedef struct ts_gpu_decode_files {
+  const ts_gpu_decode_file* list; /* at most one for each image */
+  int64_t count;
+  const uint64_t* key; /* 80 numbers: see the digests of imageloader/internal/digest */
+} ts_gpu_decode_files;
+
+/* Does ts_gpu_decoder_run_inflating, but first reads the files. In the staging memory, the room for
+ * an image's part has the digests of its pieces of 4,096 bytes instead of the part. If a digest
+ * differs, failed is 1 for that image. The files' memory is borrowed as the staging memory is, and
+ * may change meanwhile. A decoder of the CPU accepts any memory.
+ *
+ * A kernel reads the files and the staging memory between them, without a copy engine. */
+TS_API ts_error* ts_gpu_decoder_run_reading(ts_gpu_decoder* decoder,
+                                            uint8_t* staging,
+                                            size_t bytes,
+                                            const ts_gpu_decode_image* images,
+                                            int64_t count,
+                                            const ts_gpu_decode_member* members,
+                                            int64_t member_count,
+                                            ts_gpu_decode_files files,
+                                            ts_tensor* results,
+                                            int32_t* failed,
+                                            ts_gpu_inflate_result* inflated,
+                                            ts_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -20,6 +20,13 @@ TS_API ts_error* ts_pinned_new(size_t bytes, ts_pinned** pinned);
  * of it is already pinned. Blocks for milliseconds. */
 TS_API ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned);
 
+/* Lets the kernels of all GPUs read existing memory at its address, such as a mapping of a file.
+ * Otherwise like ts_pinned_register. Reading `data` must not fault: this call reads all pages, from
+ * the disk if necessary. Returns TS_ERROR_UNSUPPORTED if a GPU cannot read such memory. */
+TS_API ts_error* ts_pinned_register_read_only(const uint8_t* data,
+                                              size_t bytes,
+                                              ts_pinned** pinned);
+
 /* Frees or unpins the memory. It checks no event, and the driver may wait for the device. The
  * caller ensures that no copy from or to the memory is in flight, and that no graph with such a
  * copy is replayed again. */

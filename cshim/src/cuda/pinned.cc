@@ -31,6 +31,37 @@ int32_t device_for_pinning() {
   return c10::cuda::getDeviceIndexWithPrimaryContext().value_or(c10::cuda::current_device());
 }
 
+ts_pinned* register_memory(uint8_t* data, size_t bytes, unsigned flags) {
+  const ts::DeviceScope scope(device_for_pinning());
+  auto made = std::make_unique<ts_pinned>(ts_pinned{data, bytes, true});
+  const cudaError_t status = cudaHostRegister(data, bytes, flags);
+  if (status != cudaSuccess) C10_CUDA_CLEAR_ERROR();
+  if (status == cudaErrorMemoryAllocation) {
+    throw ts::Failure(TS_ERROR_OUT_OF_MEMORY,
+                      "the driver cannot pin " + std::to_string(bytes) + " bytes of host memory");
+  }
+  ts::require(status != cudaErrorHostMemoryAlreadyRegistered,
+              "a part of the memory is pinned already");
+  ts::require(status != cudaErrorInvalidValue,
+              "the driver cannot pin this memory: it is not mapped, or a file's and read-only");
+  C10_CUDA_CHECK(status);
+  bytes_live.fetch_add(bytes, std::memory_order_relaxed);
+  return made.release();
+}
+
+// Throws UNSUPPORTED unless the device reads registered read-only memory at its host address.
+void require_read_only(int32_t device) {
+  for (const cudaDeviceAttr attribute :
+       {cudaDevAttrHostRegisterReadOnlySupported, cudaDevAttrCanUseHostPointerForRegisteredMem}) {
+    int supported = 0;
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&supported, attribute, device));
+    if (supported == 0) {
+      throw ts::Failure(TS_ERROR_UNSUPPORTED,
+                        "GPU " + std::to_string(device) + " cannot read read-only host memory");
+    }
+  }
+}
+
 }  // namespace
 
 ts_error* ts_pinned_new(size_t bytes, ts_pinned** pinned) {
@@ -69,21 +100,22 @@ ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned) {
     ts::require_device(0);
     ts::refuse_in_capture("pinning memory");
     ts::ensure_cuda();
-    const ts::DeviceScope scope(device_for_pinning());
-    auto made = std::make_unique<ts_pinned>(ts_pinned{data, bytes, true});
-    const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
-    if (status != cudaSuccess) C10_CUDA_CLEAR_ERROR();
-    if (status == cudaErrorMemoryAllocation) {
-      throw ts::Failure(TS_ERROR_OUT_OF_MEMORY,
-                        "the driver cannot pin " + std::to_string(bytes) + " bytes of host memory");
-    }
-    ts::require(status != cudaErrorHostMemoryAlreadyRegistered,
-                "a part of the memory is pinned already");
-    ts::require(status != cudaErrorInvalidValue,
-                "the driver cannot pin this memory: it is not mapped, or a file's and read-only");
-    C10_CUDA_CHECK(status);
-    bytes_live.fetch_add(bytes, std::memory_order_relaxed);
-    *pinned = made.release();
+    *pinned = register_memory(data, bytes, cudaHostRegisterPortable);
+  });
+}
+
+ts_error* ts_pinned_register_read_only(const uint8_t* data, size_t bytes, ts_pinned** pinned) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(pinned != nullptr, "pinned is NULL");
+    ts::require(data != nullptr && bytes > 0, "pinned memory of 0 bytes");
+    ts::require_device(0);
+    ts::refuse_in_capture("pinning memory");
+    ts::ensure_cuda();
+    for (int32_t device = 0; device < ts_device_count(); ++device) require_read_only(device);
+    constexpr unsigned kFlags =
+        cudaHostRegisterReadOnly | cudaHostRegisterMapped | cudaHostRegisterPortable;
+    *pinned = register_memory(const_cast<uint8_t*>(data), bytes, kFlags);
   });
 }
 

@@ -5,10 +5,13 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/thread.h"
 #include "decode/inflater.h"
+#include "decode/read.h"
 #include "jpeg/plan.h"
 #include "jpeg/stages.h"
 #include "torch/tensor.h"
@@ -19,18 +22,23 @@ namespace {
 using jpeg::Place;
 using jpeg::Plan;
 
-size_t aligned(size_t bytes) {
-  return (bytes + jpeg::kPlanAlign - 1) / jpeg::kPlanAlign * jpeg::kPlanAlign;
+using jpeg::aligned_plan;
+
+size_t head_bytes(int64_t images) {
+  return aligned_plan(static_cast<size_t>(images) * sizeof(Place));
 }
 
-size_t head_bytes(int64_t images) { return aligned(static_cast<size_t>(images) * sizeof(Place)); }
+// Of a batch with files, the device reads each file, and the memory before and after each.
+size_t read_head_bytes(int64_t files) {
+  return files <= 0 ? 0 : aligned_plan((2 * static_cast<size_t>(files) + 1) * sizeof(Read));
+}
 
 [[noreturn]] void throw_image(int64_t index, const std::string& what) {
   throw Failure(TS_ERROR_INVALID_ARGUMENT, "image " + std::to_string(index) + ": " + what);
 }
 
 size_t head_of(const ts_gpu_decoder::Batch& batch) {
-  return ts_gpu_decoder_inflating_head_bytes(batch.count, batch.member_count);
+  return ts_gpu_decoder_reading_head_bytes(batch.count, batch.member_count, batch.files.count);
 }
 
 // Returns a plan, after checking that it is one and is inside the staging memory. The planner is
@@ -88,6 +96,58 @@ void check_plans(const ts_gpu_decoder& decoder, const ts_gpu_decoder::Batch& bat
   require(others == 0, "an image without compressed data in its plan has no member");
 }
 
+// Checks that the room for a file is its plan's last part. check_plans has checked the plan.
+void check_file(const ts_gpu_decoder::Batch& batch, const ts_gpu_decode_file& file) {
+  require(file.image < static_cast<size_t>(batch.count), "a file's image is none");
+  require(file.from != nullptr, "a file's memory is NULL");
+  const Plan& plan = *reinterpret_cast<const Plan*>(batch.staging + batch.images[file.image].plan);
+  const uint64_t end = plan.scan_at + aligned_plan(plan.scan_bytes) + jpeg::kScanSlack;
+  if (plan.scan_at == 0 || plan.scan_bytes == 0 || end != plan.bytes || plan.subsequences != 0) {
+    throw_image(static_cast<int64_t>(file.image), "it has no plan of ts_image_plan_part");
+  }
+}
+
+// Writes the ranges that the device reads after the members' ranges: the files, and the staging
+// memory between them. Their count is 0 without files.
+ReadWork list_reads(const ts_gpu_decoder::Batch& batch) {
+  ReadWork work = {};
+  const ts_gpu_decode_files& files = batch.files;
+  if (files.count == 0) return work;
+  std::memcpy(&work.key, files.key, sizeof work.key);
+  std::vector<std::pair<size_t, const ts_gpu_decode_file*>> order;
+  for (int64_t i = 0; i < files.count; ++i) {
+    check_file(batch, files.list[i]);
+    order.emplace_back(batch.images[files.list[i].image].plan, &files.list[i]);
+  }
+  std::sort(order.begin(), order.end());
+  const size_t head = head_of(batch);
+  auto* const reads = reinterpret_cast<Read*>(batch.staging + head - read_head_bytes(files.count));
+  const auto add = [&](Read read, size_t begin, size_t end) {
+    if (begin == end) return;
+    read.to = begin;
+    read.bytes = static_cast<uint32_t>(end - begin);
+    read.first = work.pieces;
+    work.pieces += pieces_of(read.bytes);
+    reads[work.count++] = read;
+  };
+  size_t done = head;
+  const auto add_plans = [&](size_t end) {
+    add({batch.staging + done, nullptr, 0, 0, 0, 0, 0}, done, end);
+  };
+  for (const auto& [at, file] : order) {
+    const Plan& plan = *reinterpret_cast<const Plan*>(batch.staging + at);
+    const size_t begin = at + plan.scan_at;
+    require(begin >= done, "two files are of one image");
+    add_plans(begin);
+    const auto* const digests = reinterpret_cast<const uint64_t*>(batch.staging + begin);
+    add({file->from, digests, 0, 0, 0, static_cast<uint32_t>(file->image), 0}, begin,
+        begin + plan.scan_bytes);
+    done = at + plan.bytes;
+  }
+  add_plans(batch.bytes);
+  return work;
+}
+
 // Adds an image's needs to the needs of the images that are decoded with it.
 void widen(const Plan& plan, Work* work) {
   const auto count = [](const jpeg::Axis& a, int32_t b) {
@@ -110,7 +170,7 @@ ts_gpu_decoder::ts_gpu_decoder(int32_t on, int64_t max, size_t staged, size_t sc
     : device(on),
       max_images(max),
       staging_bytes(staged),
-      rooms_at(ts::decode::aligned(staged)),
+      rooms_at(ts::jpeg::aligned_plan(staged)),
       rooms_bytes(rooms),
       staging(ts::decode::memory_on(on, rooms_at + rooms)),
       scratch(ts::decode::memory_on(on, scratch_bytes)),
@@ -152,6 +212,7 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
     first = end;
   }
   if (count == 0) return;
+  ReadWork read = list_reads(batch);
 
   for (const at::Tensor* used : {&staging, &scratch, &flags, &outcomes}) queue.keep(*used);
   auto* const flag = static_cast<int32_t*>(flags.mutable_data_ptr());
@@ -161,8 +222,15 @@ void ts_gpu_decoder::run(const Batch& batch, const ts::decode::Queue& queue, con
   };
   done(-1);
   auto* const memory = static_cast<uint8_t*>(staging.mutable_data_ptr());
-  queue.copy_in(memory, from, batch.bytes);
+  queue.copy_in(memory, from, read.count > 0 ? head_of(batch) : batch.bytes);
   queue.zero(flag, flag_bytes);
+  if (read.count > 0) {
+    read.reads =
+        reinterpret_cast<const Read*>(memory + head_of(batch) - read_head_bytes(batch.files.count));
+    read.staging = memory;
+    read.failed = flag;
+    queue.launch(read);
+  }
   InflateWork inflate = {};
   inflate.ranges = reinterpret_cast<const ts::deflate::Range*>(memory + head_bytes(count));
   inflate.staging = memory;
@@ -207,7 +275,7 @@ void make(int32_t device, int64_t max_images, size_t staging_bytes, size_t scrat
   require(staging_bytes <= INT64_MAX - jpeg::kPlanAlign, "staging_bytes is over all memory");
   // A plan refers to the rooms by an offset of 32 bits.
   require(rooms_bytes == 0 || (staging_bytes <= UINT32_MAX - jpeg::kPlanAlign &&
-                               rooms_bytes <= UINT32_MAX - aligned(staging_bytes)),
+                               rooms_bytes <= UINT32_MAX - aligned_plan(staging_bytes)),
           "the staging memory and the rooms have 4 GiB or more");
   ready_device(device, "a decoder's memory");
   *decoder = std::make_unique<ts_gpu_decoder>(device, max_images, staging_bytes, scratch_bytes,
@@ -229,8 +297,14 @@ void run(ts_gpu_decoder* decoder, ts_gpu_decoder::Batch batch, ts_tensor* result
   require(batch.bytes <= decoder->staging_bytes, "bytes is over the decoder's staging_bytes");
   require(reinterpret_cast<uintptr_t>(batch.staging) % jpeg::kPlanAlign == 0,
           "staging is not aligned to 16 bytes");
-  require(batch.bytes >= ts_gpu_decoder_inflating_head_bytes(batch.count, batch.member_count),
-          "the staging memory has no head");
+  const ts_gpu_decode_files& files = batch.files;
+  require(files.count >= 0 && files.count <= batch.count,
+          "the number of files is negative, or over count");
+  require(files.count == 0 || (files.list != nullptr && files.key != nullptr),
+          "list or key of the files is NULL");
+  require(files.count == 0 || batch.bytes <= UINT32_MAX,
+          "the staging memory of a batch with files has 4 GiB or more");
+  require(batch.bytes >= head_of(batch), "the staging memory has no head");
   const at::Tensor to = value_of(results, "results");
   const Queue queue(stream);
   require(queue.device() == decoder->device && device_index(to.device()) == decoder->device,
@@ -242,6 +316,13 @@ void run(ts_gpu_decoder* decoder, ts_gpu_decoder::Batch batch, ts_tensor* result
   batch.results_bytes = to.nbytes();
   decoder->run(batch, queue, nullptr);
   mark_written(to);
+}
+
+void run_members(ts_gpu_decoder* decoder, const ts_gpu_decoder::Batch& batch, ts_tensor* results,
+                 ts_stream stream) {
+  require(batch.member_count == 0 || (batch.members != nullptr && batch.inflated != nullptr),
+          "members or inflated is NULL");
+  run(decoder, batch, results, stream);
 }
 
 static_assert(jpeg::kScanEntryBytes % 2 == 0 && jpeg::kPlanAlign % 2 == 0,
@@ -349,6 +430,10 @@ size_t ts_gpu_decoder_inflating_head_bytes(int64_t images, int64_t members) {
          (members <= 0 ? 0 : ts::decode::range_head_bytes(members));
 }
 
+size_t ts_gpu_decoder_reading_head_bytes(int64_t images, int64_t members, int64_t files) {
+  return ts_gpu_decoder_inflating_head_bytes(images, members) + ts::decode::read_head_bytes(files);
+}
+
 ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes,
                              size_t scratch_bytes, ts_gpu_decoder** decoder) {
   return ts::guard(__func__, [&] {
@@ -373,8 +458,8 @@ ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t b
                              const ts_gpu_decode_image* images, int64_t count, ts_tensor* results,
                              int32_t* failed, ts_stream stream) {
   return ts::guard(__func__, [&] {
-    const ts_gpu_decoder::Batch batch = {staging, bytes,   images, count,  nullptr,
-                                         0,       nullptr, 0,      failed, nullptr};
+    const ts_gpu_decoder::Batch batch = {staging, bytes, images, count,   nullptr, 0,
+                                         nullptr, 0,     failed, nullptr, {}};
     ts::decode::run(decoder, batch, results, stream);
   });
 }
@@ -385,11 +470,23 @@ ts_error* ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder, uint8_t* staging
                                        ts_tensor* results, int32_t* failed,
                                        ts_gpu_inflate_result* inflated, ts_stream stream) {
   return ts::guard(__func__, [&] {
-    ts::require(member_count == 0 || (members != nullptr && inflated != nullptr),
-                "members or inflated is NULL");
-    const ts_gpu_decoder::Batch batch = {staging,      bytes,   images, count,  members,
-                                         member_count, nullptr, 0,      failed, inflated};
-    ts::decode::run(decoder, batch, results, stream);
+    ts::decode::run_members(
+        decoder,
+        {staging, bytes, images, count, members, member_count, nullptr, 0, failed, inflated, {}},
+        results, stream);
+  });
+}
+
+ts_error* ts_gpu_decoder_run_reading(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes,
+                                     const ts_gpu_decode_image* images, int64_t count,
+                                     const ts_gpu_decode_member* members, int64_t member_count,
+                                     ts_gpu_decode_files files, ts_tensor* results, int32_t* failed,
+                                     ts_gpu_inflate_result* inflated, ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::decode::run_members(
+        decoder,
+        {staging, bytes, images, count, members, member_count, nullptr, 0, failed, inflated, files},
+        results, stream);
   });
 }
 

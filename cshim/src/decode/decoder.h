@@ -16,7 +16,7 @@ struct ts_gpu_decoder {
   ts_gpu_decoder(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes,
                  size_t rooms_bytes);
 
-  // The arguments of a run: see ts_gpu_decoder_run_inflating.
+  // The arguments of a run: see ts_gpu_decoder_run_reading.
   struct Batch {
     uint8_t* staging;
     size_t bytes;
@@ -28,6 +28,7 @@ struct ts_gpu_decoder {
     size_t results_bytes;
     int32_t* failed;
     ts_gpu_inflate_result* inflated;
+    ts_gpu_decode_files files;
   };
 
   // Called before the first piece of work, which copies and inflates, and after each piece: the

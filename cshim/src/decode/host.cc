@@ -1,5 +1,6 @@
 #include "decode/host.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -11,6 +12,38 @@ namespace {
 
 using jpeg::Memory;
 using jpeg::Plan;
+
+// Returns the digest of a piece, which zeros follow up to kPieceBytes.
+uint64_t digest_of(const DigestKey& key, const uint64_t* piece, uint32_t bytes) {
+  uint64_t sum = 0;
+  for (uint32_t pair = 0; pair < kLanes / 2; ++pair) {
+    LanePair lanes = {};
+    for (uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+      const uint64_t* const words = piece + stripe * kLanes + 2 * pair;
+      add_words(key, stripe, pair, words[0], words[1], &lanes);
+    }
+    sum += merged(key, pair, lanes);
+  }
+  return finished(sum, bytes);
+}
+
+// Returns false if a piece has another digest.
+bool read_range(const Read& read, const DigestKey& key, uint8_t* to) {
+  bool same = true;
+  for (uint32_t begin = 0; begin < read.bytes; begin += kPieceBytes) {
+    const uint32_t bytes = std::min(kPieceBytes, read.bytes - begin);
+    uint64_t piece[kPieceBytes / sizeof(uint64_t)] = {};
+    std::memcpy(piece, read.from + begin, bytes);
+    std::memcpy(to + begin, piece, jpeg::aligned_plan(bytes));
+    if (read.digests == nullptr) continue;
+    uint64_t expected;
+    std::memcpy(&expected, read.digests + begin / kPieceBytes, sizeof expected);
+    if (digest_of(key, piece, bytes) != expected) same = false;
+  }
+  if (read.digests != nullptr)
+    std::memset(to + jpeg::aligned_plan(read.bytes), 0, jpeg::kScanSlack);
+  return same;
+}
 
 // Returns false if the host's decoder must decode the image.
 bool run_stage(Stage stage, const Work& work, const jpeg::Place& place) {
@@ -81,6 +114,13 @@ void run_on_host(const GatherWork& work) {
   for (uint32_t i = 0; i < work.count; ++i) {
     const GatherWork::Piece& piece = work.pieces[i];
     std::memcpy(work.gathered + piece.to, work.staging + piece.from, piece.bytes);
+  }
+}
+
+void run_on_host(const ReadWork& work) {
+  for (uint32_t i = 0; i < work.count; ++i) {
+    const Read& read = work.reads[i];
+    if (!read_range(read, work.key, work.staging + read.to)) work.failed[read.image] = 1;
   }
 }
 

@@ -76,6 +76,14 @@ void Queue::launch(const GatherWork& work) const {
   C10_CUDA_CHECK(decode::launch(work, stream_->stream()));
 }
 
+void Queue::launch(const ReadWork& work) const {
+  if (!stream_) {
+    run_on_host(work);
+    return;
+  }
+  C10_CUDA_CHECK(decode::launch(work, stream_->stream()));
+}
+
 at::Tensor memory_on(int32_t device, size_t bytes) {
   return at::empty({static_cast<int64_t>(bytes)},
                    at::TensorOptions().dtype(at::ScalarType::Byte).device(checked_device(device)));

@@ -11,6 +11,7 @@
 #include "cuda/device.h"
 #include "decode/inflate.h"
 #include "decode/launch.h"
+#include "decode/read.h"
 #include "torchstream.h"
 
 namespace ts::decode {
@@ -35,6 +36,7 @@ class Queue {
   void launch(Stage stage, const Work& work) const;
   void launch(const InflateWork& work) const;
   void launch(const GatherWork& work) const;
+  void launch(const ReadWork& work) const;
 
  private:
   int32_t device_;

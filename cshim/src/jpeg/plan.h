@@ -18,6 +18,9 @@ constexpr int kMaxTables = 4;   // Huffman tables of an image
 constexpr uint32_t kPlanMagic = 0x36505354;
 // Every part of a plan, and the plan itself, starts at a multiple of this number of bytes.
 constexpr uint32_t kPlanAlign = 16;
+TS_HOST_DEVICE uint64_t aligned_plan(uint64_t bytes) {
+  return (bytes + kPlanAlign - 1) / kPlanAlign * kPlanAlign;
+}
 // For a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of a
 // subsequence, the parts that jpeg/sync.h divides the scan into, a multiple of four; and the bytes
 // of an entry, which is a bit (uint32_t) and three predictors (int16_t).

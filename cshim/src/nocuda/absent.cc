@@ -23,6 +23,7 @@
 #include "cuda/toolkit.h"
 #include "decode/inflate.h"
 #include "decode/launch.h"
+#include "decode/read.h"
 #include "torch/batch_norm.h"
 #include "torch/normalize.h"
 #include "torchstream.h"
@@ -68,6 +69,7 @@ cudaError_t launch(Stage, const Work&, cudaStream_t) { return ts_no_cuda(); }
 cudaError_t launch_search(Stage, const Work&, cudaStream_t) { return ts_no_cuda(); }
 cudaError_t launch(const InflateWork&, cudaStream_t) { return ts_no_cuda(); }
 cudaError_t launch(const GatherWork&, cudaStream_t) { return ts_no_cuda(); }
+cudaError_t launch(const ReadWork&, cudaStream_t) { return ts_no_cuda(); }
 
 }  // namespace ts::decode
 

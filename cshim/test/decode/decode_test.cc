@@ -1,5 +1,8 @@
 // The decoder of plans, on a GPU and on the CPU, gives the pixels of the host's decoder, byte for
 // byte.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -579,22 +582,24 @@ TEST_P(DecodeOn, DamagedScansDisturbNoNeighbour) {
   EXPECT_GT(flagged, 4 * kBatch / 4);
 }
 
-// Images in deflate streams, in a batch with images in plans.
+// Images in deflate streams and in mapped files, in a batch with images in plans.
 struct StagedMembers {
   Staged staged;
   std::vector<Job> jobs;
   std::vector<ts_gpu_decode_member> members;
   std::vector<uint32_t> checksums;
   size_t rooms = 0;
+  std::vector<ts_gpu_decode_file> files;
+  std::vector<uint64_t> key;  // of the files' digests
 };
 
 constexpr size_t kMemberBatch = 24;
 constexpr size_t kMemberStaging = 16 << 20;
 
 StagedMembers new_members(int32_t device, size_t images) {
-  StagedMembers batch{Staged(device, kMemberStaging, 0), {}, {}, {}, 0};
+  StagedMembers batch{Staged(device, kMemberStaging, 0), {}, {}, {}, 0, {}, {}};
   const auto count = static_cast<int64_t>(images);
-  batch.staged.used = ts_gpu_decoder_inflating_head_bytes(count, count);
+  batch.staged.used = ts_gpu_decoder_reading_head_bytes(count, count, count);
   return batch;
 }
 
@@ -671,10 +676,13 @@ Bytes run_members(ts_gpu_decoder* decoder, const StagedMembers& batch, std::vect
   const test::HostMemory outcomes(staged.device,
                                   batch.members.size() * sizeof(ts_gpu_inflate_result));
   test::synchronize(staged.device);
-  EXPECT_OK(ts_gpu_decoder_run_inflating(
+  const ts_gpu_decode_files files = {batch.files.data(), static_cast<int64_t>(batch.files.size()),
+                                     batch.key.data()};
+  EXPECT_OK(ts_gpu_decoder_run_reading(
       decoder, staged.memory.data(), staged.used, staged.images.data(),
       static_cast<int64_t>(staged.images.size()), batch.members.data(),
-      static_cast<int64_t>(batch.members.size()), results, reinterpret_cast<int32_t*>(flags.data()),
+      static_cast<int64_t>(batch.members.size()), files, results,
+      reinterpret_cast<int32_t*>(flags.data()),
       reinterpret_cast<ts_gpu_inflate_result*>(outcomes.data()), stream));
   test::synchronize(staged.device);
   failed->resize(staged.images.size());
@@ -747,6 +755,221 @@ TEST_P(DecodeOn, DamagedMembersDisturbNoNeighbour) {
     }
   }
   EXPECT_GT(found, damaged * 3 / 4);  // changes after the range are not detected
+}
+
+// A file in memory with a read-only mapping, which a GPU can read.
+class MappedFile {
+ public:
+  MappedFile(int32_t device, const Bytes& content)
+      : bytes_(content.size()), file_(memfd_create("decode_test", MFD_CLOEXEC)) {
+    write(0, content.data(), content.size());
+    void* const mapped = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
+    EXPECT_NE(mapped, MAP_FAILED);
+    data_ = static_cast<const uint8_t*>(mapped);
+    if (device != TS_DEVICE_CPU) EXPECT_OK(ts_pinned_register_read_only(data_, bytes_, &pinned_));
+  }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile() {
+    EXPECT_OK(ts_pinned_destroy(pinned_));
+    munmap(const_cast<uint8_t*>(data_), bytes_);
+    close(file_);
+  }
+  const uint8_t* data() const { return data_; }
+  void write(size_t at, const uint8_t* from, size_t count) {
+    EXPECT_EQ(pwrite(file_, from, count, static_cast<off_t>(at)), static_cast<ssize_t>(count));
+  }
+
+ private:
+  size_t bytes_;
+  int file_;
+  const uint8_t* data_ = nullptr;
+  ts_pinned* pinned_ = nullptr;
+};
+
+constexpr size_t kPiece = 4096;
+
+// The digest of imageloader/internal/digest, word by word.
+uint64_t digest_of(const std::vector<uint64_t>& key, const uint8_t* data, size_t bytes) {
+  Bytes piece(data, data + bytes);
+  piece.resize(kPiece);
+  uint64_t lanes[8] = {};
+  for (size_t i = 0; i < kPiece / 8; ++i) {
+    uint64_t word;
+    std::memcpy(&word, piece.data() + 8 * i, 8);
+    const uint64_t keyed = word ^ key[i / 8 + i % 8];
+    lanes[i % 8] += (keyed & 0xFFFFFFFF) * (keyed >> 32);
+    lanes[i % 8 ^ 1] += word;
+  }
+  uint64_t digest = bytes * 0x9E3779B97F4A7C15;
+  for (size_t i = 0; i < 8; i += 2) {
+    const auto product =
+        static_cast<unsigned __int128>(lanes[i] ^ key[72 + i]) * (lanes[i + 1] ^ key[72 + i + 1]);
+    digest += static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+  }
+  digest = (digest ^ digest >> 37) * 0x165667919E3779F9;
+  return digest ^ digest >> 32;
+}
+
+// Images of mapped files.
+struct FileBatch {
+  StagedMembers batch;
+  std::unique_ptr<MappedFile> mapped;
+  std::vector<ts_image_part> parts;  // one for each of the batch's files
+};
+
+// Stages the batch's last job, whose file is at `at` of `content`.
+void add_file(ts_image_decoder* host, const Bytes& content, size_t at, FileBatch* to) {
+  StagedMembers& batch = to->batch;
+  Staged& staged = batch.staged;
+  const Job& job = batch.jobs.back();
+  const size_t scan = job.blob[20] | size_t{job.blob[21]} << 8;  // image/entries.h
+  const ts_image_head head = {job.file.data(), scan, job.file.size(), scan};
+  uint64_t used = staged.used;
+  ts_image_part part = {};
+  EXPECT_OK(ts_image_plan_part(host, &head, &job.geometry, {job.blob.data(), job.blob.size()},
+                               kPiece, {staged.memory.data(), staged.capacity, &used}, &part));
+  ASSERT_GT(part.planned, 0u);
+  uint8_t* const room = staged.memory.data() + part.to;
+  std::memset(room, kPoison, part.bytes);
+  for (size_t i = 0; i * kPiece < part.bytes; ++i) {
+    const size_t piece = at + part.file + i * kPiece;
+    const uint64_t digest =
+        digest_of(batch.key, content.data() + piece, std::min(kPiece, part.bytes - i * kPiece));
+    std::memcpy(room + 8 * i, &digest, sizeof digest);
+  }
+  const auto* const from = reinterpret_cast<const uint8_t*>(at + part.file);  // until it is mapped
+  batch.files.push_back({staged.images.size(), from});
+  to->parts.push_back(part);
+  staged.images.push_back({part.at, staged.result_bytes});
+  staged.used = used;
+  staged.result_bytes += job.expected.size();
+}
+
+// A batch whose images are half in files, at every alignment, and in streams and plans.
+FileBatch draw_files(int32_t device, Random& random, ts_image_decoder* host) {
+  FileBatch drawn{new_members(device, kMemberBatch), nullptr, {}};
+  StagedMembers& batch = drawn.batch;
+  for (int i = 0; i < 80; ++i) batch.key.push_back(random() | uint64_t{random()} << 32);
+  Bytes content;
+  for (size_t i = 0; i < kMemberBatch; ++i) {
+    batch.jobs.push_back(draw_job(random, host, kKinds[random() % 8]));
+    if (i % 4 == 2) {
+      EXPECT_TRUE(batch.staged.add(host, batch.jobs.back()));
+    } else if (i % 4 == 3) {
+      add_member(random, host, &batch);
+    } else {
+      content.resize(content.size() + random() % 300);
+      if (i % 8 == 0) content.resize((content.size() + 511) / 512 * 512);  // as in a tar
+      const Bytes& file = batch.jobs.back().file;
+      content.insert(content.end(), file.begin(), file.end());
+      add_file(host, content, content.size() - file.size(), &drawn);
+    }
+  }
+  content.resize((content.size() + kPiece - 1) / kPiece * kPiece);  // whole pages are registered
+  drawn.mapped = std::make_unique<MappedFile>(device, content);
+  for (ts_gpu_decode_file& file : batch.files) {
+    file.from = drawn.mapped->data() + reinterpret_cast<uintptr_t>(file.from);
+  }
+  std::shuffle(batch.files.begin(), batch.files.end(), random);
+  return drawn;
+}
+
+TEST_P(DecodeOn, FilesEqualTheHostsDecoder) {
+  Random random(90);
+  const Decoder host = new_decoder();
+  const GpuDecoder decoder = new_inflating_decoder(GetParam(), 16 << 20);
+  ASSERT_NE(decoder, nullptr);
+  for (int round = 0; round < 6 * rounds(); ++round) {
+    const FileBatch files = draw_files(GetParam(), random, host.get());
+    const StagedMembers& batch = files.batch;
+    for (int turn = 0; turn < 2; ++turn) {
+      std::vector<int32_t> failed;
+      std::vector<ts_gpu_inflate_result> inflated;
+      const Bytes results = run_members(decoder.get(), batch, &failed, &inflated);
+      for (size_t i = 0; i < batch.jobs.size(); ++i) {
+        ASSERT_EQ(failed[i], 0) << "round " << round << ", image " << i;
+        const Bytes& expected = batch.jobs[i].expected;
+        const auto* got = results.data() + batch.staged.images[i].result;
+        ASSERT_EQ(std::memcmp(got, expected.data(), expected.size()), 0)
+            << "round " << round << ", image " << i;
+      }
+    }
+  }
+}
+
+// One changed bit in any read piece flags its image, and no other one.
+TEST_P(DecodeOn, ChangedFilesAreFlagged) {
+  Random random(91);
+  const Decoder host = new_decoder();
+  const GpuDecoder decoder = new_inflating_decoder(GetParam(), 16 << 20);
+  ASSERT_NE(decoder, nullptr);
+  for (int round = 0; round < 8 * rounds(); ++round) {
+    const FileBatch files = draw_files(GetParam(), random, host.get());
+    const StagedMembers& batch = files.batch;
+    std::vector<bool> changed(kMemberBatch);
+    for (const ts_gpu_decode_file& file : batch.files) {
+      if (random() % 2 == 0) continue;
+      const size_t last = files.batch.staged.plan(file.image).scan_bytes - 1;
+      const size_t choices[] = {0, last, random() % (last + 1)};
+      const uint8_t* const at = file.from + choices[random() % 3];
+      const auto other = static_cast<uint8_t>(*at ^ 1U << random() % 8);
+      files.mapped->write(static_cast<size_t>(at - files.mapped->data()), &other, 1);
+      changed[file.image] = true;
+    }
+    std::vector<int32_t> failed;
+    std::vector<ts_gpu_inflate_result> inflated;
+    const Bytes results = run_members(decoder.get(), batch, &failed, &inflated);
+    for (size_t i = 0; i < batch.jobs.size(); ++i) {
+      ASSERT_EQ(failed[i], changed[i] ? 1 : 0) << "round " << round << ", image " << i;
+      if (changed[i]) continue;
+      const Bytes& expected = batch.jobs[i].expected;
+      const auto* got = results.data() + batch.staged.images[i].result;
+      ASSERT_EQ(std::memcmp(got, expected.data(), expected.size()), 0)
+          << "round " << round << ", image " << i;
+    }
+  }
+}
+
+TEST_P(DecodeOn, WrongFilesAreErrors) {
+  Random random(92);
+  const Decoder host = new_decoder();
+  const FileBatch files = draw_files(GetParam(), random, host.get());
+  const StagedMembers& batch = files.batch;
+  const Staged& staged = batch.staged;
+  const GpuDecoder decoder = new_inflating_decoder(GetParam(), 16 << 20);
+  ASSERT_NE(decoder, nullptr);
+  const test::Tensor results =
+      test::empty({static_cast<int64_t>(staged.result_bytes)}, TS_DTYPE_UINT8, GetParam());
+  const test::HostMemory flags(GetParam(), kMemberBatch * sizeof(int32_t));
+  const test::HostMemory outcomes(GetParam(), kMemberBatch * sizeof(ts_gpu_inflate_result));
+  using Files = std::vector<ts_gpu_decode_file>;
+  const auto refused = [&](const char* text, auto change, const uint64_t* key) {
+    Files list = batch.files;
+    change(&list);
+    EXPECT_FAILS(
+        TS_ERROR_INVALID_ARGUMENT, text,
+        ts_gpu_decoder_run_reading(decoder.get(), staged.memory.data(), staged.used,
+                                   staged.images.data(), static_cast<int64_t>(staged.images.size()),
+                                   batch.members.data(), static_cast<int64_t>(batch.members.size()),
+                                   {list.data(), static_cast<int64_t>(list.size()), key}, results,
+                                   reinterpret_cast<int32_t*>(flags.data()),
+                                   reinterpret_cast<ts_gpu_inflate_result*>(outcomes.data()),
+                                   test::stream_on(GetParam())));
+  };
+  const uint64_t* const key = batch.key.data();
+  refused(
+      "key", [](Files*) {}, nullptr);
+  refused(
+      "a file's image", [](Files* f) { f->front().image = kMemberBatch; }, key);
+  refused(
+      "memory is NULL", [](Files* f) { f->front().from = nullptr; }, key);
+  refused(
+      "no plan of ts_image_plan_part", [](Files* f) { f->front().image = 3; }, key);
+  refused(
+      "two files", [](Files* f) { f->front().image = f->back().image; }, key);
+  refused(
+      "over count", [](Files* f) { f->resize(kMemberBatch + 1, f->back()); }, key);
 }
 
 // Overwrites some or all of the bytes. At least one changes.

@@ -92,3 +92,9 @@ func RowName(image string, rowNames bool, paths ...string) string {
 	}
 	return a.rowName(a.stem(len(paths)-1), image, 7)
 }
+
+// DeviceWindow is the size of the parts of a mapping that are registered.
+const DeviceWindow = deviceWindow
+
+// DeviceLooks is the number of parts for which DeviceBytes looks at the file once.
+const DeviceLooks = deviceLooks

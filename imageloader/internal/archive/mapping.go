@@ -2,6 +2,7 @@ package archive
 
 import (
 	"io/fs"
+	"log/slog"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -28,14 +29,19 @@ type Mappings struct{ held *heldMappings }
 // heldMappings is a separate object, because a cleanup of Mappings closes it.
 type heldMappings struct {
 	mu     sync.Mutex
-	shards map[int]*mapping
+	shards map[int]*mapping // nil after close
+	left   map[int]*mapping // closed, and not yet removed
+	holds  int              // uses of the memory, which removing has to wait for
+
+	registering sync.Mutex // held while a window is registered
 }
 
 // mapping is a mapped file. Its bytes change if the file is written to, and pages vanish if the
 // file is truncated.
 type mapping struct {
-	bytes []byte
-	info  fs.FileInfo
+	bytes   []byte
+	info    fs.FileInfo
+	windows []window // parts of bytes, for devices
 }
 
 // NewMappings returns Mappings without a file. Close frees them. The garbage collector also frees
@@ -46,21 +52,69 @@ func NewMappings() *Mappings {
 	return m
 }
 
-// Close removes all mappings. No Reader may use them any more. Close may be called more than once,
-// and on nil Mappings.
+// Close removes all mappings, as soon as nothing holds them. No Reader may use them any more. Close
+// may be called more than once, and on nil Mappings.
 func (m *Mappings) Close() {
 	if m != nil {
 		m.held.close()
 	}
 }
 
+// Hold keeps the mappings until release, which is called once. After Close it holds nothing.
+func (m *Mappings) Hold() (release func()) {
+	if m == nil || !m.held.hold() {
+		return func() {}
+	}
+	return m.held.letGo
+}
+
 func (h *heldMappings) close() {
+	h.registering.Lock() // a window that is being registered would outlive a Close
+	defer h.registering.Unlock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, s := range h.shards {
+	h.left, h.shards = h.shards, nil
+	h.unmapUnheld()
+}
+
+func (h *heldMappings) closed() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.shards == nil
+}
+
+// hold counts one more use of the memory, unless the mappings are closed.
+func (h *heldMappings) hold() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.shards == nil {
+		return false
+	}
+	h.holds++
+	return true
+}
+
+// letGo ends a use that hold counted.
+func (h *heldMappings) letGo() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.holds--
+	h.unmapUnheld()
+}
+
+// unmapUnheld removes the mappings of closed Mappings that nothing holds. The caller holds mu.
+func (h *heldMappings) unmapUnheld() {
+	if h.holds > 0 || h.shards != nil {
+		return
+	}
+	for _, s := range h.left {
+		if err := s.releaseWindows(); err != nil {
+			slog.Warn("imageloader: a mapping stays, because devices may still read it", "error", err)
+			continue
+		}
 		_ = system.UnmapFile(s.bytes) // fails only for addresses that are not mapped
 	}
-	h.shards = nil
+	h.left = nil
 }
 
 // of returns the mapping of an open shard. It returns nil if the file cannot be mapped, such as a
@@ -80,7 +134,7 @@ func (m *Mappings) of(shard int, opened File) *mapping {
 	s, known := h.shards[shard]
 	if !known && h.shards != nil && len(h.shards) < maxMappings {
 		if bytes, err := mapFile(file, int(info.Size())); err == nil {
-			s = &mapping{bytes: bytes, info: info}
+			s = &mapping{bytes: bytes, info: info, windows: windowsOf(len(bytes))}
 			h.shards[shard] = s
 		}
 	}

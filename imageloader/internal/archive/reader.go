@@ -2,20 +2,21 @@ package archive
 
 import (
 	"io"
+	"os"
 	"path/filepath"
 	"runtime"
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/digest"
 	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // Reader reads any part of an archive, in any order. It belongs to one goroutine. Any number of
 // Readers may read from one archive at the same time.
 type Reader struct {
-	a       *Archive
-	file    File     // the open shard
-	mapped  *mapping // of the open shard; nil: not mapped
+	a *Archive
+	enteredShard
 	timed   timedFile
 	shard   int // -1: none
 	inflate *rangeInflater
@@ -29,6 +30,13 @@ type Reader struct {
 	page     []byte
 	pageOf   int
 	pageFrom int64
+}
+
+// enteredShard is the shard that a Reader has open.
+type enteredShard struct {
+	file   File
+	mapped *mapping // nil: not mapped
+	looks  int      // calls of stillMapped before it looks at the file again
 }
 
 // NewReader returns a Reader. The caller closes it before the archive.
@@ -58,6 +66,39 @@ func (r *Reader) ReadPieces(shard int, p []byte, at int64, key *digest.Key, sums
 		key.Sum(p, sums)
 	}
 	return n, err
+}
+
+// DeviceBytes returns size bytes of a shard's file if devices can read them, and otherwise nil.
+// With register they can soon after the first call for a part. The bytes are of the version that
+// was opened, or changed since. They stay mapped while Config.Mappings is held.
+func (r *Reader) DeviceBytes(shard, size int, at int64, register Register) []byte {
+	if register == nil || r.enter(shard) != nil { // ReadPieces reports the error
+		return nil
+	}
+	if r.mapped == nil || !r.stillMapped() {
+		return nil
+	}
+	return r.mapped.forDevices(r.a.config.Mappings.held, size, at, register)
+}
+
+// deviceLooks is the number of calls of DeviceBytes for which one look at the file is enough.
+const deviceLooks = 16
+
+// stillMapped reports whether the open shard is as it was when it was mapped. Devices read the
+// pages of that time, whatever happens to the file.
+func (r *Reader) stillMapped() bool {
+	if r.looks--; r.looks >= 0 {
+		return true
+	}
+	file, _ := r.file.(*os.File)
+	info, err := file.Stat()
+	if err != nil || info.Size() != r.mapped.info.Size() ||
+		system.ChangeTime(info) != system.ChangeTime(r.mapped.info) {
+		r.looks = 0
+		return false
+	}
+	r.looks = deviceLooks - 1
+	return true
 }
 
 // ReadFile fills p with the first bytes of a file in a directory. name is the path below the
@@ -115,7 +156,7 @@ func (r *Reader) enter(shard int) error {
 	if err != nil {
 		return err
 	}
-	r.file, r.timed.file, r.mapped, r.shard = f.file, f.file, f.mapped, shard
+	r.enteredShard, r.timed.file, r.shard = enteredShard{file: f.file, mapped: f.mapped}, f.file, shard
 	return nil
 }
 
@@ -123,7 +164,7 @@ func (r *Reader) enter(shard int) error {
 func (r *Reader) leave() {
 	if r.shard >= 0 {
 		r.a.shared.release(r.shard)
-		r.file, r.mapped, r.shard = nil, nil, -1
+		r.enteredShard, r.shard = enteredShard{}, -1
 	}
 }
 

@@ -59,6 +59,10 @@ func (p *EntryPoints) headsOf() *heads {
 // each time.
 func (p *EntryPoints) RefuseMember(i int) { p.headsOf().refuse(i) }
 
+// RefusePart makes the next pass read the whole file of sample i, because the consumer could not
+// decode the part that it has read.
+func (p *EntryPoints) RefusePart(i int) { p.headsOf().refusePart(i) }
+
 // blob returns the blob of sample i, in buffer or in a larger one. It is empty if there is no blob,
 // or if the blob was refused and has not been replaced yet.
 func (p *EntryPoints) blob(i int, buffer []byte) []byte {

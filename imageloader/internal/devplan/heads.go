@@ -9,6 +9,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/digest"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/decodeplan"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -27,7 +28,8 @@ type Head struct {
 // heads holds the heads of an index's samples. It is safe for concurrent use.
 type heads struct {
 	seed  maphash.Seed
-	key   *digest.Key // of Head.pieces
+	key   *digest.Key                     // of Head.pieces
+	words *[decodeplan.DigestWords]uint64 // of key
 	heads []atomic.Pointer[Head]
 
 	mu     sync.Mutex
@@ -40,7 +42,9 @@ type heads struct {
 const maxTables = 64 << 20
 
 func newHeads(samples int) *heads {
-	return &heads{seed: maphash.MakeSeed(), key: digest.NewKey(), heads: make([]atomic.Pointer[Head], samples),
+	key := digest.NewKey()
+	words := key.Numbers()
+	return &heads{seed: maphash.MakeSeed(), key: key, words: &words, heads: make([]atomic.Pointer[Head], samples),
 		tables: map[string]string{}}
 }
 
@@ -154,6 +158,13 @@ func (h *heads) refuse(i int) {
 		refused := *head
 		refused.from.End = 0
 		h.heads[i].Store(&refused)
+	}
+}
+
+// refusePart makes the host read the file of sample i as a whole.
+func (h *heads) refusePart(i int) {
+	if head := h.heads[i].Load(); head != nil && head.pieces != nil {
+		h.forget(i, head)
 	}
 }
 

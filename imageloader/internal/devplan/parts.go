@@ -1,8 +1,10 @@
 package devplan
 
 import (
+	"encoding/binary"
 	"hash/maphash"
 	"slices"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/imageloader/internal/digest"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
@@ -13,15 +15,17 @@ import (
 // and the entry points together tell which bytes of the scan the crop needs. That part can
 // therefore be read from a local .tar or zip straight into the slot's memory. The earlier pass also
 // compared the whole file with its entry points, and stored the digests of the file's pieces. If a
-// piece now has another digest, the whole file is read and checked.
+// piece now has another digest, the whole file is read and checked. If the consumer's device reads
+// the part itself (decodeplan.Row.File), it compares the digests, and the host decodes the image.
 
 // maxPieces bounds the number of digests of an index's samples. The digests then take at most 256
 // MiB, and cover 128 GiB of images. Images without digests are read whole.
 const maxPieces = 32 << 20
 
-// PartReader reads a part of a sample. [index.Reader] documents the method.
+// PartReader reads a part of a sample. [index.Reader] documents the methods.
 type PartReader interface {
 	ReadPart(i int, p *index.ContentPart) error
+	DevicePart(i int, p *index.ContentPart, register func(memory []byte) (release func() error, err error)) []byte
 }
 
 // partHeads returns the heads if a part of sample i's file may be read alone. It returns nil if the
@@ -67,8 +71,8 @@ func (p *Planner) PartHead(i int, to *Staging) *Head {
 	return head
 }
 
-// PlanPart plans an image from its head, and reads the crop's part of the file into the slot. It
-// returns false if the whole file has to be read.
+// PlanPart plans an image from its head, and reads the crop's part of the file into the slot,
+// unless the consumer's device reads it. It returns false if the whole file has to be read.
 func (p *Planner) PlanPart(head *Head, m *Image, r PartReader, to *Staging) (Placed, bool) {
 	h := p.Entries.points.headsOf()
 	blob := p.Entries.stored(m.Index)
@@ -81,17 +85,27 @@ func (p *Planner) PlanPart(head *Head, m *Image, r PartReader, to *Staging) (Pla
 		return Placed{}, false
 	}
 	memory := to.plans.Memory[part.Begin:part.End:part.End]
-	// After an error a worker reads the sample again. The second read reports the error with its
-	// description.
 	first, n := part.From/digest.Piece, digest.Count(len(memory))
 	p.pieces = slices.Grow(p.pieces[:0], n)[:n]
-	if r.ReadPart(m.Index, &index.ContentPart{Bytes: memory, From: part.From, Whole: head.from, Key: h.key,
-		Sums: p.pieces}) != nil {
+	content := index.ContentPart{Bytes: memory, From: part.From, Whole: head.from, Key: h.key, Sums: p.pieces}
+	wanted := head.pieces[first:][:n]
+	row, redo := decodeplan.Row{At: part.At, Bytes: part.Bytes}, m.redo()
+	if file := r.DevicePart(m.Index, &content, to.plans.Register); file != nil {
+		for i, sum := range wanted {
+			binary.NativeEndian.PutUint64(memory[8*i:], sum)
+		}
+		row.File = decodeplan.File{From: unsafe.SliceData(file), Key: h.words}
+		redo.Read = true
+		return Placed{Row: row, Redo: redo}, true
+	}
+	// After an error a worker reads the sample again. The second read reports the error with its
+	// description.
+	if r.ReadPart(m.Index, &content) != nil {
 		return Placed{}, false
 	}
-	if !slices.Equal(p.pieces, head.pieces[first:first+n]) {
+	if !slices.Equal(p.pieces, wanted) {
 		h.forget(m.Index, head)
 		return Placed{}, false
 	}
-	return Placed{Row: decodeplan.Row{At: part.At, Bytes: part.Bytes}, Redo: m.redo()}, true
+	return Placed{Row: row, Redo: redo}, true
 }

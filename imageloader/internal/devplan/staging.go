@@ -20,6 +20,7 @@ type Redo struct {
 	Size     int64 // size of the file in bytes
 	Draw     Draw
 	Inflated bool    // the consumer has inflated the image
+	Read     bool    // the consumer has read the image's part of its file
 	Searched bool    // the consumer has searched the image for entry points
 	Search   *Search // for KeepFound; nil if nothing is to be stored
 	// File is the file's content if the archive has no random access, and otherwise "". It is in
@@ -108,9 +109,9 @@ func (s *Staging) move(from *Staging, row decodeplan.Row) (decodeplan.Row, bool)
 // Take copies the plan of from.Rows[fromRow] to s.Rows[row].
 func (s *Staging) Take(row int, from *Staging, fromRow int) {
 	r := from.Rows[fromRow]
-	// Rows may share a plan. They cannot share a member, because each member is inflated for one
-	// image.
-	if r.Bytes > 0 && (from != s || r.Member.InputBytes > 0) {
+	// Rows may share a plan. They cannot share a member or a part of a file, because each of these
+	// is read and checked for one image.
+	if r.Bytes > 0 && (from != s || r.Member.InputBytes > 0 || r.File.From != nil) {
 		var fits bool
 		r.Row, fits = s.move(from, r.Row)
 		r.Lost = !fits

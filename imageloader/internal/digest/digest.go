@@ -38,6 +38,13 @@ func NewKey() *Key {
 	return k
 }
 
+// Numbers returns the key's numbers, in the order that decoders of plans expect
+// (decodeplan.DigestWords).
+func (k *Key) Numbers() (n [stripes + 2*lanes]uint64) {
+	copy(n[copy(n[:], k.words[:]):], k.merge[:])
+	return n
+}
+
 // Count returns the number of pieces of n bytes.
 func Count(n int) int { return (n + Piece - 1) / Piece }
 

@@ -137,16 +137,31 @@ type ContentPart struct {
 	Sums  []uint64 // digests of the pieces of Bytes; ReadPart fills them
 }
 
+// DevicePart returns a part of sample i in memory that devices can read, or nil if there is none:
+// see [archive.Reader.DeviceBytes]. It uses the size of Bytes, From and Whole of p. Parts must have
+// returned true.
+func (r *Reader) DevicePart(i int, p *ContentPart, register archive.Register) []byte {
+	defer runtime.KeepAlive(r.x)
+	shard, begin := r.placeOf(i, p)
+	return r.archive.DeviceBytes(shard, len(p.Bytes), begin, register)
+}
+
+// placeOf returns the shard of a part of sample i, and its offset in the shard.
+func (r *Reader) placeOf(i int, p *ContentPart) (shard int, begin int64) {
+	m := &r.x.samples[r.x.at(i)]
+	begin = m.offset
+	if r.x.shards[m.shard].format == archive.Zip {
+		begin = p.Whole.Begin
+	}
+	return int(m.shard), begin + int64(p.From)
+}
+
 // ReadPart reads a part of sample i, and computes its digests. The part must be within the content,
 // and Parts must have returned true. The caller verifies the digests.
 func (r *Reader) ReadPart(i int, p *ContentPart) error {
 	defer runtime.KeepAlive(r.x)
-	m := &r.x.samples[r.x.at(i)]
-	begin := m.offset
-	if r.x.shards[m.shard].format == archive.Zip {
-		begin = p.Whole.Begin
-	}
-	if n, err := r.archive.ReadPieces(int(m.shard), p.Bytes, begin+int64(p.From), p.Key, p.Sums); n < len(p.Bytes) {
+	shard, begin := r.placeOf(i, p)
+	if n, err := r.archive.ReadPieces(shard, p.Bytes, begin, p.Key, p.Sums); n < len(p.Bytes) {
 		return err
 	}
 	return nil

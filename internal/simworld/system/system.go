@@ -3,6 +3,7 @@ package system
 
 import (
 	"errors"
+	"io/fs"
 
 	"github.com/torchstream/torchstream/internal/simworld/world"
 )
@@ -27,6 +28,12 @@ func MapFile(uintptr, int) ([]byte, error) { return nil, errors.ErrUnsupported }
 
 // UnmapFile does nothing.
 func UnmapFile([]byte) error { return nil }
+
+// ReadPages does nothing.
+func ReadPages([]byte) error { return nil }
+
+// ChangeTime returns 0.
+func ChangeTime(fs.FileInfo) int64 { return 0 }
 
 // InMemory reports that no page is in memory.
 func InMemory([]byte) bool { return false }

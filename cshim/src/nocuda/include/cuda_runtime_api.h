@@ -73,7 +73,11 @@ enum cudaDriverEntryPointQueryResult {
   cudaDriverEntryPointSuccess,
   cudaDriverEntryPointSymbolNotFound,
 };
-enum cudaDeviceAttr { cudaDevAttrClockRate = 13 };
+enum cudaDeviceAttr {
+  cudaDevAttrClockRate = 13,
+  cudaDevAttrCanUseHostPointerForRegisteredMem = 91,
+  cudaDevAttrHostRegisterReadOnlySupported = 113
+};
 
 inline constexpr unsigned int cudaStreamNonBlocking = 1;
 inline constexpr unsigned int cudaEventDefault = 0;
@@ -86,6 +90,8 @@ inline constexpr unsigned int cudaEventWaitDefault = 0;
 inline constexpr unsigned int cudaEventWaitExternal = 1;
 inline constexpr unsigned int cudaHostAllocPortable = 1;
 inline constexpr unsigned int cudaHostRegisterPortable = 1;
+inline constexpr unsigned int cudaHostRegisterMapped = 2;
+inline constexpr unsigned int cudaHostRegisterReadOnly = 8;
 inline constexpr unsigned int cudaIpcMemLazyEnablePeerAccess = 1;
 inline constexpr unsigned int cudaGraphInstantiateFlagAutoFreeOnLaunch = 1;
 inline constexpr unsigned int cudaGraphInstantiateFlagUseNodePriority = 8;
