@@ -101,8 +101,17 @@ ts_error* ts_bench_gpu_decode(ts_gpu_decoder* decoder, uint8_t* staging, size_t 
     const ts::decode::Queue queue(stream);
     C10_CUDA_CHECK(cudaStreamSynchronize(on.stream()));
     const auto run = [&](const ts_gpu_decoder::Mark& mark) {
-      decoder->run({staging, bytes, images, count, nullptr, 0, to.mutable_data_ptr<uint8_t>(),
-                    to.nbytes(), failed, nullptr},
+      decoder->run({staging,
+                    bytes,
+                    images,
+                    count,
+                    nullptr,
+                    0,
+                    to.mutable_data_ptr<uint8_t>(),
+                    to.nbytes(),
+                    failed,
+                    nullptr,
+                    {}},
                    queue, mark);
     };
     ts::time_pieces(on.stream(), rounds, ts_gpu_decoder::kPieces, run, milliseconds);
