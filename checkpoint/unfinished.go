@@ -181,11 +181,18 @@ func abandonLeft(name string) bool {
 // removeAbandoned removes the parts of an abandoned main file, and then the file itself, by whose
 // name the next save finds parts that are left.
 func removeAbandoned(path, id string) {
-	// A loss of power may leave the existing file under both names: it keeps its parts.
 	existing, err := readIDs(path)
-	if err == nil && (slices.Contains(existing.own, id) || removeParts(path, id)) {
-		os.Remove(path + unfinishedInfix + id + abandonedSuffix)
+	if err != nil {
+		return
 	}
+	// A loss of power may leave the existing file under both names: it keeps its parts.
+	if !slices.Contains(existing.own, id) {
+		// Sync even if there are none: they may have been removed without a sync.
+		if _, left := unlinkParts(path, id); left || safefile.SyncFolder(path) != nil {
+			return
+		}
+	}
+	os.Remove(path + unfinishedInfix + id + abandonedSuffix)
 }
 
 // names reports whether the path still names the open file: a finished file has been renamed.

@@ -46,8 +46,6 @@ type peer struct {
 	callAt time.Time // when the message with calls arrived
 	left   string    // source line that closed the group ("train.go:88"), or ""
 	until  time.Time // if left is set: the deadline for the other ranks to leave
-
-	read chan struct{} // closed when all messages of the connection are read
 }
 
 type arrivalKey struct {
@@ -94,18 +92,8 @@ func NewHub(listener net.Listener, size int, token string, o Options) *Hub {
 }
 
 // Close closes all connections and waits for the hub's goroutines. Queued messages are still sent.
-// Close the member of rank 0 first: the hub reads its last messages, of which one may end the job.
-// If that member is open, Close waits for it for Options.Interval.
+// Close the member of rank 0 first: its last message may end the job.
 func (h *Hub) Close() {
-	h.mu.Lock()
-	read := h.ranks[0].read
-	h.mu.Unlock()
-	if read != nil {
-		select {
-		case <-read:
-		case <-time.After(h.o.Interval):
-		}
-	}
 	h.mu.Lock()
 	select {
 	case <-h.stop:
@@ -227,7 +215,6 @@ func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 		return text + ": " + another
 	}
 	p.conn, p.out, p.name, p.heard = conn, make(chan message, queueLength), hello.Name, time.Now()
-	p.read = make(chan struct{})
 	h.running.Add(1)
 	go h.write(p.conn, p.out)
 	if h.verdict != nil {
@@ -287,7 +274,6 @@ func (h *Hub) gone(rank int, err error) {
 	defer h.mu.Unlock()
 	p := &h.ranks[rank]
 	close(p.out)
-	close(p.read)
 	p.conn = nil
 	select {
 	case <-h.stop:

@@ -106,8 +106,9 @@ func Dial(ctx context.Context, addresses []string, token string, rank int, o Opt
 	m.out <- message{Kind: kindHello, Token: token, Rank: rank,
 		Name: fmt.Sprintf("rank %d (pid %d on %s)", rank, os.Getpid(), host)}
 	m.running.Add(3)
-	go m.read()
-	go m.write()
+	ended := make(chan struct{})
+	go m.read(ended)
+	go m.write(ended)
 	go m.beat()
 	return m, nil
 }
@@ -193,7 +194,8 @@ func (m *Member) Part(ctx context.Context, at string, timeout time.Duration) err
 	}
 }
 
-// Close sends the queued messages, closes the connection, and waits for the member's goroutines.
+// Close sends the queued messages, closes the connection, and waits for the member's goroutines. If
+// the hub does not close its side, Close waits for it for Options.Interval.
 func (m *Member) Close() {
 	m.mu.Lock()
 	if !m.closed {
@@ -233,8 +235,10 @@ func (m *Member) fail(v *Verdict) {
 	}
 }
 
-func (m *Member) read() {
+// read reads the hub's messages. It closes ended at the end of the connection.
+func (m *Member) read(ended chan<- struct{}) {
 	defer m.running.Done()
+	defer close(ended)
 	decoder := json.NewDecoder(m.conn)
 	left := false
 	for {
@@ -277,10 +281,11 @@ func (m *Member) done(key arrivalKey) {
 	m.arrived(key)
 }
 
-// write sends queued messages. On Close it sends the rest and closes the connection, which stops
-// read. After a send error it keeps the connection open, because the hub's last message may still
-// be unread.
-func (m *Member) write() {
+// write sends queued messages. On Close it sends the rest, waits until the hub has read it, and
+// closes the connection, which stops read. If the connection were closed while messages of the hub
+// are unread, TCP could reset it before the hub has the last message, which may end the job. After
+// a send error write keeps the connection open, because the hub's last message may be unread.
+func (m *Member) write(ended <-chan struct{}) {
 	defer m.running.Done()
 	defer m.conn.Close()
 	encoder := json.NewEncoder(m.conn)
@@ -301,6 +306,11 @@ func (m *Member) write() {
 				case msg := <-m.out:
 					put(msg)
 				default:
+					half, ok := m.conn.(interface{ CloseWrite() error })
+					if ok && half.CloseWrite() == nil {
+						m.conn.SetReadDeadline(time.Now().Add(m.o.Interval))
+						<-ended
+					}
 					return
 				}
 			}

@@ -117,6 +117,9 @@ func (r *runner) find(number int, f *plantedFault, first, seeds uint64) result {
 		if _, err := whole.execute(seed, 1); err != nil {
 			return result{f, 0, "", fmt.Errorf("seed %d fails without the fault", seed)}
 		}
+		if seeds == 1 {
+			fmt.Fprintln(r.out, planted.shorten(os.TempDir(), seed))
+		}
 		return result{f, seed - first + 1, reason(err), nil}
 	}
 	return result{f, 0, "", nil}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/torchstream/torchstream/internal/control"
@@ -24,6 +25,7 @@ type job struct {
 	all    []int
 	steps  []*step
 	faults []*Fault
+	wrong  error
 }
 
 // step is a collective or a barrier of all ranks.
@@ -80,12 +82,18 @@ func (j *job) fault() *Fault {
 	w := j.w
 	f := &Fault{Kind: FaultKind(w.Choose("fault", int(faultKinds))), Rank: w.Choose("fault of rank", len(j.ranks)),
 		At: time.Duration(w.Choose("fault at", 30_000)) * time.Millisecond, Step: w.Choose("fault at step", len(j.steps))}
-	most := 2 * int(j.limits.Silence/time.Millisecond)
+	if w.Choose("an early fault", 4) == 3 {
+		f.At %= 2 * time.Second
+	}
+	pause := time.Duration(w.Choose("fault for", 2*int(j.limits.Silence/time.Millisecond))) * time.Millisecond
+	if w.Choose("about as long as the silence", 3) == 2 {
+		pause = j.limits.Silence + pause/8 - j.limits.Silence/8
+	}
 	switch f.Kind {
-	case Stop, Freeze:
-		f.For = time.Duration(w.Choose("fault for", most)) * time.Millisecond
+	case Stop, Freeze, Stranger:
+		f.For = pause
 	case Cut, CutTo, CutFrom:
-		f.For = time.Duration(w.Choose("fault for", most)) * time.Millisecond
+		f.For = pause
 		if f.Rank == 0 {
 			f.Kind = None
 		}
@@ -94,8 +102,8 @@ func (j *job) fault() *Fault {
 	case Mismatch:
 		j.steps[f.Step].compare, j.steps[f.Step].barrier = true, true
 	}
-	alone := len(j.ranks) == 1 && f.Kind >= Hang && f.Kind <= Leave
-	second := len(j.faults) > 0 && (f.Kind >= Hang && f.Kind <= Late || f.Rank == j.faults[0].Rank)
+	alone := len(j.ranks) == 1 && (f.Kind >= Hang && f.Kind <= Leave || f.Kind == Stay)
+	second := len(j.faults) > 0 && (f.Kind >= Hang && f.Kind <= Late || f.Kind == Stay || f.Rank == j.faults[0].Rank)
 	if alone || second {
 		f.Kind = None
 	}
@@ -145,11 +153,13 @@ func (j *job) run() error {
 	j.w.Network.Shutdown()
 	for _, f := range j.faults {
 		// A fault that the others notice late may come too late.
-		if left := j.ranks[f.Rank].left; f.Phase == Running && left > 0 && left < f.At+j.limits.Silence+slack {
+		left := j.ranks[f.Rank].left
+		if f.Phase == Running && left > 0 && left < f.At+j.limits.Silence+slack {
 			f.Phase = Leaving
 		}
+		f.Left = f.Phase == Leaving && f.Rank > 0 && left+slack < f.At
 	}
-	return j.limits.Check(j.faults, ends, texts)
+	return errors.Join(j.wrong, j.limits.Check(j.faults, ends, texts))
 }
 
 // disturb makes a fault happen that is not one of the program.
@@ -195,8 +205,13 @@ func (j *job) intrude(f *Fault) {
 		if f.Step%2 == 1 { // it says nothing
 			if c, err := j.w.Network.Dial("rank0", time.Second); err == nil {
 				c.Write(make([]byte, 100*f.Step))
-				time.Sleep(f.For)
+				c.SetReadDeadline(time.Now().Add(f.For))
+				_, err = c.Read(make([]byte, 1))
 				c.Close()
+				if errors.Is(err, os.ErrDeadlineExceeded) && f.For > j.limits.Silence*6/5+slack &&
+					len(j.faults) == 1 && j.ranks[0].phase < Ended {
+					j.wrong = fmt.Errorf("a connection without a message is open after %v", f.For)
+				}
 			}
 			return
 		}
@@ -225,6 +240,9 @@ func (r *rank) live() {
 		r.end, r.text = End{unreachable, -1}, err.Error()
 	}
 	r.w.Say("rank %d ends: %s", r.number, r.text)
+	if v != nil && r.hub != nil && r.w.Choose("rank 0 lingers after the end", 4) == 3 {
+		r.pause(r.limits.Timeout)
+	}
 	if !r.host.Dead() {
 		r.close()
 	}
@@ -275,6 +293,16 @@ func (r *rank) work() error {
 			return err
 		}
 	}
+	if r.w.Choose("lingers before Part", 4) == 3 {
+		r.pause(time.Duration(r.w.Choose("lingers", 20_000)) * time.Millisecond)
+		if r.host.Dead() {
+			return world.ErrKilled
+		}
+	}
+	if f := r.mine(Stay, -1); f != nil {
+		f.Happened = true
+		return r.failed()
+	}
 	r.phase, r.left = Leaving, time.Since(r.start)
 	return r.member.Part(context.Background(), "end.go:1", r.limits.Timeout)
 }
@@ -318,6 +346,9 @@ func (r *rank) step(i int) (left bool, err error) {
 	}
 	if f := r.mine(Abort, i); f != nil {
 		f.Happened = true
+		if r.w.Choose("reports before Abort", 2) == 1 {
+			r.member.Report("world", r.all, call, "failed")
+		}
 		r.member.Abort("enough")
 		if r.w.Choose("closes after Abort", 2) == 1 {
 			return false, &control.Verdict{Kind: control.Aborted, Rank: r.number, Text: "enough"}

@@ -31,6 +31,7 @@ const (
 	Abort               // the program ends the job
 	Late                // the process starts late
 	Duplicate           // another process has the same rank
+	Stay                // the program does not close its group
 	faultKinds
 )
 
@@ -42,6 +43,7 @@ type Fault struct {
 	For      time.Duration // of Stop, Freeze and the cuts; of Late: how late
 	Step     int           // of Hang, Mismatch, Leave and Abort
 	Phase    Phase         // of the rank when the fault happened
+	Left     bool          // the hub knew before that the rank had left
 	Happened bool
 }
 
@@ -84,6 +86,9 @@ func (l *Limits) Ends(f *Fault, rank int) []End {
 		return []End{{}}
 	}
 	r := f.Rank
+	if f.Left && rank != r && f.Kind <= CutFrom { // nobody needs the rank any more
+		return []End{{}}
+	}
 	switch f.Kind {
 	case Kill:
 		return f.gone(control.Lost, rank)
@@ -107,6 +112,8 @@ func (l *Limits) Ends(f *Fault, rank int) []End {
 			return []End{{}, {unreachable, -1}, {control.Timeout, -1}}
 		}
 		return []End{{}, {control.Timeout, r}, {unreachable, -1}}
+	case Stay:
+		return []End{{control.Timeout, r}}
 	case Duplicate:
 		ends := []End{{}}
 		if f.Phase == Joining || f.At < 5*time.Second {
@@ -179,6 +186,9 @@ func (l *Limits) Check(faults []*Fault, ends map[int]End, texts map[int]string) 
 		var allowed []End
 		for _, f := range faults {
 			allowed = append(allowed, l.Ends(f, rank)...)
+			if f.Kind == Late && f.Rank == rank && len(faults) > 1 { // the job may have ended
+				allowed = append(allowed, End{unreachable, -1})
+			}
 		}
 		if len(faults) > 1 && slices.ContainsFunc(faults, func(f *Fault) bool { return !slices.Contains(l.Ends(f, rank), End{}) }) {
 			allowed = slices.DeleteFunc(allowed, func(e End) bool { return e.Kind == "" })

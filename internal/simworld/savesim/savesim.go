@@ -285,6 +285,9 @@ func (l *life) start(rank int) *world.Process {
 		}
 		l.group.fail()
 	})
+	if kill > 0 && l.w.Choose(name+" is killed after a rename", 3) == 2 {
+		p.KillAfterRename(1 + l.w.Choose(name+" rename", 6))
+	}
 	l.w.Say("%s starts as %s", name, p.Root)
 	return p
 }

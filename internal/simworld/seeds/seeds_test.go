@@ -59,6 +59,9 @@ func Run(t *testing.T, seed uint64, scenario func(*world.World) error, replay []
 			err = fmt.Errorf("%d goroutines are left:\n%s", left, text)
 		}
 		story = w.Story()
+		if err != nil { // the bubble panics if a goroutine is blocked
+			fmt.Printf("\n%s\nerror: %v\n", story, err)
+		}
 	})
 	return story, err
 }

@@ -57,14 +57,3 @@ func NewTicker(d Duration) *Ticker {
 
 // Stop ends the ticker.
 func (t *Ticker) Stop() { close(t.stop) }
-
-// After returns a channel that receives the time after d.
-func After(d Duration) <-chan Time {
-	h := world.Here()
-	c := make(chan Time, 1)
-	time.AfterFunc(h.Real(d), func() {
-		h.Gate()
-		c <- h.Now()
-	})
-	return c
-}

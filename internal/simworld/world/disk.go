@@ -197,7 +197,7 @@ func (d *Disk) crash() {
 
 // crash applies the writes that reached the disk: each wholly, not at all, or its first sectors.
 func (n *inode) crash(w *World, name string) {
-	if n.dir || len(n.pending) == 0 {
+	if n.dir {
 		return
 	}
 	data := slices.Clone(n.synced)
@@ -451,6 +451,10 @@ func (w *World) Rename(from, to string) error {
 	w.Disk.setName(target, n)
 	w.Disk.setName(at, nil)
 	w.Disk.pending[len(w.Disk.pending)-1].moved = true
+	p.renames++
+	if p.renames == p.killAfter {
+		p.killAt = p.calls + 1
+	}
 	delete(p.attributes, at)
 	p.remember(target, n.info(to))
 	return nil

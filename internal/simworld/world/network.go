@@ -468,7 +468,8 @@ func (c *Conn) limit(l *limit, t time.Time) error {
 	}
 	l.at = t
 	if !t.IsZero() {
-		l.timer = time.AfterFunc(c.host.Real(max(0, t.Sub(c.host.Now()))), func() {
+		const rounding = 2 // the host's clock and Real round down
+		l.timer = time.AfterFunc(c.host.Real(max(0, t.Sub(c.host.Now())))+rounding, func() {
 			c.net.mu.Lock()
 			defer c.net.mu.Unlock()
 			c.changed()

@@ -260,6 +260,8 @@ type Process struct {
 	world      *World
 	calls      int
 	killAt     int    // the call that kills the process; 0: none
+	renames    int    // number of files that it has renamed
+	killAfter  int    // the rename after whose call the process is killed; 0: none
 	onKill     func() // called once, when the process is killed
 	crash      bool   // the whole machine loses power
 	dead       bool
@@ -281,6 +283,9 @@ func (w *World) Start(killAt int, crash bool, onKill func()) *Process {
 	w.procs = append(w.procs, p)
 	return p
 }
+
+// KillAfterRename kills the process at its first call after it has renamed n files.
+func (p *Process) KillAfterRename(n int) { p.killAfter = n }
 
 // Calls returns the number of calls that the process has made.
 func (p *Process) Calls() int { return p.calls }
