@@ -102,7 +102,7 @@ func draw(w *world.World) (*job, error) {
 	o.NoIndex = w.Choose("no index", 4) == 3
 	switch w.Choose("order", 4) {
 	case 0:
-		if j.files.format.gzipped() { // with few bytes a loader reads a stream each time
+		if f := j.files.format; f.gzipped() || f == Parquet { // with few bytes a loader reads the file each time
 			o.ShuffleBytes = []int64{0, 1, 3000}[w.Choose("held bytes", 3)]
 		}
 	case 1:
