@@ -168,6 +168,34 @@ var regressions = []struct {
 			"fault remove last-000000000007-00001-of-00002.safetensors#0=1;fault sync ckpt#10=1;" +
 			"fault rename last.safetensors.index.json#3=1;" +
 			"fault remove last-000000000015-00001-of-00002.safetensors#0=1"},
+	{savesim.Run, "a loss of power leaves an index under both names", 214,
+		"kind#0=3;saves#0=2;rare names#0=2;rare syncs#0=3;lives#0=3;ranks#0=3;rank 1 killed#0=1;" +
+			"rank 1 call#0=22;fault sync ckpt#6=1;rank 0 killed#1=1;rank 0 call#0=36;rank 0 killed#2=1;" +
+			"rank 0 call#1=108;rank 0 is killed after a rename#1=2;rank 0 rename#0=2;" +
+			"power fails after a life#2=2;crash name last.safetensors.index.json.tmp-00000000000f#0=1;" +
+			"fault open last-000000000011-00001-of-00001.safetensors.tmp-000000000012#0=3"},
+	{savesim.Run, "a folder that cannot be synced is no error", 83,
+		"saves#0=1;rare names#0=2;ranks#0=1;fault open ckpt#7=2;power fails after a life#0=2;" +
+			"crash name last.pt#0=1"},
+	{savesim.Run, "a killed rank leaves a temporary file of a part", 56,
+		"starts without a checkpoint#0=1;lives#0=2;ranks#0=1;ranks part#0=5;rank 1 killed#0=1;" +
+			"ranks#1=3;rank 1 killed#1=1;ranks#2=1;rank 1 killed#2=1;rank 1 call#2=10"},
+	{savesim.Run, "a loss of power brings back a part of a failed save", 3520,
+		"kind#0=3;starts without a checkpoint#0=1;rare writes#0=3;lives#0=1;rank 0 killed#0=1;" +
+			"rank 0 call#0=7;" +
+			"fault write last-000000000004-00001-of-00001.safetensors.tmp-000000000005#1=1;" +
+			"power fails after a life#1=2;" +
+			"crash name last-000000000004-00001-of-00001.safetensors.tmp-000000000005#1=1"},
+	{savesim.Run, "a loss of power keeps parts without their main file", 476,
+		"kind#0=3;starts without a checkpoint#0=1;rank 0 killed#0=1;rank 0 call#0=18;" +
+			"rank 0 loses power#0=2;crash name last.safetensors.index.json.tmp-000000000003#0=1"},
+	{controlsim.Run, "a rank that was stopped blames rank 0", 257,
+		"clock#1=3;steps#0=5;work#0=3107;work#1=3719;work#2=6133;work#3=5347;fault#0=4;" +
+			"fault of rank#0=1;fault at#0=18588;fault for#0=11999;jitter#4=291"},
+	{controlsim.Run, "a hub that was stopped blames the others", 583,
+		"silence#0=6;clock#0=3;steps#0=2;work#0=590;work#2=5875;fault#0=4;fault for#0=21991"},
+	{controlsim.Run, "a rank aborts the job and closes at once", 1646,
+		"fault#0=12;closes after Abort#0=1"},
 }
 
 // TestRegressions runs the seeds that found faults.
