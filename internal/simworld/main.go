@@ -249,7 +249,10 @@ func (r *runner) some(first, seeds uint64) (seed uint64, err error) {
 		if at := strings.LastIndex(text, "\nseed "); at >= 0 {
 			text = text[at+1:]
 		}
-		err = fmt.Errorf("%w\n%s", err, text[:min(len(text), 20_000)])
+		if half := 10_000; len(text) > 2*half { // the error is at the end
+			text = text[:half] + "\n...\n" + text[len(text)-half:]
+		}
+		err = fmt.Errorf("%w\n%s", err, text)
 		for range 3 {
 			if _, again := r.execute(seed, 1); again != nil {
 				return seed, err
