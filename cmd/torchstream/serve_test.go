@@ -8,8 +8,10 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"io/fs"
+	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -20,8 +22,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/torchstream/torchstream/aoti"
 	"github.com/torchstream/torchstream/cuda"
@@ -261,6 +265,43 @@ func TestServeTurnsPhotographsUpright(t *testing.T) {
 }
 
 // Each kind of bad upload has its HTTP status. Wrong methods and addresses get the usual statuses.
+// With two workers the model computes two requests at the same time: here each waits for the other.
+func TestServeWorkersComputeAtTheSameTime(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var serving atomic.Bool // false while the workers warm up
+	meet := make(chan struct{})
+	n := &network{device: cuda.CPU, transform: transform.Eval(8, 8), batch: aoti.Dim{Min: 1, Max: 1},
+		run: func(_ context.Context, x *torch.Tensor) (*torch.Tensor, error) {
+			if serving.Load() {
+				select {
+				case meet <- struct{}{}:
+				case <-meet:
+				case <-ctx.Done():
+					return nil, errors.New("the other request is not in the model")
+				}
+			}
+			return x.Flatten(1, -1).Narrow(1, 0, 3), nil
+		}}
+	o := serveOptions{network: networkOptions{instances: 2}, batch: 1, maxBytes: 1 << 20}
+	b, err := o.newBatcher([]*network{n}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close(t.Context())
+	serving.Store(true)
+	image := photo(t, readPyTorchImages(t).Names[0])
+	var requests sync.WaitGroup
+	for range 2 {
+		requests.Go(func() {
+			if _, err := b.Do(t.Context(), serve.Request{Image: image}); err != nil {
+				t.Errorf("got the error %v, want two requests in the model at the same time", err)
+			}
+		})
+	}
+	requests.Wait()
+}
+
 func TestServeStatuses(t *testing.T) {
 	readPyTorchImages(t)
 	labels := filepath.Join(t.TempDir(), "names.txt")
@@ -436,6 +477,8 @@ func TestServeCommandLine(t *testing.T) {
 		says   string
 	}{
 		{"-batch 0", 2, "-batch"},
+		{"-workers -1", 2, "-workers -1"},
+		{"-workers 1000", 2, "-workers 1000"},
 		{"-drain 2h", 2, "-drain"},
 		{"-max-bytes 10M -max-memory 5M", 2, "-max-memory"},
 		{"-decode auto", 2, "host or device"},
