@@ -20,10 +20,11 @@ import (
 )
 
 // loaderKernels run for every batch. otherKernels run only for some batches: they search for entry
-// points, transform images and inflate.
+// points, transform images, inflate and read files.
 var (
 	loaderKernels = []string{"build", "entropy", "transform", "weights", "columns", "results"}
-	otherKernels  = []string{"augment", "inflate", "gather", "paths", "walk_paths", "synchronise", "sums", "entries"}
+	otherKernels  = []string{"augment", "inflate", "gather", "paths", "walk_paths", "synchronise", "sums", "entries",
+		"read_ranges"}
 )
 
 // TestKernelsOfTheLoaderAreInTheLibrary needs no GPU: it looks in the library for the symbols by
