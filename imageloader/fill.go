@@ -359,7 +359,8 @@ func (p *devicePlanner) FillPlans(ctx context.Context, epoch int, to decodeplan.
 //
 // DecodeRow fails if ctx ends, or if the loader is closed. If it reads the archive, it also fails
 // if the archive has changed, or if reading fails. It fails for an image that proves to be bad.
-// That happens only if Options.TrustIndex trusts deliberately forged entry points.
+// That happens only if Options.TrustIndex trusts deliberately forged entry points, or if the
+// archive was written to while a device read it.
 func (p *devicePlanner) DecodeRow(ctx context.Context, info any, row int, dst []byte) error {
 	l := (*Loader)(p)
 	batch, ok := info.(Info)

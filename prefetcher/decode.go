@@ -50,9 +50,8 @@ import (
 //
 // An imageloader.Loader also maps a local archive. The pages that it has read then count in the
 // process's resident memory, although the kernel can reclaim them like the rest of the page cache.
-// Parts of 256 MiB are pinned in the page cache when GPUs first read from them, until the loader
-// and its prefetchers are closed. All pinned memory of the process is then at most half of the
-// available memory, and of the limit of its cgroup.
+// For GPUs, parts of 256 MiB are pinned in the page cache, within Options.MaxMappedBytes, until the
+// loader and its prefetchers are closed.
 //
 // # Sources that embed a Loader
 //

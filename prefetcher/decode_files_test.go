@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -159,4 +160,23 @@ func TestSanitizerOfMappings(t *testing.T) {
 	if pinned := cuda.PinnedBytes(); pinned != before {
 		t.Errorf("%d bytes are pinned at the end, want %d", pinned, before)
 	}
+}
+
+// TestMaxMappedBytesLimitsMappings: with a negative value the host reads all files, and a part over
+// the limit is refused before its pages are read.
+func TestMaxMappedBytesLimitsMappings(t *testing.T) {
+	r := fileRegistrar{max: 100}
+	if _, err := r.register(make([]byte, 101)); err == nil || !strings.Contains(err.Error(), "MaxMappedBytes") {
+		t.Errorf("101 bytes of at most 100: %v, want an error with Options.MaxMappedBytes", err)
+	}
+	cudatest.RequireGPUs(t, 1)
+	l := newLoader(t, decodeArchive(t, 30), imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
+	p := newFeed(t, l, Options{Decode: Device, MaxMappedBytes: -1})
+	for epoch := range 5 {
+		epochValues(t, p, epoch)
+	}
+	if st := p.Stats(); st.Mapped != 0 || st.Decoded == 0 {
+		t.Errorf("the device decodes %d images and reads %d itself, want some and 0", st.Decoded, st.Mapped)
+	}
+	closeFeed(t, p)
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -83,6 +85,10 @@ func (d *gpuDevice) openDecoding() error {
 	g := &gpuDecoding{decoding: d.decode}
 	g.release = g.source.Hold()
 	d.gpu = g
+	var register func([]byte) (func() error, error) // nil: the host reads all files
+	if d.options.MaxMappedBytes >= 0 {
+		register = (&fileRegistrar{max: d.options.MaxMappedBytes}).register
+	}
 	batch, field := int(d.batch), d.fields[g.images.index]
 	for range d.hosts {
 		p, err := d.pin(g.sizes.staging())
@@ -92,7 +98,7 @@ func (d *gpuDevice) openDecoding() error {
 		g.staging = append(g.staging, p.Bytes())
 		g.plans = append(g.plans,
 			decodeplan.Plans{Memory: p.Bytes()[g.sizes.head:], Rows: make([]decodeplan.Row, batch),
-				Register: registerFile, Rooms: g.sizes.rooms})
+				Register: register, Rooms: g.sizes.rooms})
 	}
 	if err := d.openDecodedSlots(g); err != nil {
 		return err
@@ -174,18 +180,40 @@ func (d *gpuDevice) openDecodedSlots(g *gpuDecoding) error {
 	return nil
 }
 
-// registerFile is decodeplan.Plans.Register for GPUs.
-func registerFile(memory []byte) (release func() error, err error) {
-	limit := system.PinnableMemory(os.DirFS("/"))
-	if used := cuda.PinnedBytes(); used+int64(len(memory)) > limit {
-		return nil, fmt.Errorf("the process pins %d bytes of memory, and may pin %d: half of what is available",
-			used, limit)
+// fileRegistrar pins parts of files for GPUs.
+type fileRegistrar struct {
+	max  int64        // Options.MaxMappedBytes
+	used atomic.Int64 // bytes of these parts
+}
+
+// register is decodeplan.Plans.Register.
+func (r *fileRegistrar) register(memory []byte) (release func() error, err error) {
+	used, limit := r.used.Load(), r.max
+	if limit == 0 {
+		used, limit = cuda.PinnedBytes(), system.PinnableMemory(os.DirFS("/"))/hostProcesses()
+	}
+	if used+int64(len(memory)) > limit {
+		return nil, fmt.Errorf("%d bytes of memory are pinned, of at most %d (Options.MaxMappedBytes)", used, limit)
+	}
+	// The driver waits for pages while it holds a lock that other threads of the process need.
+	if err := system.ReadPages(memory); err != nil {
+		return nil, fmt.Errorf("reading the pages of an archive: %w", err)
 	}
 	p, err := cuda.RegisterReadOnly(memory)
 	if err != nil {
 		return nil, err
 	}
+	r.used.Add(int64(len(memory)))
 	return p.Close, nil
+}
+
+// hostProcesses returns the number of processes that may use GPUs of this host: torchrun's number,
+// or one for each GPU.
+func hostProcesses() int64 {
+	if n, err := strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE")); err == nil && n > 0 {
+		return int64(n)
+	}
+	return int64(max(1, cuda.DeviceCount()))
 }
 
 // pinSlice returns n elements in pinned memory, which the slots own.

@@ -99,6 +99,11 @@ type Options struct {
 	// driver's minimum is a cuda.ErrInvalidArgument. It has no effect if the device does not
 	// decode.
 	DecodeMultiprocessors int
+	// MaxMappedBytes is the maximum size in bytes of the parts of local archives that this
+	// prefetcher pins in the page cache, so that a GPU that decodes reads them itself. 0: half of
+	// the memory that is available to the machine and to the cgroup, divided by the environment's
+	// LOCAL_WORLD_SIZE or by the number of GPUs. Negative: none.
+	MaxMappedBytes int64
 	// Priority is the priority of the stream P, as in cuda.StreamOptions. With -1 or lower, the
 	// finish runs before compute that is already queued.
 	Priority int

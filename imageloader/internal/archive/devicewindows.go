@@ -1,14 +1,11 @@
 package archive
 
 import (
-	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
-
-	"github.com/torchstream/torchstream/internal/system"
 )
 
 // Register lets devices read a part of a mapping until release (decodeplan.Plans.Register).
@@ -18,9 +15,8 @@ type Register = func(memory []byte) (release func() error, err error)
 // if its pages are in memory.
 const deviceWindow = 256 << 20
 
-// window is a part of a mapping. It is registered at most once, in the background.
+// window is a part of a mapping.
 type window struct {
-	asked    atomic.Bool
 	readable atomic.Bool
 	release  func() error // nil: not registered. mu of heldMappings protects it
 }
@@ -28,45 +24,81 @@ type window struct {
 // windowsOf returns the windows of a mapping of so many bytes.
 func windowsOf(bytes int) []window { return make([]window, (bytes-1)/deviceWindow+1) }
 
-// forDevices returns a part of the file if devices can read it, and otherwise nil. The part's
-// windows are registered in the background when they are first asked for. Devices read the pages
-// that the file had then, even if it is cut later.
+// forDevices returns a part of the file if devices can read it, and otherwise nil. The first call
+// for a mapping asks for all its windows. Devices read the pages that the file had when its windows
+// were registered, even if it is cut later.
 func (m *mapping) forDevices(h *heldMappings, size int, at int64, register Register) []byte {
 	if m == nil || register == nil || size <= 0 || at < 0 || at > int64(len(m.bytes)-size) {
 		return nil
 	}
-	readable := true
-	for w := at / deviceWindow; w <= (at+int64(size)-1)/deviceWindow; w++ {
-		if window := &m.windows[w]; !window.readable.Load() {
-			readable = false
-			if !window.asked.Swap(true) && h.hold() {
-				go h.register(m, int(w), register)
-			}
-		}
+	if !m.asked.Swap(true) {
+		h.ask(m, register)
 	}
-	if !readable {
-		return nil
+	for w := at / deviceWindow; w <= (at+int64(size)-1)/deviceWindow; w++ {
+		if !m.windows[w].readable.Load() {
+			return nil
+		}
 	}
 	return m.bytes[at:][:size]
 }
 
-// register registers a window. The caller has called hold.
-func (h *heldMappings) register(m *mapping, w int, register Register) {
-	defer h.letGo()
-	h.registering.Lock() // one window at a time, so that reading its pages disturbs other reads less
-	defer h.registering.Unlock()
-	if h.closed() {
+// ask makes one goroutine register the windows of all mappings that are asked for.
+func (h *heldMappings) ask(m *mapping, register Register) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.shards == nil || h.refused {
 		return
+	}
+	h.asked = append(h.asked, m)
+	if len(h.asked) == 1 && !h.running {
+		h.running = true
+		h.registrar.Go(func() { h.registerAsked(register) })
+	}
+}
+
+// registerAsked registers windows one after another, so that reading their pages disturbs other
+// reads less: in the order of the file, so that all processes of a host begin with the same ones.
+// After an error it registers no more: the limit of pinned memory or the device is the reason.
+func (h *heldMappings) registerAsked(register Register) {
+	for m := h.nextAsked(); m != nil; m = h.nextAsked() {
+		for w := range m.windows {
+			if !h.registerWindow(m, w, register) {
+				break
+			}
+		}
+	}
+}
+
+// nextAsked returns a mapping whose windows are to be registered, or nil.
+func (h *heldMappings) nextAsked() *mapping {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.shards == nil || h.refused || len(h.asked) == 0 {
+		h.asked, h.running = nil, false
+		return nil
+	}
+	m := h.asked[0]
+	h.asked = h.asked[1:]
+	return m
+}
+
+// registerWindow returns false if no further window is to be registered.
+func (h *heldMappings) registerWindow(m *mapping, w int, register Register) bool {
+	if h.closed() {
+		return false
 	}
 	// A mapping ends with a whole page, of which the file may have a part.
 	bytes, page := m.bytes[w*deviceWindow:], syscall.Getpagesize()
 	bytes = unsafe.Slice(unsafe.SliceData(bytes), min((len(bytes)+page-1)/page*page, deviceWindow))
 	began := time.Now()
-	release, err := registerPages(bytes, register)
+	release, err := register(bytes)
 	if err != nil {
-		slog.Debug("imageloader: devices cannot read a part of an archive themselves, so the host reads it",
+		slog.Debug("imageloader: devices cannot read more of an archive themselves, so the host reads it",
 			"offset", w*deviceWindow, "bytes", len(bytes), "error", err)
-		return
+		h.mu.Lock()
+		h.refused = true
+		h.mu.Unlock()
+		return false
 	}
 	slog.Debug("imageloader: devices read a part of an archive themselves", "offset", w*deviceWindow,
 		"bytes", len(bytes), "took", time.Since(began))
@@ -75,6 +107,7 @@ func (h *heldMappings) register(m *mapping, w int, register Register) {
 	window.release = release
 	h.mu.Unlock()
 	window.readable.Store(true)
+	return true
 }
 
 // releaseWindows ends the registration of all windows. Devices must not read them any more.
@@ -90,12 +123,4 @@ func (m *mapping) releaseWindows() error {
 		w.release = nil
 	}
 	return nil
-}
-
-func registerPages(bytes []byte, register Register) (release func() error, err error) {
-	// The driver waits for pages while it holds a lock that other threads of the process need.
-	if err := system.ReadPages(bytes); err != nil {
-		return nil, fmt.Errorf("reading its pages: %w", err)
-	}
-	return register(bytes)
 }

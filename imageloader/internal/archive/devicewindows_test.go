@@ -139,8 +139,12 @@ func TestRefusedRegistrationIsNotRepeated(t *testing.T) {
 // the host's, which sees the change. A changed time of the last write is not needed.
 func TestDevicesReadNoChangedFile(t *testing.T) {
 	for name, change := range map[string]func(path string) error{
-		"cut":          func(path string) error { return os.Truncate(path, 60_000) },
-		"written to":   func(path string) error { return os.WriteFile(path, make([]byte, 200_000), 0o600) },
+		"cut": func(path string) error { return os.Truncate(path, 60_000) },
+		"written to, with the time of before": func(path string) error {
+			info, err := os.Stat(path)
+			return errors.Join(err, os.WriteFile(path, make([]byte, info.Size()), 0o600),
+				os.Chtimes(path, info.ModTime(), info.ModTime()))
+		},
 		"other rights": func(path string) error { return os.Chmod(path, 0o640) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -150,11 +154,7 @@ func TestDevicesReadNoChangedFile(t *testing.T) {
 			r := mappedReader(t, path, m)
 			var to registry
 			awaitDeviceBytes(t, r, 1000, 4000, to.register)
-			info, err := os.Stat(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := errors.Join(change(path), os.Chtimes(path, info.ModTime(), info.ModTime())); err != nil {
+			if err := change(path); err != nil {
 				t.Fatal(err)
 			}
 			calls := 0
@@ -165,5 +165,35 @@ func TestDevicesReadNoChangedFile(t *testing.T) {
 				t.Errorf("a device reads %d parts of a changed file, want fewer than %d", calls, archive.DeviceLooks)
 			}
 		})
+	}
+}
+
+// TestCloseWaitsForOneWindow: the windows after the one that is being registered are left out.
+func TestCloseWaitsForOneWindow(t *testing.T) {
+	path, _ := mappedTar(t, 1)
+	if err := os.Truncate(path, 3*archive.DeviceWindow); err != nil {
+		t.Fatal(err)
+	}
+	m := archive.NewMappings()
+	r := mappedReader(t, path, m)
+	var to registry
+	began, resume := make(chan struct{}), make(chan struct{})
+	slow := func(memory []byte) (func() error, error) {
+		if to.calls.Load() == 0 {
+			close(began)
+			<-resume
+		}
+		return to.register(memory)
+	}
+	r.DeviceBytes(0, 1000, 0, slow)
+	<-began
+	closed := make(chan struct{})
+	go func() { m.Close(); close(closed) }()
+	for r.DeviceBytes(0, 1000, 0, slow) == nil && m.Holding() { // until Close has begun
+	}
+	close(resume)
+	<-closed
+	if calls, live := to.calls.Load(), to.live.Load(); calls != 1 || live != 0 {
+		t.Errorf("%d windows were registered and %d are after Close, want 1 and 0", calls, live)
 	}
 }

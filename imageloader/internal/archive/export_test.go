@@ -98,3 +98,6 @@ const DeviceWindow = deviceWindow
 
 // DeviceLooks is the number of parts for which DeviceBytes looks at the file once.
 const DeviceLooks = deviceLooks
+
+// Holding reports whether the mappings are not closed.
+func (m *Mappings) Holding() bool { return !m.held.closed() }

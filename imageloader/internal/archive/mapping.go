@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/torchstream/torchstream/internal/system"
@@ -33,7 +34,10 @@ type heldMappings struct {
 	left   map[int]*mapping // closed, and not yet removed
 	holds  int              // uses of the memory, which removing has to wait for
 
-	registering sync.Mutex // held while a window is registered
+	asked     []*mapping     // whose windows are to be registered
+	running   bool           // a goroutine registers them
+	refused   bool           // a window was refused, so no more are registered
+	registrar sync.WaitGroup // the goroutine
 }
 
 // mapping is a mapped file. Its bytes change if the file is written to, and pages vanish if the
@@ -42,6 +46,7 @@ type mapping struct {
 	bytes   []byte
 	info    fs.FileInfo
 	windows []window // parts of bytes, for devices
+	asked   atomic.Bool
 }
 
 // NewMappings returns Mappings without a file. Close frees them. The garbage collector also frees
@@ -69,11 +74,14 @@ func (m *Mappings) Hold() (release func()) {
 }
 
 func (h *heldMappings) close() {
-	h.registering.Lock() // a window that is being registered would outlive a Close
-	defer h.registering.Unlock()
+	h.mu.Lock()
+	if h.shards != nil {
+		h.left, h.shards = h.shards, nil // no further window is registered
+	}
+	h.mu.Unlock()
+	h.registrar.Wait()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.left, h.shards = h.shards, nil
 	h.unmapUnheld()
 }
 

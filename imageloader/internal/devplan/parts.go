@@ -91,8 +91,9 @@ func (p *Planner) PlanPart(head *Head, m *Image, r PartReader, to *Staging) (Pla
 	wanted := head.pieces[first:][:n]
 	row, redo := decodeplan.Row{At: part.At, Bytes: part.Bytes}, m.redo()
 	if file := r.DevicePart(m.Index, &content, to.plans.Register); file != nil {
+		room := to.plans.Memory[part.Begin:] // with 16 bytes after the part, which may have fewer than a digest
 		for i, sum := range wanted {
-			binary.NativeEndian.PutUint64(memory[8*i:], sum)
+			binary.NativeEndian.PutUint64(room[8*i:], sum)
 		}
 		row.File = decodeplan.File{From: unsafe.SliceData(file), Key: h.words}
 		redo.Read = true
