@@ -186,7 +186,7 @@ func (f *unfinished) finishMain(replaced []string) error {
 
 // abandonMain removes the main file and its parts, unless the file has its final name.
 func (f *unfinished) abandonMain() {
-	if name := f.file.Name(); os.Rename(name, name+abandonedSuffix) == nil {
+	if safefile.Rename(f.file, f.file.Name()+abandonedSuffix) == nil {
 		removeAbandoned(f.path, f.id())
 	}
 	f.file.Close()

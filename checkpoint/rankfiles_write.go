@@ -150,7 +150,6 @@ func (w *RankWriter) Abandon() {
 		return
 	}
 	w.file.abandonMain()
-	removeParts(w.path, w.id) // a rank that saw rank 0's file may have written its file meanwhile
 	w.file = nil
 }
 

@@ -95,7 +95,7 @@ func (f *unfinished) finish() error {
 	if err := safefile.Check(f.path, f.kind); err != nil {
 		return err
 	}
-	if err := os.Rename(f.file.Name(), f.path); err != nil {
+	if err := safefile.Rename(f.file, f.path); err != nil {
 		return err
 	}
 	// Close releases the lock, so it must follow the rename. The content is on the disk already, so

@@ -97,7 +97,7 @@ func tryClaim(path string, lock func(*os.File) error) (_ *Claim, err error) {
 		}
 		return nil, fmt.Errorf("%s: %w (%w)", path, ErrNoLocks, err)
 	}
-	if !named(f) {
+	if !Names(f.Name(), f) {
 		return nil, fmt.Errorf("%s: %w", path, errRemoved)
 	}
 	host, _ := os.Hostname()
@@ -123,20 +123,10 @@ func busy(f *os.File) error {
 	return &BusyError{f.Name(), holder}
 }
 
-// named reports whether the open file is still the file at its path.
-func named(f *os.File) bool {
-	at, err := os.Lstat(f.Name())
-	if err != nil {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && os.SameFile(at, info)
-}
-
 // Release removes the file and releases the claim.
 func (c *Claim) Release() error {
 	var err error
-	if named(c.file) { // the file at the path may be somebody else's by now
+	if Names(c.file.Name(), c.file) { // the file at the path may be somebody else's by now
 		err = os.Remove(c.file.Name())
 	}
 	return errors.Join(err, c.file.Close())

@@ -309,8 +309,37 @@ func Replace(path string, kind Kind, mode fs.FileMode, write func(f *os.File) er
 	if err := Check(path, kind); err != nil { // again: write may have taken a while
 		return nil, err
 	}
-	if err := os.Rename(f.Name(), path); err != nil {
+	if err := Rename(f, path); err != nil {
 		return nil, err
 	}
 	return f, nil
+}
+
+// Rename gives an open file another name in its folder. A server may rename the file and still
+// answer with an error: ENOENT for a request that it got twice, or EIO after a timeout. Rename then
+// returns nil.
+func Rename(f *os.File, to string) error {
+	err := os.Rename(f.Name(), to)
+	if err != nil && Names(to, f) {
+		return nil
+	}
+	return err
+}
+
+// Names reports whether a path names an open file. It opens the path, because a network disk may
+// answer Lstat for a file that is gone.
+func Names(path string, f *os.File) bool {
+	var info fs.FileInfo
+	named, err := os.OpenFile(path, os.O_RDONLY|system.NoFollow|system.NonBlock, 0)
+	if err == nil {
+		info, err = named.Stat()
+		_ = named.Close() // only read
+	} else if !errors.Is(err, fs.ErrNotExist) { // the file may not be readable
+		info, err = os.Lstat(path)
+	}
+	if err != nil {
+		return false
+	}
+	own, err := f.Stat()
+	return err == nil && os.SameFile(info, own)
 }

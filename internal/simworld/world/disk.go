@@ -435,14 +435,15 @@ func (w *World) Remove(name string) error {
 }
 
 // Rename moves a name. A loss of power may keep the new name, the removal of the old one, both or
-// neither.
+// neither. A server may move the name and answer with an error.
 func (w *World) Rename(from, to string) error {
 	p, at, n, err := w.find("rename", from)
 	if err != nil {
 		return err
 	}
 	_, target, _ := w.process(path.Clean(to))
-	if w.Chance("fault rename "+path.Base(target), w.Disk.Faults.Move, 2) != 0 {
+	fault := w.Chance("fault rename "+path.Base(target), w.Disk.Faults.Move, 4)
+	if fault == 1 || fault == 2 {
 		return failure("rename", from, syscall.EIO)
 	}
 	if n == nil {
@@ -456,6 +457,12 @@ func (w *World) Rename(from, to string) error {
 		p.killAt = p.calls + 1
 	}
 	delete(p.attributes, at)
+	switch fault {
+	case 3: // the server has got the request twice
+		return failure("rename", from, syscall.ENOENT)
+	case 4: // the server's answer comes too late
+		return failure("rename", from, syscall.EIO)
+	}
 	p.remember(target, n.info(to))
 	return nil
 }
