@@ -82,7 +82,7 @@ func RegisterPinned(memory []byte) (*Pinned, error) {
 //
 // RegisterReadOnly blocks for about 60 ms per GB, and while pages that are not in memory are read.
 // It refuses Go memory, and memory that is already partly pinned. The error is
-// [errors.ErrUnsupported] if a GPU or the driver cannot read such memory.
+// [ErrUnsupported] if a GPU cannot read such memory.
 func RegisterReadOnly(memory []byte) (*Pinned, error) {
 	if len(memory) == 0 {
 		return nil, invalid("RegisterReadOnly", "no memory: a buffer has at least one byte")

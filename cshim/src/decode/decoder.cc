@@ -96,13 +96,17 @@ void check_plans(const ts_gpu_decoder& decoder, const ts_gpu_decoder::Batch& bat
   require(others == 0, "an image without compressed data in its plan has no member");
 }
 
+static_assert(jpeg::kScanSlack == 16 && jpeg::kPlanAlign == 16,
+              "the kernel that reads files stores 16 bytes at once, and 16 zeros after a file");
+
 // Checks that the room for a file is its plan's last part. check_plans has checked the plan.
 void check_file(const ts_gpu_decoder::Batch& batch, const ts_gpu_decode_file& file) {
   require(file.image < static_cast<size_t>(batch.count), "a file's image is none");
   require(file.from != nullptr, "a file's memory is NULL");
   const Plan& plan = *reinterpret_cast<const Plan*>(batch.staging + batch.images[file.image].plan);
   const uint64_t end = plan.scan_at + aligned_plan(plan.scan_bytes) + jpeg::kScanSlack;
-  if (plan.scan_at == 0 || plan.scan_bytes == 0 || end != plan.bytes || plan.subsequences != 0) {
+  if (plan.scan_at == 0 || plan.scan_at % jpeg::kPlanAlign != 0 || plan.scan_bytes == 0 ||
+      end != plan.bytes || plan.subsequences != 0) {
     throw_image(static_cast<int64_t>(file.image), "it has no plan of ts_image_plan_part");
   }
 }

@@ -10,7 +10,7 @@ namespace kernels {
 constexpr uint32_t kReadThreads = 256;
 // Enough to fill the bus, and few enough to leave the GPU to other work. Each thread loads 128
 // bytes at once.
-constexpr uint32_t kReadBlocks = 32;
+constexpr uint32_t kReadBlocks = 16;
 constexpr uint32_t kWarp = 32;
 constexpr uint32_t kChunk = sizeof(uint4);
 constexpr uint32_t kPieceChunks = kPieceBytes / kChunk;

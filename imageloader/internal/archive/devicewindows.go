@@ -46,7 +46,7 @@ func (m *mapping) forDevices(h *heldMappings, size int, at int64, register Regis
 func (h *heldMappings) ask(m *mapping, register Register) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.shards == nil || h.refused {
+	if h.shards == nil || !h.refused.IsZero() {
 		return
 	}
 	h.asked = append(h.asked, m)
@@ -58,7 +58,8 @@ func (h *heldMappings) ask(m *mapping, register Register) {
 
 // registerAsked registers windows one after another, so that reading their pages disturbs other
 // reads less: in the order of the file, so that all processes of a host begin with the same ones.
-// After an error it registers no more: the limit of pinned memory or the device is the reason.
+// After an error it registers no more for refusalTime: the limit of pinned memory or the device is
+// the reason.
 func (h *heldMappings) registerAsked(register Register) {
 	for m := h.nextAsked(); m != nil; m = h.nextAsked() {
 		for w := range m.windows {
@@ -69,11 +70,25 @@ func (h *heldMappings) registerAsked(register Register) {
 	}
 }
 
+// refusalTime is the time after which windows may be registered again that were refused.
+const refusalTime = time.Minute
+
+// retry lets mappings ask again whose windows were refused some time ago. The caller holds mu.
+func (h *heldMappings) retry() {
+	if h.refused.IsZero() || time.Since(h.refused) < refusalTime {
+		return
+	}
+	h.refused = time.Time{}
+	for _, m := range h.shards {
+		m.asked.Store(false)
+	}
+}
+
 // nextAsked returns a mapping whose windows are to be registered, or nil.
 func (h *heldMappings) nextAsked() *mapping {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.shards == nil || h.refused || len(h.asked) == 0 {
+	if h.shards == nil || !h.refused.IsZero() || len(h.asked) == 0 {
 		h.asked, h.running = nil, false
 		return nil
 	}
@@ -87,6 +102,9 @@ func (h *heldMappings) registerWindow(m *mapping, w int, register Register) bool
 	if h.closed() {
 		return false
 	}
+	if m.windows[w].readable.Load() { // before a refusal
+		return true
+	}
 	// A mapping ends with a whole page, of which the file may have a part.
 	bytes, page := m.bytes[w*deviceWindow:], syscall.Getpagesize()
 	bytes = unsafe.Slice(unsafe.SliceData(bytes), min((len(bytes)+page-1)/page*page, deviceWindow))
@@ -96,7 +114,7 @@ func (h *heldMappings) registerWindow(m *mapping, w int, register Register) bool
 		slog.Debug("imageloader: devices cannot read more of an archive themselves, so the host reads it",
 			"offset", w*deviceWindow, "bytes", len(bytes), "error", err)
 		h.mu.Lock()
-		h.refused = true
+		h.refused = time.Now()
 		h.mu.Unlock()
 		return false
 	}

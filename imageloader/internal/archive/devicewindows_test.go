@@ -114,8 +114,8 @@ func TestHoldOutlivesClose(t *testing.T) {
 	}
 }
 
-// TestRefusedRegistrationIsNotRepeated: the host then reads the file as without devices.
-func TestRefusedRegistrationIsNotRepeated(t *testing.T) {
+// TestRefusedRegistrationIsRepeatedLater: until then the host reads the file as without devices.
+func TestRefusedRegistrationIsRepeatedLater(t *testing.T) {
 	path, file := mappedTar(t, 1)
 	m := archive.NewMappings()
 	r := mappedReader(t, path, m)
@@ -128,10 +128,16 @@ func TestRefusedRegistrationIsNotRepeated(t *testing.T) {
 			t.Fatalf("DeviceBytes after a failed registration = %d bytes, want nil", len(p))
 		}
 	}
-	m.Close() // waits for the registration
+	m.AwaitRegistrar()
 	if n := to.calls.Load(); n != 1 {
 		t.Errorf("the window was registered %d times, want once", n)
 	}
+	to.fails = nil
+	m.ForgetRefusal()
+	if p := awaitDeviceBytes(t, mappedReader(t, path, m), 1000, 4000, to.register); !bytes.Equal(p, file[4000:5000]) {
+		t.Error("DeviceBytes has other bytes when registering succeeds later, want those of the file")
+	}
+	m.Close()
 	sameReads(t, "refused", r, len(file))
 }
 

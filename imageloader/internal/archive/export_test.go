@@ -101,3 +101,13 @@ const DeviceLooks = deviceLooks
 
 // Holding reports whether the mappings are not closed.
 func (m *Mappings) Holding() bool { return !m.held.closed() }
+
+// AwaitRegistrar waits until all asked windows are registered or refused.
+func (m *Mappings) AwaitRegistrar() { m.held.registrar.Wait() }
+
+// ForgetRefusal makes a refusal older than refusalTime.
+func (m *Mappings) ForgetRefusal() {
+	m.held.mu.Lock()
+	defer m.held.mu.Unlock()
+	m.held.refused = m.held.refused.Add(-refusalTime)
+}

@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/torchstream/torchstream/internal/system"
@@ -36,7 +37,7 @@ type heldMappings struct {
 
 	asked     []*mapping     // whose windows are to be registered
 	running   bool           // a goroutine registers them
-	refused   bool           // a window was refused, so no more are registered
+	refused   time.Time      // when a window was refused; zero: none. No more are registered for refusalTime
 	registrar sync.WaitGroup // the goroutine
 }
 
@@ -139,6 +140,7 @@ func (m *Mappings) of(shard int, opened File) *mapping {
 	h := m.held
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.retry()
 	s, known := h.shards[shard]
 	if !known && h.shards != nil && len(h.shards) < maxMappings {
 		if bytes, err := mapFile(file, int(info.Size())); err == nil {
