@@ -105,6 +105,7 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 		return late
 	}
 	if err != nil {
+		os.Remove(w.fileOf(rank)) // Commit must not find a file that a loss of power may take
 		return fmt.Errorf("checkpoint: save %s: %w", w.fileOf(rank), ofPart(err))
 	}
 	return nil

@@ -129,9 +129,9 @@ func (f *Fault) gone(kind control.Kind, rank int) []End {
 	ends := []End{{kind, f.Rank}}
 	switch f.Phase {
 	case Joining:
-		ends = append(ends, End{control.Timeout, f.Rank})
+		ends = append(ends, End{control.Timeout, f.Rank}, End{unreachable, -1}) // the job may have ended before
 		if f.Rank == 0 {
-			ends = append(ends, End{unreachable, -1}, End{control.Lost, 0})
+			ends = append(ends, End{control.Lost, 0})
 		}
 	case Leaving:
 		ends = append(ends, End{})
@@ -196,7 +196,7 @@ func (l *Limits) Check(faults []*Fault, ends map[int]End, texts map[int]string) 
 		if !slices.ContainsFunc(allowed, func(e End) bool { return e.matches(end) }) {
 			return fmt.Errorf("rank %d ends with %+v (%s), want one of %+v", rank, end, texts[rank], allowed)
 		}
-		if hub || slices.ContainsFunc(faults, func(f *Fault) bool { return f.disturbs(rank) }) {
+		if hub || end.Kind == unreachable || slices.ContainsFunc(faults, func(f *Fault) bool { return f.disturbs(rank) }) {
 			continue
 		}
 		if first == nil {

@@ -31,7 +31,7 @@ func (p *process) run() error {
 		if err != nil {
 			return err
 		}
-		all, err := p.group.gather(p.rank, strconv.Itoa(int(v)))
+		all, err := p.gather(strconv.Itoa(int(v)))
 		if err != nil {
 			return err
 		}
@@ -93,6 +93,14 @@ func (p *process) write(v Version) error {
 
 func tensorName(i int) string { return "t" + strconv.Itoa(i) }
 
+// gather returns the texts of all ranks. A killed process says nothing.
+func (p *process) gather(text string) ([]string, error) {
+	if p.Killed() {
+		return nil, errLost
+	}
+	return p.group.gather(p.rank, text)
+}
+
 // saying is rank 0's message before a save.
 type saying struct {
 	Version Version
@@ -131,7 +139,10 @@ func (p *process) saveTogether() (err error) {
 		return err
 	}
 	err = w.Write(p.rank, divided.Parts(value))
-	_, lost := p.group.gather(p.rank, "")
+	if errors.Is(err, checkpoint.ErrNotDurable) {
+		return broken{fmt.Errorf("before the commit, the checkpoint is said to be in place: %w", err)}
+	}
+	_, lost := p.gather("")
 	if err = errors.Join(err, lost); err == nil && p.rank == 0 {
 		committed = w.Commit(value, divided)
 		err = committed
@@ -145,7 +156,7 @@ func (p *process) tell(mine saying) (first saying, err error) {
 	if err != nil {
 		return first, err
 	}
-	all, err := p.group.gather(p.rank, string(text))
+	all, err := p.gather(string(text))
 	if err != nil {
 		return first, err
 	}
@@ -162,7 +173,7 @@ func (p *process) agree(failed error) error {
 	if failed != nil {
 		text = failed.Error()
 	}
-	all, err := p.group.gather(p.rank, text)
+	all, err := p.gather(text)
 	errs := []error{failed, err}
 	for rank, said := range all {
 		if rank != p.rank && said != "" {
