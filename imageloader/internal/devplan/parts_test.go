@@ -2,12 +2,18 @@ package devplan
 
 import (
 	"bytes"
+	"encoding/binary"
+	"errors"
+	"hash/maphash"
 	"slices"
 	"sync/atomic"
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/imageloader/internal/digest"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/decodeplan"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -109,5 +115,52 @@ func TestDigestsAreCountedOnce(t *testing.T) {
 	h.forget(0, first)
 	if h.heads[0].Load() != nil || h.pieces != 0 {
 		t.Errorf("%d digests are counted after they were forgotten", h.pieces)
+	}
+}
+
+// shortPart is a decoder whose plans need the last 3 bytes of a file, and the reader of that file,
+// whose memory devices read.
+type shortPart struct {
+	planDecoder
+	file []byte
+}
+
+func (s *shortPart) PlanPart(_ []byte, _, _ int, _ *imagecapi.Geometry, _ []byte, piece int, _ []byte,
+	used *atomic.Uint64) (imagecapi.Part, error) {
+	used.Store(64)
+	return imagecapi.Part{Bytes: 64, Begin: 32, End: 35, From: piece}, nil
+}
+
+func (s *shortPart) ReadPart(int, *index.ContentPart) error { return errors.New("not called") }
+
+func (s *shortPart) DevicePart(_ int, p *index.ContentPart, _ func([]byte) (func() error, error)) []byte {
+	return s.file[p.From:]
+}
+
+// blobStore has the same blob for all samples.
+type blobStore struct{ blob []byte }
+
+func (s blobStore) EntryPoints(int, []byte) []byte   { return s.blob }
+func (s blobStore) KeepEntryPoints(int, []byte) bool { return false }
+
+// TestShortPartHasRoomForItsDigest: the last piece of a file may have fewer bytes than its digest.
+func TestShortPartHasRoomForItsDigest(t *testing.T) {
+	s := &shortPart{file: make([]byte, digest.Piece+3)}
+	store := blobStore{[]byte("blob")}
+	points := NewEntryPoints(store, 1, true)
+	p := &Planner{Entries: &Decoder{points: points}, d: s}
+	h := points.headsOf()
+	head := &Head{entries: maphash.Bytes(h.seed, store.blob), pieces: []uint64{1, 0x0807060504030201}}
+	plans := &decodeplan.Plans{Memory: alignedBytes(64), Rows: make([]decodeplan.Row, 1)}
+	to, err := NewStaging(plans, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	placed, ok := p.PlanPart(head, &Image{Size: digest.Piece + 3}, s, to)
+	if !ok || placed.File.From != &s.file[digest.Piece] || !placed.Redo.Read {
+		t.Fatalf("PlanPart = %+v, %v, want a row with the last piece, and true", placed, ok)
+	}
+	if got, want := binary.NativeEndian.Uint64(plans.Memory[32:]), head.pieces[1]; got != want {
+		t.Errorf("the room starts with %#x, want the digest %#x", got, want)
 	}
 }
