@@ -21,7 +21,18 @@ import (
 
 // afterID matches the rest of a part's name after the id and its infix. A part's temporary file is
 // a part too.
-var afterID = regexp.MustCompile(`^\d{5,}-of-\d{5,}\.safetensors(\.tmp-[0-9a-f]{12})?$`)
+var afterID = regexp.MustCompile(`^\d{5,}-of-\d{5,}\.safetensors(\.tmp-[0-9a-f]{12}(-abandoned)?)?$`)
+
+// indexID matches the id of an index's parts: older versions gave it 8 digits.
+var indexID = regexp.MustCompile(`^[0-9a-f]{8}([0-9a-f]{4})?$`)
+
+// isPartID reports whether parts of a checkpoint at the path can have the id.
+func isPartID(path, id string) bool {
+	if isIndexPath(path) {
+		return indexID.MatchString(id)
+	}
+	return unfinishedNumber.MatchString(id)
+}
 
 // partID returns the id in the name of a part. ok is false if the checkpoint at the path cannot
 // have a part of that name.
@@ -32,7 +43,7 @@ func partID(path, name string) (id string, ok bool) {
 	}
 	rest, mine := strings.CutPrefix(name, base+"-")
 	id, rest, ok = strings.Cut(rest, infix)
-	return id, mine && ok && unfinishedNumber.MatchString(id) && afterID.MatchString(rest)
+	return id, mine && ok && isPartID(path, id) && afterID.MatchString(rest)
 }
 
 // partIDs are the ids that a main file names.
@@ -65,7 +76,7 @@ func readIDs(path string) (partIDs, error) {
 		return partIDs{}, nil
 	}
 	ids.replaced = slices.DeleteFunc(ids.replaced, func(id string) bool {
-		return !unfinishedNumber.MatchString(id) || slices.Contains(ids.own, id)
+		return !isPartID(path, id) || slices.Contains(ids.own, id)
 	})
 	return ids, nil
 }
@@ -186,7 +197,7 @@ func (f *unfinished) finishMain(replaced []string) error {
 
 // abandonMain removes the main file and its parts, unless the file has its final name.
 func (f *unfinished) abandonMain() {
-	if safefile.Rename(f.file, f.file.Name()+abandonedSuffix) == nil {
+	if setAside(f.file) == nil {
 		removeAbandoned(f.path, f.id())
 	}
 	f.file.Close()

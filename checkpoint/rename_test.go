@@ -4,9 +4,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/checkpoint"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
 )
 
 // A server has renamed the main file, and answers with an error: the checkpoint is in place.
@@ -51,5 +54,44 @@ func TestAbandonKeepsFilesOfACheckpointInPlace(t *testing.T) {
 	want := []string{"last.pt", "last.pt-" + s.ID() + "-rank00000-of-00001.safetensors"}
 	if names := files(t, dir); !slices.Equal(names, want) {
 		t.Errorf("the folder has %v, want %v", names, want)
+	}
+}
+
+// The name of an abandoned file is too long for the file system. The failed save leaves no file.
+func TestFailedSaveWithALongNameLeavesNoFile(t *testing.T) {
+	dir := t.TempDir()
+	const suffix = ".safetensors.index.json"
+	path := filepath.Join(dir, strings.Repeat("m", 230-len(suffix))+suffix)
+	one := []torch.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
+	if err := checkpoint.SaveSharded(path, one, nil, 8); err == nil {
+		t.Error("saving files with names of over 255 bytes: got no error, want one")
+	}
+	if names := files(t, dir); len(names) != 0 {
+		t.Errorf("the folder has %v, want no file", names)
+	}
+}
+
+// Older versions gave the files of an index an id of 8 digits. A part's temporary file can be left
+// under its abandoned name.
+func TestSaveShardedRemovesOlderNames(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "m.safetensors.index.json")
+	one := []torch.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
+	save := func() {
+		t.Helper()
+		if err := checkpoint.SaveSharded(path, one, nil, 8); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old := filepath.Join(dir, "m-0123abcd-00001-of-00001.safetensors")
+	index := `{"metadata": {}, "weight_map": {"w": "m-0123abcd-00001-of-00001.safetensors"}}`
+	for name, text := range map[string]string{path: index, old: "x", old + ".tmp-0123456789ab-abandoned": "x"} {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save()
+	if names := files(t, dir); len(names) != 2 {
+		t.Errorf("the folder has %v, want an index and its file", names)
 	}
 }

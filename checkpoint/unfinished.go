@@ -175,7 +175,20 @@ func abandonLeft(name string) bool {
 		return false
 	}
 	defer file.Close() // releases the lock
-	return system.TryLock(file.Fd()) == nil && names(name, file) && os.Rename(name, name+abandonedSuffix) == nil
+	return system.TryLock(file.Fd()) == nil && names(name, file) && setAside(file) == nil
+}
+
+// setAside gives a main file that will not be finished the name of an abandoned one. A full disk
+// may refuse the rename, or the name is too long: setAside then removes the file, so that its
+// owner's rename fails too.
+func setAside(file *os.File) error {
+	err := safefile.Rename(file, file.Name()+abandonedSuffix)
+	for _, refused := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.ENAMETOOLONG} {
+		if errors.Is(err, refused) {
+			return os.Remove(file.Name())
+		}
+	}
+	return err
 }
 
 // removeAbandoned removes the parts of an abandoned main file, and then the file itself, by whose
