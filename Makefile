@@ -125,7 +125,7 @@ test-cpu-only: ## build the shim for a LibTorch without CUDA (LIBTORCH=, or 2.11
 NULL_TESTS = ^Test(DeviceWaitsForTheEndOfACapture|BoundedStreams|ErrorsOfGPUsBeginWithTheCall$\
   |MainFailsAfterAFinding|NoFindingsReportsARace|SanitizerOfSharded.*|NormsWithReLUKeepNoMoreMemory$\
   |ParallelHasThePriorityOfItsCaller|NormAndReLUAreTwoKernels$\
-  |SanitizerOf(InflatedMembers|BoundedDecoding)|SteadyDecoding.*|RefusedEpochLeavesTheMeasurement$\
+  |SanitizerOf(InflatedMembers|BoundedDecoding|Mappings)|MaxMappedBytes.*|RegisterReadOnlyFile|SteadyDecoding.*|RefusedEpochLeavesTheMeasurement$\
   |SanitizerOf(Requests|Batcher)|TwoGPUsServeOneQueue|GPU(RowsAreReadAfterTheirBatch|ImagesEqualHost|OutOfMemoryHalvesBucket)|DeviceJPEGsEqualHost|Precedence(IsOrdered)?)$$
 
 # Tests of GPUs that compare no results of kernels.
