@@ -117,7 +117,7 @@ func (l *Limits) Ends(f *Fault, rank int) []End {
 	case Duplicate:
 		ends := []End{{}}
 		if f.Phase == Joining || f.At < 5*time.Second {
-			ends = append(ends, End{control.Mismatch, r})
+			ends = append(ends, End{control.Mismatch, r}, End{unreachable, -1})
 		}
 		return ends
 	}
