@@ -405,3 +405,28 @@ func TestShardedTotalSize(t *testing.T) {
 		t.Errorf("total_size is %s, want \"2400000\"", size)
 	}
 }
+
+// kept holds the contents of a folder's files, by path.
+type kept map[string][]byte
+
+func keep(t *testing.T, dir string) kept {
+	t.Helper()
+	k := kept{}
+	for _, name := range files(t, dir) {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		k[filepath.Join(dir, name)] = data
+	}
+	return k
+}
+
+func (k kept) restore(t *testing.T) {
+	t.Helper()
+	for name, data := range k {
+		if err := os.WriteFile(name, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
