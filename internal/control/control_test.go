@@ -255,6 +255,34 @@ func TestAbortReachesAllRanks(t *testing.T) {
 	requireVerdict(t, members, Aborted, 1, "enough")
 }
 
+// A member that aborts the job closes at once, and then the hub.
+func TestLastWordsAreRead(t *testing.T) {
+	for range 50 {
+		h, members := job(t, 2)
+		members[0].Abort("enough")
+		members[0].Close()
+		h.Close()
+		requireVerdict(t, members[1:], Aborted, 0, "enough")
+	}
+}
+
+// A rank has given up before it leaves.
+func TestPartAfterAFailureIsNoOrderlyEnd(t *testing.T) {
+	for range 20 { // Part may choose between sending and failing
+		_, members := job(t, 2)
+		gaveUp := &Verdict{Silent, 0, "rank 0 is silent"}
+		members[1].fail(gaveUp)
+		if err := members[1].Part(t.Context(), "here", patience); err != gaveUp {
+			t.Fatalf("got %v, want %v", err, gaveUp)
+		}
+		members[1].Close()
+		var v *Verdict
+		if err := members[0].Part(t.Context(), "here", patience); !errors.As(err, &v) || v.Kind != Lost || v.Rank != 1 {
+			t.Fatalf("the other rank leaves with %v, want rank 1 lost", err)
+		}
+	}
+}
+
 // A rank leaves while another waits for it in a collective.
 func TestClosingWhileAnotherRankWaitsIsAnError(t *testing.T) {
 	_, members := job(t, 2)

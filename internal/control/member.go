@@ -183,6 +183,11 @@ func (m *Member) Abort(text string) { m.send(message{Kind: kindAbort, Text: text
 // rank in a collective. It also fails if some rank does not call Part within the timeout of the
 // first caller.
 func (m *Member) Part(ctx context.Context, at string, timeout time.Duration) error {
+	select {
+	case <-m.failed: // the others must not take this rank's end for a good one
+		return m.Verdict()
+	default:
+	}
 	m.send(message{Kind: kindLeave, Text: at, Timeout: timeout})
 	select {
 	case <-m.left:

@@ -77,6 +77,10 @@ func (e End) matches(other End) bool {
 // unreachable is the end of a rank that found no hub.
 const unreachable control.Kind = "unreachable"
 
+// tooLate are the ends of a rank if the job has ended before the rank has found the hub, or before
+// the hub has read its first message.
+var tooLate = []End{{unreachable, -1}, {control.Lost, 0}}
+
 // slack is the inaccuracy of clocks and messages.
 const slack = 4 * time.Second
 
@@ -91,9 +95,9 @@ func (l *Limits) Ends(f *Fault, rank int) []End {
 	}
 	switch f.Kind {
 	case Kill:
-		return f.gone(control.Lost, rank)
+		return f.gone(control.Lost)
 	case Power:
-		return f.gone(control.Silent, rank)
+		return f.gone(control.Silent)
 	case Stop, Freeze, Cut, CutTo, CutFrom:
 		return l.away(f, rank)
 	case Hang:
@@ -109,30 +113,30 @@ func (l *Limits) Ends(f *Fault, rank int) []End {
 		case f.For < l.Timeout-2*slack:
 			return []End{{}}
 		case r == 0:
-			return []End{{}, {unreachable, -1}, {control.Timeout, -1}}
+			return append([]End{{}, {control.Timeout, -1}}, tooLate...)
 		}
-		return []End{{}, {control.Timeout, r}, {unreachable, -1}}
+		return append([]End{{}, {control.Timeout, r}}, tooLate...)
 	case Stay:
 		return []End{{control.Timeout, r}}
 	case Duplicate:
 		ends := []End{{}}
 		if f.Phase == Joining || f.At < 5*time.Second {
-			ends = append(ends, End{control.Mismatch, r}, End{unreachable, -1})
+			ends = append(append(ends, tooLate...), End{control.Mismatch, r})
 		}
 		return ends
 	}
 	return []End{{}}
 }
 
+// joining returns more ends if not all ranks have joined.
+func (f *Fault) joining() []End { return append([]End{{control.Timeout, f.Rank}}, tooLate...) }
+
 // gone returns the ends after a rank has gone forever.
-func (f *Fault) gone(kind control.Kind, rank int) []End {
+func (f *Fault) gone(kind control.Kind) []End {
 	ends := []End{{kind, f.Rank}}
 	switch f.Phase {
 	case Joining:
-		ends = append(ends, End{control.Timeout, f.Rank}, End{unreachable, -1}) // the job may have ended before
-		if f.Rank == 0 {
-			ends = append(ends, End{control.Lost, 0})
-		}
+		ends = append(ends, f.joining()...)
 	case Leaving:
 		ends = append(ends, End{})
 	case Ended:
@@ -165,12 +169,19 @@ func (l *Limits) away(f *Fault, rank int) (ends []End) {
 		ends = append(ends, silent)
 	}
 	if f.Phase == Joining {
-		ends = append(ends, End{control.Timeout, f.Rank}, End{unreachable, -1})
+		ends = append(ends, f.joining()...)
 	}
 	if f.Rank == 0 && (f.For < long || f.Kind == Freeze) { // a rank may give up shortly before the hub continues
 		ends = append(ends, End{control.Lost, -1})
 	}
 	return ends
+}
+
+// overlap reports whether two ranks were away at the same time, so that perhaps nobody has noticed.
+func overlap(faults []*Fault) bool {
+	away := func(f *Fault) bool { return f.Happened && (f.Kind == Stop || f.Kind == Freeze) }
+	return len(faults) == 2 && away(faults[0]) && away(faults[1]) && faults[0].Rank != faults[1].Rank &&
+		faults[0].At < faults[1].At+faults[1].For && faults[1].At < faults[0].At+faults[0].For
 }
 
 // disturbs reports whether a fault may give a rank another end than the others.
@@ -187,16 +198,18 @@ func (l *Limits) Check(faults []*Fault, ends map[int]End, texts map[int]string) 
 		for _, f := range faults {
 			allowed = append(allowed, l.Ends(f, rank)...)
 			if f.Kind == Late && f.Rank == rank && len(faults) > 1 { // the job may have ended
-				allowed = append(allowed, End{unreachable, -1})
+				allowed = append(allowed, tooLate...)
 			}
 		}
-		if len(faults) > 1 && slices.ContainsFunc(faults, func(f *Fault) bool { return !slices.Contains(l.Ends(f, rank), End{}) }) {
+		if overlap(faults) {
+			allowed = append(allowed, End{})
+		} else if len(faults) > 1 && slices.ContainsFunc(faults, func(f *Fault) bool { return !slices.Contains(l.Ends(f, rank), End{}) }) {
 			allowed = slices.DeleteFunc(allowed, func(e End) bool { return e.Kind == "" })
 		}
 		if !slices.ContainsFunc(allowed, func(e End) bool { return e.matches(end) }) {
 			return fmt.Errorf("rank %d ends with %+v (%s), want one of %+v", rank, end, texts[rank], allowed)
 		}
-		if hub || end.Kind == unreachable || slices.ContainsFunc(faults, func(f *Fault) bool { return f.disturbs(rank) }) {
+		if hub || end.Kind == unreachable || end == (End{control.Lost, 0}) || slices.ContainsFunc(faults, func(f *Fault) bool { return f.disturbs(rank) }) {
 			continue
 		}
 		if first == nil {

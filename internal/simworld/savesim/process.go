@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 	"strconv"
@@ -69,9 +70,18 @@ func (p *process) end(v Version, err error) {
 		o = Saved
 	case errors.Is(err, checkpoint.ErrNotDurable):
 		o = Unknown
+	case p.unseen(err):
+		o = Unknown
 	}
 	p.w.Say("%s has saved version %d: %v", p.Root, v, err)
 	p.model.End(v, o)
+}
+
+// unseen reports whether a save ended with the error of a rename that may have happened, since the
+// process could not look at the new name afterwards.
+func (p *process) unseen(err error) bool {
+	var failed *fs.PathError
+	return errors.As(err, &failed) && failed.Op == "rename" && p.w.Met("open", "stat")
 }
 
 // write writes a version in one process.

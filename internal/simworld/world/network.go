@@ -468,13 +468,25 @@ func (c *Conn) limit(l *limit, t time.Time) error {
 	}
 	l.at = t
 	if !t.IsZero() {
-		const rounding = 2 // the host's clock and Real round down
-		l.timer = time.AfterFunc(c.host.Real(max(0, t.Sub(c.host.Now())))+rounding, func() {
-			c.net.mu.Lock()
-			defer c.net.mu.Unlock()
-			c.changed()
-		})
+		c.arm(l)
 	}
 	c.changed()
 	return nil
+}
+
+// arm wakes the calls when the host's clock reaches the deadline, which is later if the clock stands
+// still meanwhile.
+func (c *Conn) arm(l *limit) {
+	const rounding = 2 // the host's clock and Real round down
+	at := l.at
+	l.timer = time.AfterFunc(c.host.Real(max(0, at.Sub(c.host.Now())))+rounding, func() {
+		c.host.Gate()
+		c.net.mu.Lock()
+		defer c.net.mu.Unlock()
+		if l.at.Equal(at) && c.host.Now().Before(at) {
+			c.arm(l)
+			return
+		}
+		c.changed()
+	})
 }
