@@ -107,7 +107,7 @@ void check_file(const ts_gpu_decoder::Batch& batch, const ts_gpu_decode_file& fi
   const uint64_t end = plan.scan_at + aligned_plan(plan.scan_bytes) + jpeg::kScanSlack;
   if (plan.scan_at == 0 || plan.scan_at % jpeg::kPlanAlign != 0 || plan.scan_bytes == 0 ||
       end != plan.bytes || plan.subsequences != 0) {
-    throw_image(static_cast<int64_t>(file.image), "it has no plan of ts_image_plan_part");
+    throw_image(static_cast<int64_t>(file.image), "its plan is not of a part of a file");
   }
 }
 

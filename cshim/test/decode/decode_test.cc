@@ -965,7 +965,7 @@ TEST_P(DecodeOn, WrongFilesAreErrors) {
   refused(
       "memory is NULL", [](Files* f) { f->front().from = nullptr; }, key);
   refused(
-      "no plan of ts_image_plan_part", [](Files* f) { f->front().image = 3; }, key);
+      "not of a part of a file", [](Files* f) { f->front().image = 3; }, key);
   refused(
       "two files", [](Files* f) { f->front().image = f->back().image; }, key);
   refused(
