@@ -203,13 +203,16 @@ func (l *Limits) Check(faults []*Fault, ends map[int]End, texts map[int]string) 
 		}
 		if overlap(faults) {
 			allowed = append(allowed, End{})
-		} else if len(faults) > 1 && slices.ContainsFunc(faults, func(f *Fault) bool { return !slices.Contains(l.Ends(f, rank), End{}) }) {
+		} else if len(faults) > 1 && slices.ContainsFunc(faults, func(f *Fault) bool {
+			return !slices.Contains(l.Ends(f, rank), End{})
+		}) {
 			allowed = slices.DeleteFunc(allowed, func(e End) bool { return e.Kind == "" })
 		}
 		if !slices.ContainsFunc(allowed, func(e End) bool { return e.matches(end) }) {
 			return fmt.Errorf("rank %d ends with %+v (%s), want one of %+v", rank, end, texts[rank], allowed)
 		}
-		if hub || end.Kind == unreachable || end == (End{control.Lost, 0}) || slices.ContainsFunc(faults, func(f *Fault) bool { return f.disturbs(rank) }) {
+		if hub || slices.Contains(tooLate, end) ||
+			slices.ContainsFunc(faults, func(f *Fault) bool { return f.disturbs(rank) }) {
 			continue
 		}
 		if first == nil {

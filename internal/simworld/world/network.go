@@ -474,8 +474,8 @@ func (c *Conn) limit(l *limit, t time.Time) error {
 	return nil
 }
 
-// arm wakes the calls when the host's clock reaches the deadline, which is later if the clock stands
-// still meanwhile.
+// arm wakes the calls when the host's clock reaches the deadline, which is later if the clock
+// stands still meanwhile.
 func (c *Conn) arm(l *limit) {
 	const rounding = 2 // the host's clock and Real round down
 	at := l.at
