@@ -174,9 +174,9 @@ func newMain(path string, kind safefile.Kind, parts bool) (*unfinished, error) {
 // id returns the checkpoint's id.
 func (f *unfinished) id() string { return strings.TrimPrefix(f.file.Name(), f.path+unfinishedInfix) }
 
-// replacedIDs returns the ids of the parts that f makes superfluous: those of the file at the path,
-// and those that it replaced and newMain could not remove. If the file cannot be read, its parts
-// stay.
+// replacedIDs returns the ids of parts that nobody needs once f has its final name: the ids that
+// the file at the path names, except those whose parts newMain has removed. If the file cannot be
+// read, its parts stay.
 func (f *unfinished) replacedIDs() []string {
 	existing, _ := readIDs(f.path)
 	return append(existing.own, slices.DeleteFunc(existing.replaced, func(id string) bool {

@@ -8,9 +8,7 @@ namespace ts::decode {
 namespace kernels {
 
 constexpr uint32_t kReadThreads = 256;
-// Enough to fill the bus, and few enough to leave the GPU to other work. Each thread loads 128
-// bytes at once.
-constexpr uint32_t kReadBlocks = 16;
+constexpr uint32_t kReadBlocks = 128;  // each thread loads 128 bytes at once
 constexpr uint32_t kWarp = 32;
 constexpr uint32_t kChunk = sizeof(uint4);
 constexpr uint32_t kPieceChunks = kPieceBytes / kChunk;

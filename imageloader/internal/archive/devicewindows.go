@@ -57,7 +57,7 @@ func (h *heldMappings) ask(m *mapping, register Register) {
 }
 
 // registerAsked registers windows one after another, so that reading their pages disturbs other
-// reads less: in the order of the file, so that all processes of a host begin with the same ones.
+// reads less. It follows the order of the file, so that all processes register the same ones first.
 // After an error it registers no more for refusalTime: the limit of pinned memory or the device is
 // the reason.
 func (h *heldMappings) registerAsked(register Register) {

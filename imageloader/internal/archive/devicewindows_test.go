@@ -195,7 +195,7 @@ func TestCloseWaitsForOneWindow(t *testing.T) {
 	<-began
 	closed := make(chan struct{})
 	go func() { m.Close(); close(closed) }()
-	for r.DeviceBytes(0, 1000, 0, slow) == nil && m.Holding() { // until Close has begun
+	for r.DeviceBytes(0, 1000, 0, slow) == nil && m.Holding() { // until Close is waiting
 	}
 	close(resume)
 	<-closed
