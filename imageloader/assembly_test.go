@@ -335,6 +335,39 @@ func TestReplacedStreamEndsTheEpochOnlyIfSamplesLack(t *testing.T) {
 	}
 }
 
+// TestReplacedStreamIsNoticedAfterAnEpochThatEndedEarly: a loader has opened a stream without
+// reading it, and its first epoch ends at a bad sample. Another archive then replaces the stream.
+func TestReplacedStreamIsNoticedAfterAnEpochThatEndedEarly(t *testing.T) {
+	archivetest.Within(t)
+	stream := func(n int) string {
+		data := archivetest.Images(t, n, func(i int) bool { return i == 10 })
+		return archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))
+	}
+	path, other := stream(50), stream(60)
+	l := openFake(t, path, Options{BatchSize: 4, Transform: Eval(4, 4), ShuffleBytes: 1000,
+		Classes: []string{"class0", "class1", "class2", "class3", "class4"}})
+	var state State
+	var err error
+	for b, e := range l.epoch(t.Context(), 0, 1) {
+		if err = e; err == nil {
+			state = b.State
+		}
+	}
+	if !errors.As(err, new(*SampleError)) || state.Batches() != 2 {
+		t.Fatalf("got %d batches and the error %v, want 2 and a *SampleError", state.Batches(), err)
+	}
+	if err := os.Rename(other, path); err != nil {
+		t.Fatal(err)
+	}
+	if batches, err := collect(t, l, 1, 1); !errors.Is(err, ErrSourceChanged) || len(batches) != 0 {
+		t.Errorf("epoch 1 of another archive: got %d batches and the error %v, want none and %v",
+			len(batches), err, ErrSourceChanged)
+	}
+	if err := l.Restore(t.Context(), state); !errors.Is(err, ErrSourceChanged) {
+		t.Errorf("Restore from another archive: got the error %v, want %v", err, ErrSourceChanged)
+	}
+}
+
 // TestFillRefusesMisuse: Fill returns an error when the consumer misbehaves.
 func TestFillRefusesMisuse(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil))

@@ -88,14 +88,14 @@ func (l *Loader) fill(ctx context.Context, number int, to decodeplan.Consumer) e
 		return err
 	}
 	opening := l.archiveConfig()
-	opening.Again, opening.Mappings = true, l.mappings
+	opening.Mappings = l.mappings
 	batches := &consumer{to: to, known: known, run: l.runOf(at, kind, known)}
 	if !batches.Plans() {
 		opening.Inflaters = l.inflaters()
 	}
 	first := l.indexConfig(l.format)
 	source := epoch.Source{
-		Open:     func(ctx context.Context) (*archive.Archive, error) { return archive.Open(ctx, l.path, opening) },
+		Open:     func(ctx context.Context) (*archive.Archive, error) { return l.openAgain(ctx, opening) },
 		Requests: opening.Requests,
 		Known:    known,
 		First:    epoch.First{Index: first, Keep: l.keepIndex},
@@ -426,17 +426,11 @@ func (r *rereader) open(ctx context.Context, l *Loader, known *index.Index) erro
 		return nil
 	}
 	r.close()
-	a, err := l.openAgain(ctx)
-	if err != nil {
-		return err
-	}
 	if known == nil {
-		err = fmt.Errorf("imageloader: %s: %w", archive.Shown(l.path), archive.ErrSourceChanged)
-	} else {
-		err = known.Changed(a)
+		return fmt.Errorf("imageloader: %s: %w", archive.Shown(l.path), archive.ErrSourceChanged)
 	}
+	a, err := l.openAgain(ctx, l.archiveConfig())
 	if err != nil {
-		_ = a.Close() // nothing was written
 		return err
 	}
 	r.ends, r.known, r.a, r.reader = ctx.Done(), known, a, index.NewReader(known, a)

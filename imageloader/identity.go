@@ -79,7 +79,7 @@ func sortedKeys(maps ...map[string]string) (keys []string) {
 
 // identity identifies the archive. The first call takes a while for a large archive.
 func (l *Loader) identity(x *index.Index) archiveIdentity {
-	id := archiveIdentity{Bytes: l.bytes}
+	id := archiveIdentity{Bytes: l.info.Size()}
 	if x == nil {
 		return id
 	}

@@ -108,11 +108,45 @@ func (l *Loader) archiveConfig() archive.Config {
 		Requests: &archive.Requests{Logger: l.o.Logger}, Inflaters: min(runtime.GOMAXPROCS(0), l.o.Workers)}
 }
 
-// openAgain opens the loader's archive again.
-func (l *Loader) openAgain(ctx context.Context) (*archive.Archive, error) {
-	c := l.archiveConfig()
+// openAgain opens the loader's archive again, with a copy of archiveConfig. It returns an error if
+// the archive has changed since Open.
+func (l *Loader) openAgain(ctx context.Context, c archive.Config) (*archive.Archive, error) {
 	c.Again = true
-	return archive.Open(ctx, l.path, c)
+	a, err := archive.Open(ctx, l.path, c)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.Changed(l.info); err != nil {
+		_ = a.Close() // nothing was written
+		return nil, err
+	}
+	return a, nil
+}
+
+// readThrough makes the index of an archive that was opened without one.
+func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		select {
+		case <-l.closed:
+			stop(ErrClosed)
+		case <-ctx.Done():
+		}
+	}()
+	a, err := l.openAgain(ctx, l.archiveConfig())
+	if err != nil {
+		return nil, archive.StopCause(ctx, err)
+	}
+	defer a.Close()
+	x, err := index.Build(a, l.indexConfig(l.format))
+	if err != nil {
+		return nil, archive.StopCause(ctx, err)
+	}
+	if !l.index.CompareAndSwap(nil, x) {
+		_ = x.Close() // an error loses nothing, as nothing was written
+	}
+	return l.index.Load(), nil
 }
 
 // keepsEntryPoints reports whether the options allow both entry points and the index that stores

@@ -3,6 +3,7 @@ package imageloader
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -50,7 +51,7 @@ type labelFile struct {
 type archiveFile struct {
 	path     string
 	format   string
-	bytes    int64                                   // size when it was opened
+	info     fs.FileInfo                             // of all shards, when it was opened
 	openFile func(path string) (archive.File, error) // nil: the file system's; set in tests
 	mappings *archive.Mappings                       // of the archive's files, for all epochs
 }
@@ -155,7 +156,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 		return nil, archive.StopCause(ctx, err)
 	}
 	defer a.Close()
-	l.bytes, l.format = a.Info().Size(), a.Format()
+	l.info, l.format = a.Info(), a.Format()
 	if err := o.checkFormat(a.Path(), a.Format()); err != nil {
 		return nil, err
 	}

@@ -1060,7 +1060,7 @@ func TestSegmentsReadTheFileOnce(t *testing.T) {
 			if !x.Random() || x.Work() < 10 { // random access must depend on the samples held in memory
 				t.Fatalf("random access %v, work %v", x.Random(), x.Work())
 			}
-			if size := l.bytes; read.Load() > 3*size {
+			if size := l.info.Size(); read.Load() > 3*size {
 				t.Errorf("%d bytes are read of a file of %d, want at most %v",
 					read.Load(), size, 3*size)
 			}

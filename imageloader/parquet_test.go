@@ -249,7 +249,7 @@ func TestParquetOfAllWritersGivesTheSamplesOfDatasets(t *testing.T) {
 func checkContents(t *testing.T, file string, o Options, rows []expectedRow) {
 	t.Helper()
 	l := openFake(t, file, o)
-	a, err := l.openAgain(t.Context())
+	a, err := l.openAgain(t.Context(), l.archiveConfig())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"strconv"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
-	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/order"
 )
 
@@ -102,32 +101,6 @@ func (l *Loader) possible(kind order.Kind) bool {
 		return kind == order.Archive
 	}
 	return kind == order.Permuted || kind == order.Buffered
-}
-
-// readThrough makes the index of an archive that was opened without one.
-func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	go func() {
-		select {
-		case <-l.closed:
-			stop(ErrClosed)
-		case <-ctx.Done():
-		}
-	}()
-	a, err := l.openAgain(ctx)
-	if err != nil {
-		return nil, archive.StopCause(ctx, err)
-	}
-	defer a.Close()
-	x, err := index.Build(a, l.indexConfig(l.format))
-	if err != nil {
-		return nil, archive.StopCause(ctx, err)
-	}
-	if !l.index.CompareAndSwap(nil, x) {
-		_ = x.Close() // an error loses nothing, as nothing was written
-	}
-	return l.index.Load(), nil
 }
 
 // accepts returns an error that names the difference in the archive or the options between a state

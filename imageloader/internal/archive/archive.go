@@ -220,7 +220,7 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 			_ = a.Close() // err says more
 		}
 	}()
-	all := totalInfo{name: path}
+	all := totalInfo{name: path, shards: a.shards}
 	for i, path := range paths {
 		if i > 0 && ctx.Err() != nil {
 			return nil, ErrStopped

@@ -64,6 +64,46 @@ func TestReplacedShardIsAnError(t *testing.T) {
 	}
 }
 
+// TestReplacedShardWithAnEarlierTimeIsAnError: a shard is replaced by one of the same size, and the
+// new one's time is before another shard's, so the size and the time of all shards stay.
+func TestReplacedShardWithAnEarlierTimeIsAnError(t *testing.T) {
+	folder := t.TempDir()
+	put := func(i int, at int64, data []byte) {
+		t.Helper()
+		name := filepath.Join(folder, fmt.Sprintf("s%d.tar", i))
+		if err := os.WriteFile(name, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(name, time.Unix(at, 0), time.Unix(at, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(0, 1e9, archivetest.Numbered(t, 0, 1))
+	put(1, 3e9, archivetest.Numbered(t, 2, 3))
+	a, err := archive.Open(t.Context(), filepath.Join(folder, "s{0,1}.tar"), archive.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	for _, replaced := range []bool{false, true} {
+		if replaced {
+			put(0, 2e9, archivetest.Numbered(t, 4, 5))
+		}
+		b, err := a.Reopen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		if size := b.Info().Size(); size != a.Info().Size() || !b.Info().ModTime().Equal(a.Info().ModTime()) {
+			t.Fatalf("the shards have %d bytes, want %d, and the latest time %v", size, a.Info().Size(), b.Info().ModTime())
+		}
+		err = b.Changed(a.Info())
+		if errors.Is(err, archive.ErrSourceChanged) != replaced || replaced && !strings.Contains(err.Error(), "s0.tar") {
+			t.Errorf("replaced %v: got the error %v, want archive.ErrSourceChanged with s0.tar if it is", replaced, err)
+		}
+	}
+}
+
 // TestMissingLibraryIsNoDamage: without the image library, the error does not call a .tgz damaged.
 func TestMissingLibraryIsNoDamage(t *testing.T) {
 	const child = "ARCHIVE_TEST_WITHOUT_LIBRARY"

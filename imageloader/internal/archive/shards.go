@@ -135,6 +135,7 @@ type totalInfo struct {
 	size    int64
 	changed time.Time // the latest time
 	version string    // the versions of the shards that have one
+	shards  []Shard
 }
 
 func (t *totalInfo) add(info fs.FileInfo) {

@@ -112,10 +112,19 @@ func OpenFile(ctx context.Context, path string, c Config) (File, error) {
 	return safefile.Open(path)
 }
 
-// Changed compares an open archive with an earlier description of it. If they describe different
-// versions, it returns an error that wraps ErrSourceChanged and names the difference. Otherwise it
-// returns nil.
+// Changed compares an open archive with an earlier description of it, an Info. If they describe
+// different versions, it returns an error that wraps ErrSourceChanged and names the difference.
+// Otherwise it returns nil.
 func (a *Archive) Changed(before fs.FileInfo) error {
+	if was, ok := before.(totalInfo); ok && len(was.shards) == len(a.shards) {
+		for i := range a.shards { // a shard's new time may be before the latest of all
+			s := &a.shards[i]
+			if err := changed(s.Path, describe(s.Info), describe(was.shards[i].Info)); err != nil {
+				return fmt.Errorf("imageloader: %s: %w", Shown(s.Path), err)
+			}
+		}
+		return nil
+	}
 	if err := changed(a.path, describe(a.info), describe(before)); err != nil {
 		return fmt.Errorf("imageloader: %s: %w", a.Path(), err)
 	}

@@ -18,7 +18,8 @@ import (
 
 // Source is the archive that an epoch reads.
 type Source struct {
-	// Open opens the archive. Reads end when ctx ends. Run closes the archive.
+	// Open opens the archive, which must be the one that Known describes. Reads end when ctx ends.
+	// Run closes the archive.
 	Open     func(ctx context.Context) (*archive.Archive, error)
 	Requests *archive.Requests // requests of the archives that Open opens
 	Known    *index.Index      // nil in the first pass over a compressed archive with given classes
@@ -150,11 +151,6 @@ func Run(ctx context.Context, source Source, at order.Start, c *Config, e *Env, 
 	}
 	p.archive = a
 	defer func() { _ = p.archive.Close() }() // nothing was written
-	if source.Known != nil {
-		if err := source.Known.Changed(a); err != nil {
-			return err
-		}
-	}
 	return p.run()
 }
 

@@ -154,6 +154,8 @@ var regressions = []struct {
 			"index#0=5;deal again#0=1;index process#0=2;rank 0 killed#0=2;rank 0 call#0=85;" +
 			"rank 0 workers#0=2;fault readat train.remote.tsidx#8=1;fault readat train.remote.tsidx#15=1;" +
 			"fault get train-1.tgz#5=10;archive changes#7=2"},
+	{loadersim.Run, "another stream replaces one whose epoch a bad sample has ended", 1795918556766,
+		"samples#0=11;damage#0=1;bad#4=5;format#0=5;give classes#0=1;epochs#0=2;archive changes#1=9"},
 	{savesim.Run, "a loss of power brings back files that an index has replaced", 6,
 		"kind#0=3;saves#0=2;tensors#0=2;lives#0=4;rank 0 killed#0=1;rank 0 killed#1=1;" +
 			"rank 0 loses power#1=2;crash name last-000000000004-00001-of-00002.safetensors#0=1"},
