@@ -34,11 +34,17 @@ type job struct {
 	options imageloader.Options
 	epochs  int
 	calls   int // of an undisturbed process
-	leaves  int // how rarely an epoch is left early; 0: never
+	rarity
 	deal    deal
 	latest  map[int]latest // by rank, of the present ranks
 	unclean bool           // a process was killed or met a fault, so its temporary files may be left
 	moved   bool           // the archive was changed
+}
+
+// rarity says how rare disturbances other than faults are: one in this number; 0: never.
+type rarity struct {
+	leaves  int // of an epoch, early
+	changes int // of the archive
 }
 
 // deal says when other ranks continue.
@@ -254,7 +260,7 @@ func (j *job) disturb() error {
 	f.Read, f.Write, f.Name = rare("rare reads"), rare("rare writes"), rare("rare names")
 	f.Move = f.Name
 	f.Sync, f.Lock, f.Server = rare("rare syncs"), rare("rare locks"), rare("rare responses")
-	j.leaves = rare("rare leaves") / 2
+	j.rarity = rarity{leaves: rare("rare leaves") / 2, changes: 30}
 	f.Stop = 20 * rare("rare stops")
 	w.Disk.Network = w.Choose("network disk", 3) == 2
 	w.Say("%d samples in %s, bad: %v, %+v, %d epochs", len(j.members), j.files.archive, j.model.Bad, j.model.Share, j.epochs)

@@ -98,7 +98,7 @@ func (r *rank) train() error {
 			crash = r.w.Choose(name+" loses power", 4) == 3
 		}
 		if tries > maxTries {
-			r.w.Disk.Faults = world.Faults{}
+			r.w.Disk.Faults, r.rarity = world.Faults{}, rarity{}
 		}
 		before := r.faults()
 		ctx, cancel := context.WithCancel(context.Background())
@@ -377,7 +377,7 @@ func (r *rank) change() {
 	if r.model.World > 1 || r.changed || r.epochs == 1 && r.taken == len(r.want) {
 		return
 	}
-	kind := r.w.Chance("archive changes", 30, 11)
+	kind := r.w.Chance("archive changes", r.changes, 11)
 	inPlace := kind == 11
 	if kind == 0 || inPlace && !r.summed() {
 		return
