@@ -390,7 +390,8 @@ func (r *rank) change() {
 		return
 	}
 	r.moved = true
-	r.altered = altered{changed: true, epoch: r.epoch, replaced: kind >= 3 && !inPlace && !r.files.remote && len(r.files.was) == 1}
+	r.altered = altered{changed: true, epoch: r.epoch, replaced: kind >= 3 && !inPlace && !r.files.remote && r.files.format != Tree &&
+		len(r.files.was) == 1}
 	if kind == 2 || kind >= 6 {
 		r.other = kind
 	}
