@@ -266,6 +266,39 @@ func TestLastWordsAreRead(t *testing.T) {
 	}
 }
 
+// A rank sends beats, and reads the verdict late. The hub, which is closed meanwhile, keeps the
+// connection: if it closed the connection, the beats would cause a reset.
+func TestCloseWaitsForALateReader(t *testing.T) {
+	h, address := hub(t, 2)
+	first := member(t, 0, address)
+	requireJoined(t, h, 0)
+	late, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Close()
+	fmt.Fprintf(late, `{"k":"hello","r":1,"t":%q}`+"\n", token)
+	requireJoined(t, h, 1)
+	first.Abort("enough")
+	first.Close()
+	closed := make(chan struct{})
+	go func() {
+		h.Close()
+		close(closed)
+	}()
+	for end := time.Now().Add(5 * times.Interval); time.Now().Before(end); runtime.Gosched() {
+		if _, err := io.WriteString(late, `{"k":"beat"}`+"\n"); err != nil {
+			t.Fatalf("a beat before the verdict is read: %v, want no error", err)
+		}
+	}
+	text, err := io.ReadAll(late)
+	if err != nil || !strings.Contains(string(text), "enough") {
+		t.Errorf("the rank reads %s (%v), want the verdict", text, err)
+	}
+	late.Close()
+	<-closed
+}
+
 // A rank has given up before it leaves.
 func TestPartAfterAFailureIsNoOrderlyEnd(t *testing.T) {
 	for range 20 { // Part may choose between sending and failing

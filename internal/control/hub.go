@@ -92,7 +92,8 @@ func NewHub(listener net.Listener, size int, token string, o Options) *Hub {
 }
 
 // Close closes all connections and waits for the hub's goroutines. Queued messages are still sent.
-// Close the member of rank 0 first: its last message may end the job.
+// Close waits for each rank to read its last message, until the rank has been silent for
+// Options.Silence. Close the member of rank 0 first: its last message may end the job.
 func (h *Hub) Close() {
 	h.mu.Lock()
 	select {
@@ -216,7 +217,7 @@ func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 	}
 	p.conn, p.out, p.name, p.heard = conn, make(chan message, queueLength), hello.Name, time.Now()
 	h.running.Add(1)
-	go h.write(p.conn, p.out)
+	go h.write(hello.Rank, p.conn, p.out)
 	if h.verdict != nil {
 		h.send(hello.Rank, message{Kind: kindRefused, Verdict: h.verdict})
 	}
@@ -224,9 +225,9 @@ func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 }
 
 // write sends queued messages until the queue is closed, and then closes the connection. If the
-// connection were closed while bytes of the rank are unread, TCP could reset it before the rank has
-// the last message, which may be the verdict.
-func (h *Hub) write(conn net.Conn, out <-chan message) {
+// connection were closed while bytes of the rank are unread or on their way, TCP could reset it
+// before the rank has the last message, which may be the verdict.
+func (h *Hub) write(rank int, conn net.Conn, out <-chan message) {
 	defer h.running.Done()
 	defer conn.Close()
 	encoder := json.NewEncoder(conn)
@@ -240,20 +241,21 @@ func (h *Hub) write(conn net.Conn, out <-chan message) {
 		}
 	}
 	if half, ok := conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
-		conn.SetReadDeadline(time.Now().Add(h.patience()))
+		conn.SetReadDeadline(h.patience(rank))
 		io.Copy(io.Discard, conn) // until the rank has closed its side
 	}
 }
 
-// patience limits the wait for a rank that must still read its last message. A rank that ends well
-// closes its side soon. One that is at fault may never do so.
-func (h *Hub) patience() time.Duration {
+// patience returns the time until which the hub waits for a rank to read its last message: a rank
+// that is silent for longer may never do so.
+func (h *Hub) patience(rank int) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.verdict == nil && h.allLeft() {
-		return h.o.Silence
+	silent, soon := h.ranks[rank].heard.Add(h.o.Silence), time.Now().Add(h.o.Interval)
+	if silent.After(soon) {
+		return silent
 	}
-	return h.o.Interval
+	return soon
 }
 
 // send queues a message for the rank. The caller holds h.mu.

@@ -240,10 +240,12 @@ func (m *Member) fail(v *Verdict) {
 	}
 }
 
-// read reads the hub's messages. It closes ended at the end of the connection.
+// read reads the hub's messages. At the end of the connection it ends the other direction too, and
+// closes ended.
 func (m *Member) read(ended chan<- struct{}) {
 	defer m.running.Done()
 	defer close(ended)
+	defer m.closeWrite()
 	decoder := json.NewDecoder(m.conn)
 	left := false
 	for {
@@ -280,6 +282,13 @@ func (m *Member) read(ended chan<- struct{}) {
 	}
 }
 
+// closeWrite tells the hub that this rank sends nothing more, so that the hub does not wait for the
+// rank's program. It returns false if the connection is broken.
+func (m *Member) closeWrite() bool {
+	half, ok := m.conn.(interface{ CloseWrite() error })
+	return ok && half.CloseWrite() == nil
+}
+
 func (m *Member) done(key arrivalKey) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -311,8 +320,7 @@ func (m *Member) write(ended <-chan struct{}) {
 				case msg := <-m.out:
 					put(msg)
 				default:
-					half, ok := m.conn.(interface{ CloseWrite() error })
-					if ok && half.CloseWrite() == nil {
+					if m.closeWrite() {
 						m.conn.SetReadDeadline(time.Now().Add(m.o.Interval))
 						<-ended
 					}
@@ -343,6 +351,7 @@ func (m *Member) beat() {
 		last = now
 		if silence > m.o.Silence {
 			m.fail(m.o.silentHub())
+			return // the hub will find this rank silent, whatever the program does
 		}
 		select {
 		case m.out <- message{Kind: kindBeat}:

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/torchstream/torchstream/internal/control"
@@ -240,13 +241,22 @@ func (r *rank) live() {
 		r.end, r.text = End{unreachable, -1}, err.Error()
 	}
 	r.w.Say("rank %d ends: %s", r.number, r.text)
-	if v != nil && r.hub != nil && r.w.Choose("rank 0 lingers after the end", 4) == 3 {
+	if v != nil && r.w.Choose("lingers after the end", 4) == 3 {
 		r.pause(r.limits.Timeout)
 	}
 	if !r.host.Dead() {
+		began := time.Now()
 		r.close()
+		if took := time.Since(began); r.hub != nil && took > slack && !r.anyAway() {
+			r.wrong = fmt.Errorf("the hub closes after %v, although all ranks that live have read the verdict", took)
+		}
 	}
 	close(r.ended)
+}
+
+// anyAway reports whether a rank may be unable to read the verdict for a while.
+func (j *job) anyAway() bool {
+	return slices.ContainsFunc(j.faults, func(f *Fault) bool { return f.Kind >= Power && f.Kind <= CutFrom })
 }
 
 // close closes the rank's group, as distributed.Group does.

@@ -171,8 +171,9 @@ func (l *Limits) away(f *Fault, rank int) (ends []End) {
 	if f.Phase == Joining {
 		ends = append(ends, f.joining()...)
 	}
-	if f.Rank == 0 && (f.For < long || f.Kind == Freeze) { // a rank may give up shortly before the hub continues
-		ends = append(ends, End{control.Lost, -1})
+	if f.Rank == 0 && (f.For < long || f.Kind == Freeze) {
+		// A rank may give up shortly before the hub continues. It says nothing more, and then ends.
+		ends = append(ends, End{control.Silent, -1}, End{control.Lost, -1})
 	}
 	return ends
 }

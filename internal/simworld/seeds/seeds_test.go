@@ -198,6 +198,13 @@ var regressions = []struct {
 		"silence#0=6;clock#0=3;steps#0=2;work#0=590;work#2=5875;fault#0=4;fault for#0=21991"},
 	{controlsim.Run, "a rank aborts the job and closes at once", 1646,
 		"fault#0=12;closes after Abort#0=1"},
+	{controlsim.Run, "a rank behind a cut link finds no hub in place of the verdict", 1796118510054,
+		"silence#0=3;ranks#0=3;clock#3=3;work#0=7070;faults#0=3;fault#0=6;fault of rank#0=1;" +
+			"fault at#0=9905;fault for#0=2514;fault#1=4;fault of rank#1=2;fault at#1=3444;" +
+			"an early fault#1=3;fault for#1=17412"},
+	{controlsim.Run, "a rank behind a cut link finds no hub after an early leave", 1796118573490,
+		"ranks#0=3;barrier#0=2;faults#0=3;fault#0=11;fault#1=6;fault of rank#1=2;fault at#1=3011;" +
+			"an early fault#1=3;fault for#1=1579"},
 }
 
 // TestRegressions runs the seeds that found faults.

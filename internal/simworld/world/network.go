@@ -384,7 +384,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 		if err := c.over("write", &c.limits[1]); err != nil {
 			return 0, true, err
 		}
-		if c.reset {
+		if c.reset || c.half {
 			return 0, true, failed("write", syscall.EPIPE)
 		}
 		waiting := 0
