@@ -171,9 +171,8 @@ func (l *Limits) away(f *Fault, rank int) (ends []End) {
 	if f.Phase == Joining {
 		ends = append(ends, f.joining()...)
 	}
-	if f.Rank == 0 && (f.For < long || f.Kind == Freeze) {
-		// A rank may give up shortly before the hub continues. It says nothing more, and then ends.
-		ends = append(ends, End{control.Silent, -1}, End{control.Lost, -1})
+	if f.Rank == 0 && (f.For < long || f.Kind == Freeze) { // a rank may give up shortly before the hub continues
+		ends = append(ends, End{control.Lost, -1})
 	}
 	return ends
 }
@@ -202,6 +201,9 @@ func (l *Limits) Check(faults []*Fault, ends map[int]End, texts map[int]string) 
 				allowed = append(allowed, tooLate...)
 			}
 		}
+		if hub {
+			allowed = append(allowed, silentAfterGivingUp(ends)...)
+		}
 		if overlap(faults) {
 			allowed = append(allowed, End{})
 		} else if len(faults) > 1 && slices.ContainsFunc(faults, func(f *Fault) bool {
@@ -223,6 +225,17 @@ func (l *Limits) Check(faults []*Fault, ends map[int]End, texts map[int]string) 
 		}
 	}
 	return nil
+}
+
+// silentAfterGivingUp returns more ends if ranks have given rank 0 up shortly before it continued:
+// they say nothing more.
+func silentAfterGivingUp(ends map[int]End) (more []End) {
+	for rank, end := range sorted(ends) {
+		if end == (End{control.Silent, 0}) {
+			more = append(more, End{control.Silent, rank})
+		}
+	}
+	return more
 }
 
 // sorted iterates over a map by rank.
