@@ -8,7 +8,8 @@ namespace ts::decode {
 namespace kernels {
 
 constexpr uint32_t kReadThreads = 256;
-constexpr uint32_t kReadBlocks = 128;  // each thread loads 128 bytes at once
+// Eight blocks read as fast as the bus. More would only wait on multiprocessors that others need.
+constexpr uint32_t kReadBlocks = 8;
 constexpr uint32_t kWarp = 32;
 constexpr uint32_t kChunk = sizeof(uint4);
 constexpr uint32_t kPieceChunks = kPieceBytes / kChunk;
