@@ -4,6 +4,7 @@ import (
 	"archive/zip"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -48,9 +49,9 @@ func (d countingDecoder) Close() {
 	d.Decoder.Close()
 }
 
-// TestSourcesWithoutAnIndexFileKeepEntryPoints: the second epoch over a zip or a directory uses the
-// entry points that the first has made, and its batches equal those of a loader without entry
-// points. They end with the loader, and leave no file.
+// TestSourcesWithoutAnIndexFileKeepEntryPoints: the second epoch over a zip, a directory, or another
+// archive with NoIndex uses the entry points that the first has made, and its batches equal those of
+// a loader without entry points. They end with the loader, and leave no file.
 func TestSourcesWithoutAnIndexFileKeepEntryPoints(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)
@@ -61,12 +62,14 @@ func TestSourcesWithoutAnIndexFileKeepEntryPoints(t *testing.T) {
 	}
 	data := archivetest.Tar(t, members...)
 	dir := writeNamed(t, map[string][]byte{"stored.zip": zipped(t, data, zip.Store),
-		"deflated.zip": zipped(t, data, zip.Deflate)})
+		"deflated.zip": zipped(t, data, zip.Deflate), "a.tar": data, "a.tgz": archivetest.Gzip(t, data)})
 	for _, path := range []string{filepath.Join(dir, "stored.zip"), filepath.Join(dir, "deflated.zip"),
+		filepath.Join(dir, "a.tar"), filepath.Join(dir, "a.tgz"),
 		archivetest.Extract(t, members)} {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			var want []string
-			for _, o := range []Options{{NoIndex: true}, {NoEntryPoints: true}, {}, {TrustIndex: true}, {}} {
+			for _, o := range []Options{{NoEntryPoints: true}, {NoIndex: true}, {}, {TrustIndex: true}, {}} {
+				o.NoIndex = o.NoIndex || strings.HasPrefix(filepath.Base(path), "a.t")
 				o.BatchSize, o.Transform, o.Shuffle, o.Workers = 8, Train(64), true, 3
 				l, err := Open(path, o)
 				if err != nil {
@@ -86,7 +89,7 @@ func TestSourcesWithoutAnIndexFileKeepEntryPoints(t *testing.T) {
 					}
 				}
 				made, used := int64(12), int64(12)
-				if o.NoIndex || o.NoEntryPoints {
+				if o.NoEntryPoints {
 					made, used = 0, 0
 				}
 				if s := l.Stats(); s.EntriesMade != made || s.Decoded[ByEntryPoints] != used || s.EntriesRefused != 0 {
@@ -99,8 +102,10 @@ func TestSourcesWithoutAnIndexFileKeepEntryPoints(t *testing.T) {
 			}
 		})
 	}
-	if found, _ := filepath.Glob(filepath.Join(cache, "torchstream", "index", "*")); len(found) > 0 {
-		t.Errorf("got the files %v, want none", found)
+	for _, pattern := range []string{filepath.Join(cache, "torchstream", "index", "*"), filepath.Join(dir, "*.t*.*")} {
+		if found, _ := filepath.Glob(pattern); len(found) > 0 {
+			t.Errorf("got the files %v, want none", found)
+		}
 	}
 }
 
@@ -147,11 +152,11 @@ func TestEntryPointsChangeNoBatch(t *testing.T) {
 			}
 
 			var want []string
-			plain := run(Options{NoIndex: true})
+			plain := run(Options{NoIndex: true, NoEntryPoints: true})
 			for e := range 4 {
 				d, s := epoch(plain, e)
 				if s != (imagecapi.Stats{}) {
-					t.Errorf("without an index: %+v", s)
+					t.Errorf("without entry points: %+v", s)
 				}
 				want = append(want, d)
 			}
@@ -164,7 +169,11 @@ func TestEntryPointsChangeNoBatch(t *testing.T) {
 				}
 			}
 			side := path + ".index"
-			l := run(Options{IndexFile: side, NoEntryPoints: true})
+			l := run(Options{NoIndex: true})
+			expect("first epoch without an index", l, 0, imagecapi.Stats{EntriesMade: 24})
+			expect("second epoch without an index", l, 1, imagecapi.Stats{EntriesUsed: 24})
+			end(l)
+			l = run(Options{IndexFile: side, NoEntryPoints: true})
 			expect("not wanted", l, 0, imagecapi.Stats{})
 			end(l)
 			l = run(Options{IndexFile: side})

@@ -285,9 +285,6 @@ func (p *devicePlanner) PlanBytes() (int, error) {
 	case l.o.Damaged == Refuse && l.o.NoEntryPoints:
 		return 0, errors.New("imageloader: under Options.Damaged Refuse a GPU decodes by entry points " +
 			"alone, and Options.NoEntryPoints is set")
-	case l.o.Damaged == Refuse && l.o.NoIndex:
-		return 0, errors.New("imageloader: under Options.Damaged Refuse a GPU decodes by the entry " +
-			"points of an index alone, and Options.NoIndex is set")
 	}
 	return devplan.PlanBytes(l.index.Load(), l.o.BatchSize, l.o.Damaged != Refuse), nil
 }
@@ -297,7 +294,7 @@ func (p *devicePlanner) MemberBytes() (staging, rooms int) {
 	l := (*Loader)(p)
 	x := l.index.Load()
 	labels := l.labels(x)
-	if _, err := p.PlanBytes(); err != nil || !l.keepsEntryPoints() || labels.ByWorkers() {
+	if _, err := p.PlanBytes(); err != nil || l.o.NoEntryPoints || labels.ByWorkers() {
 		return 0, 0
 	}
 	return devplan.MemberBytes(x, l.o.BatchSize)
@@ -307,7 +304,7 @@ func (p *devicePlanner) MemberBytes() (staging, rooms int) {
 func (p *devicePlanner) EntryBytes() int {
 	l := (*Loader)(p)
 	bytes, err := p.PlanBytes()
-	if err != nil || l.o.Damaged == Refuse || !l.keepsEntryPoints() {
+	if err != nil || l.o.Damaged == Refuse || l.o.NoEntryPoints {
 		return 0
 	}
 	return decodeplan.Aligned(bytes / 4)

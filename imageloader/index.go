@@ -149,13 +149,9 @@ func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
 	return l.index.Load(), nil
 }
 
-// keepsEntryPoints reports whether the options allow both entry points and the index that stores
-// them.
-func (l *Loader) keepsEntryPoints() bool { return !l.o.NoEntryPoints && !l.o.NoIndex }
-
 // entryPoints returns the entry points of an index. It returns nil if the options disable them.
 func (l *Loader) entryPoints(x *index.Index) *devplan.EntryPoints {
-	if x == nil || !l.keepsEntryPoints() {
+	if x == nil || l.o.NoEntryPoints {
 		return nil
 	}
 	for {

@@ -182,7 +182,8 @@ type Options struct {
 	// archive's folder (train.tgz.tsidx), or the user's cache folder if the archive's folder can't
 	// be written. The cache folder is searched first. The loader never replaces a file that is
 	// neither empty nor an index. If IndexFile names such a file, Open returns an error. With
-	// NoIndex the index is neither read nor written. A zip and a directory have no index file.
+	// NoIndex no index file is read or written: each Open reads the archive's list of samples. A zip
+	// and a directory have no index file.
 	IndexFile string
 	NoIndex   bool
 	// The index also stores the entry points of JPEG files: positions in the compressed data at
@@ -192,7 +193,9 @@ type Options struct {
 	// decodes finds entry points itself (prefetcher.Options.Decode). Entry points of an earlier
 	// process are compared with the image when they are first used, so that no entry point changes
 	// a pixel. TrustIndex skips this comparison. With NoEntryPoints, entry points are neither made
-	// nor used. Without an index file they last until Close. With NoIndex there are none.
+	// nor used: set it if the archive is read once. Without an index file (NoIndex, a zip, a
+	// directory) they last until Close, in an unnamed file in the user's cache folder. If no file
+	// can be created there, memory keeps 512 MiB of them.
 	//
 	// With and without TrustIndex, the index's checksums detect damage, and an index of another
 	// archive. They do not detect forgery. The loader checks that each sample follows a tar header

@@ -32,19 +32,26 @@ func TestPartsOfAnArchive(t *testing.T) {
 	}
 	dir := writeNamed(t, map[string][]byte{"stored.zip": zipped(t, data, zip.Store)})
 	for _, path := range []string{tar, filepath.Join(dir, "stored.zip")} {
-		t.Run(filepath.Ext(path), func(t *testing.T) { planParts(t, path, photos) })
+		// Of a copy, because planParts writes to the archive.
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copied := archivetest.WriteFile(t, filepath.Base(path), content)
+		t.Run(filepath.Ext(path), func(t *testing.T) { planParts(t, path, photos, false) })
+		t.Run(filepath.Ext(path)+", no index", func(t *testing.T) { planParts(t, copied, photos, true) })
 	}
 }
 
 // planParts tests the plans of an archive of photographs.
-func planParts(t *testing.T, path string, photos int) {
+func planParts(t *testing.T, path string, photos int, noIndex bool) {
 	var read, reads atomic.Int64 // bytes read from the archive, and calls of ReadAt
 	counting := func(path string) (archive.File, error) {
 		f, err := os.Open(path)
 		return countingFile{f, &read, &reads}, err
 	}
 	l, err := open(t.Context(), path, Options{BatchSize: 4, Shuffle: true, Workers: 2, Transform: Train(32),
-		BadSamples: Skip}, counting, sample.Library{})
+		BadSamples: Skip, NoIndex: noIndex}, counting, sample.Library{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -362,11 +362,8 @@ func TestPlansAreRefused(t *testing.T) {
 		"Mix": {Transform: Transform{Size: 8, Mix: []transform.BatchOp{transform.CutMix{}}},
 			Classes: []string{"a", "b"}},
 		"NoEntryPoints": {NoEntryPoints: true, Damaged: Refuse},
-		"NoIndex":       {NoIndex: true, Damaged: Refuse},
 	} {
-		if !o.NoIndex {
-			o.IndexFile = side
-		}
+		o.IndexFile = side
 		l, err := Open(path, o)
 		if err != nil {
 			t.Fatal(err)

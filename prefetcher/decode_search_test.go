@@ -51,7 +51,7 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 		{"no entry points", imageloader.Options{Transform: imageloader.Train(64),
 			BadSamples: imageloader.Skip, NoEntryPoints: true}, 60, 60, false},
 		{"no index", imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip,
-			NoIndex: true}, 60, 60, false},
+			NoIndex: true}, 60, 60, true},
 		{"refused damage", imageloader.Options{Transform: imageloader.Train(64),
 			BadSamples: imageloader.Skip, Damaged: imageloader.Refuse}, 0, 60, true},
 	} {
@@ -88,10 +88,16 @@ func decodeSearches(t *testing.T, decoder decoderFeed) {
 				sides = append(sides, side)
 			}
 			if !test.kept {
+				if made[0]+made[1] != 0 {
+					t.Errorf("entry points of %d and %d images are made, want 0 and 0", made[0], made[1])
+				}
 				return
 			}
 			if made[0] < 60 || made[1] != made[0] {
 				t.Errorf("the host makes the entry points of %d images, the device of %d", made[0], made[1])
+			}
+			if test.o.NoIndex {
+				return
 			}
 			sameFiles(t, sides[0], sides[1])
 			// A later process reads the entry points that the device found, and the device compares

@@ -155,7 +155,8 @@ func (o *embedOptions) openImages(ctx context.Context, device cuda.Device, optio
 		if err = errors.Join(feed.Close(), loader.Close()); err != nil {
 			return nil, nil, err
 		}
-		options.NoIndex = true // the index file has the labels, which train needs
+		// The index file has the labels, which train needs. One pass uses no entry points.
+		options.NoIndex, options.NoEntryPoints = true, true
 	}
 	options.Unlabelled = true
 	return o.open(ctx, device, o.archive, math.MaxInt, options, trace.Window{})

@@ -153,7 +153,7 @@ func Flags(line, about string, stderr io.Writer) (*flag.FlagSet, *Options) {
 	set.IntVar(&o.warm, "warm", 0, "number of epochs before the clock starts; the first one makes entry points (default 0)")
 	set.IntVar(&o.repeat, "repeat", 1, "number of passes over the archive in an epoch")
 	set.BoolVar(&o.noIndex, "no-index", false,
-		"neither read nor write the archive's index: every epoch of a .tgz that is larger than -memory is one stream")
+		"neither read nor write the archive's index; with -epochs 1 only a first pass is measured, which makes entry points")
 	set.Float64Var(&o.Seconds, "seconds", 10, "how long to measure")
 	set.IntVar(&o.epochs, "epochs", 0,
 		"number of whole epochs to measure, with the size of the process after each (default: -seconds decides)")

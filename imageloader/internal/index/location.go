@@ -82,12 +82,12 @@ func indexMode(a *archive.Archive) fs.FileMode {
 }
 
 // spoolOf returns a function that creates unnamed files for the records and the entry points of an
-// archive, or nil. For a zip or a directory, which have no index file, the unnamed files are in the
-// cache folder. A zip may have millions of members, and without files, memory would hold their
-// records twice while the index is made.
+// archive, or nil. If there is no index file, the unnamed files are in the cache folder. An archive
+// may have millions of members, and without files, memory would hold their records twice while the
+// index is made, and their entry points until Close.
 func spoolOf(c *Config, a *archive.Archive) func() (*os.File, error) {
 	paths := indexPaths(c, a)
-	if dir := cacheFolder(); len(paths) == 0 && !c.NoFile && dir != "" {
+	if dir := cacheFolder(); len(paths) == 0 && dir != "" {
 		paths = []string{filepath.Join(dir, "unnamed"+sidecarSuffix)}
 	}
 	return spoolBeside(paths)

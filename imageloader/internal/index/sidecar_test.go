@@ -203,6 +203,50 @@ func TestUnwritableFolderPutsEntryPointsInCache(t *testing.T) {
 	}
 }
 
+// TestEntryPointsWithoutAnIndexFileWaitInAFile: with NoFile, entry points are in an unnamed file in
+// the cache folder. If there is none, they are in memory, up to a limit.
+func TestEntryPointsWithoutAnIndexFileWaitInAFile(t *testing.T) {
+	for _, cache := range []bool{true, false} {
+		t.Run(fmt.Sprintf("cache folder %v", cache), func(t *testing.T) {
+			dir := t.TempDir()
+			t.Setenv("XDG_CACHE_HOME", dir)
+			if !cache {
+				t.Setenv("XDG_CACHE_HOME", filepath.Join(archivetest.WriteFile(t, "file", nil), "no folder"))
+			}
+			c := testConfig()
+			c.NoFile = true
+			x := open(t, archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3)), c)
+			defer closeIndex(t, x)
+			blob := bytes.Repeat([]byte("entries "), spoolBytes/8)
+			for i := range 2 {
+				if !x.KeepEntryPoints(i, blob) {
+					t.Fatalf("KeepEntryPoints of sample %d = false, want true", i)
+				}
+			}
+			if got := x.EntryPoints(1, nil); !bytes.Equal(got, blob) {
+				t.Errorf("got a blob of %d bytes, want the %d that were kept", len(got), len(blob))
+			}
+			want := 2 * len(blob)
+			if cache {
+				want = 0
+			}
+			if got := len(x.blobs.spool.mem); got != want {
+				t.Errorf("got %d bytes in memory, want %d", got, want)
+			}
+			if found, _ := filepath.Glob(filepath.Join(dir, "torchstream", "index", "*")); len(found) > 0 {
+				t.Errorf("got the files %v, want none", found)
+			}
+			if cache {
+				return
+			}
+			x.blobs.spool.mem = make([]byte, maxBlobMemory-len(blob)+1)
+			if x.KeepEntryPoints(2, blob) {
+				t.Errorf("KeepEntryPoints over %d bytes of memory = true, want false", maxBlobMemory)
+			}
+		})
+	}
+}
+
 // TestIndexesInTheCacheFolderAreMerged: processes that use one archive, whose folder they can't
 // write, at the same time save into one index in the cache folder.
 func TestIndexesInTheCacheFolderAreMerged(t *testing.T) {
