@@ -49,9 +49,9 @@ func (d countingDecoder) Close() {
 	d.Decoder.Close()
 }
 
-// TestSourcesWithoutAnIndexFileKeepEntryPoints: the second epoch over a zip, a directory, or another
-// archive with NoIndex uses the entry points that the first has made, and its batches equal those of
-// a loader without entry points. They end with the loader, and leave no file.
+// TestSourcesWithoutAnIndexFileKeepEntryPoints: the second epoch over a zip, a directory, or an
+// archive with NoIndex uses the entry points that the first has made, and its batches equal the
+// batches of a loader without entry points. They end with the loader, and leave no file.
 func TestSourcesWithoutAnIndexFileKeepEntryPoints(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)

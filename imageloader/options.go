@@ -182,8 +182,8 @@ type Options struct {
 	// archive's folder (train.tgz.tsidx), or the user's cache folder if the archive's folder can't
 	// be written. The cache folder is searched first. The loader never replaces a file that is
 	// neither empty nor an index. If IndexFile names such a file, Open returns an error. With
-	// NoIndex no index file is read or written: each Open reads the archive's list of samples. A zip
-	// and a directory have no index file.
+	// NoIndex no index file is read or written: each Open reads the archive's list of samples. A
+	// zip and a directory have no index file.
 	IndexFile string
 	NoIndex   bool
 	// The index also stores the entry points of JPEG files: positions in the compressed data at
