@@ -234,12 +234,12 @@ type decodeRequest struct {
 	images  []capi.GPUDecodeImage
 	members []capi.GPUDecodeMember  // images that the decoder has to inflate first
 	entries []capi.GPUDecodeEntries // entry points that the decoder has to find
-	files   capi.GPUDecodeFiles     // parts of files that the decoder has to read first
+	files   capi.GPUDecodeFiles     // parts of files and members that the decoder has to read first
 }
 
 func (r *decodeRequest) clear() {
 	r.images, r.members, r.entries = r.images[:0], r.members[:0], r.entries[:0]
-	r.files.List = r.files.List[:0]
+	r.files.List, r.files.Key = r.files.List[:0], nil
 }
 
 // addMember adds the bytes to inflate for the next image. at is the position of the image's plan.
@@ -335,6 +335,9 @@ func (d *decoding) requests(slot, host, n int) {
 		at := d.sizes.head + plan
 		if m := &d.plans[host].Rows[row].Member; m.InputBytes > 0 {
 			r.addMember(m, at, room)
+			if m.From != nil {
+				r.files.List = append(r.files.List, capi.GPUDecodeFile{Image: uintptr(len(r.images)), From: m.From})
+			}
 			s.members = append(s.members, member{len(r.images), m.Checksum})
 			room += m.Room()
 		}

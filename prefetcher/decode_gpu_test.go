@@ -22,6 +22,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
@@ -335,12 +336,13 @@ func (c *corruptingConsumer) Deliver(n int, info any) error {
 	plans := c.lent[0]
 	c.lent = c.lent[1:]
 	c.mu.Unlock()
-	for row, p := range plans.Rows[:n] {
+	for row := range plans.Rows[:n] {
+		p := &plans.Rows[row]
 		if p.Bytes == 0 || !c.s.rows(c.batch, row) || searched(plans.Memory[p.At:][:p.Bytes]) {
 			continue
 		}
 		c.s.hits++
-		data, err := c.s.bytes(plans, &p)
+		data, err := c.s.bytes(plans, p)
 		if err != nil {
 			return err
 		}
@@ -354,16 +356,23 @@ func (c *corruptingConsumer) Deliver(n int, info any) error {
 	return c.Consumer.Deliver(n, info)
 }
 
-// bytes returns the bytes of a row to be damaged.
+// bytes returns the bytes of a row to be damaged. If the device reads the row's member from the
+// archive, bytes moves the member instead.
 func (s *corruptingSource) bytes(plans *decodeplan.Plans, p *decodeplan.Row) ([]byte, error) {
 	if p.Member.InputBytes == 0 {
 		return compressed(plans.Memory[p.At : p.At+p.Bytes])
 	}
-	if m := &p.Member; m.WindowBytes > 10 && s.rng.IntN(3) == 0 {
+	m := &p.Member
+	if m.From != nil {
+		s.members++
+		m.From = (*byte)(unsafe.Add(unsafe.Pointer(m.From), -7)) // in a header, or in an earlier member
+		return nil, nil
+	}
+	if m.WindowBytes > 10 && s.rng.IntN(3) == 0 {
 		return plans.Memory[p.At+m.Window:][:m.WindowBytes], nil // damage that decoding may not read
 	}
 	s.members++
-	return plans.Memory[p.At+p.Member.Input:][:p.Member.InputBytes], nil
+	return plans.Memory[p.At+m.Input:][:m.InputBytes], nil
 }
 
 // TestGPUDecodeHandsDamageBack: images whose bytes are damaged on their way to the device are

@@ -92,6 +92,7 @@ func decodeInflates(t *testing.T, decoder decoderFeed) {
 				}
 				closeFeed(t, host)
 				closeFeed(t, device)
+				l.Close() // it pins the archive for the device
 			})
 		})
 	}
@@ -134,6 +135,7 @@ func decodeHandsMembersOfBack(t *testing.T, decoder decoderFeed, path string, op
 		}
 		closeFeed(t, host)
 		closeFeed(t, device)
+		l.Close() // it pins the archive for the device
 	})
 }
 

@@ -100,6 +100,7 @@ func decodeReadsStreams(t *testing.T, decoder decoderFeed) {
 				sameEpochs(t, host, device, 1, 2)
 				closeFeed(t, host)
 				closeFeed(t, device)
+				l.Close() // it pins the archive for the device
 			})
 		})
 	}

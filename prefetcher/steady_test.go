@@ -16,10 +16,20 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// nullCalls returns the log file of devices that compute nothing. They log each call of CUDA's
-// runtime that allocates, frees or waits, or that may wait because it copies pageable memory: a
-// line has the names of the function and of its thread. Without such devices it skips the test.
+// nullCalls returns nullLog, and skips the test if it is empty.
 func nullCalls(t *testing.T) string {
+	t.Helper()
+	log := nullLog(t)
+	if log == "" {
+		t.Skip("counts the calls of devices that compute nothing: run it by tools/null-device.sh")
+	}
+	return log
+}
+
+// nullLog returns the log file of devices that compute nothing, or "" without such devices. They
+// log each call of CUDA's runtime that allocates, frees or waits, or that may wait because it
+// copies pageable memory: a line has the names of the function and of its thread.
+func nullLog(t *testing.T) string {
 	t.Helper()
 	descriptors, err := filepath.Glob("/proc/self/fd/*")
 	if err != nil {
@@ -30,7 +40,6 @@ func nullCalls(t *testing.T) string {
 			return d
 		}
 	}
-	t.Skip("counts the calls of devices that compute nothing: run it by tools/null-device.sh")
 	return ""
 }
 

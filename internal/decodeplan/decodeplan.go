@@ -24,8 +24,8 @@ type Planner interface {
 	// entry points do not fit, a later epoch searches for them again. If the size is 0, the source
 	// keeps no entry points.
 	EntryBytes() int
-	// Hold keeps host memory of which plans have parts (Row.File) until release, even if the source
-	// is closed. A consumer calls release once, when its devices no longer read the memory.
+	// Hold keeps host memory of which plans have parts (File.From, Member.From) until release, even
+	// if the source is closed. A consumer calls release once, when its devices no longer read the memory.
 	Hold() (release func())
 	// FillPlans is like the source's Fill, for a consumer that also lends memory for a slot's
 	// plans. The pixels of a row with a plan are undefined in the slot; labels and other rows are
@@ -79,7 +79,7 @@ type Plans struct {
 	HostRows int
 	// Register lets the consumer's devices read host memory themselves, such as a mapped file,
 	// until release. It pins the memory and is safe for concurrent use. If Register is nil, no row
-	// may have a File.
+	// may have a File or a Member.From.
 	Register func(memory []byte) (release func() error, err error)
 	// Rooms limits the sum of Member.Room over the rows. If it is 0, the consumer does not inflate,
 	// and no row has a member.
@@ -114,11 +114,15 @@ type File struct {
 // DigestWords is the size of the key of digests.
 const DigestWords = 80
 
-// Member is a range of a deflate stream's output that contains an image. Input and Window are
+// Member is a range of a deflate stream's output that contains an image. Window and Input are
 // offsets in bytes from the start of the row's plan. Both are after the plan. Input is a multiple
 // of Align.
 type Member struct {
-	Input, InputBytes   int // compressed bytes, starting at a checkpoint; 0 bytes if there is no member
+	Input, InputBytes int // compressed bytes, starting at a checkpoint; 0 bytes if there is no member
+	// From is the first compressed byte in memory for which Plans.Register was called. The consumer
+	// then reads the compressed bytes, for which Plans.Memory has only room. It compares Checksum
+	// afterwards, so they have no digests. If From is nil, Plans.Memory has the compressed bytes.
+	From                *byte
 	Window, WindowBytes int // the checkpoint's window, packed as in an index
 	SkipBits            int // bits of the first byte to skip
 	Skip                int // bytes of output before the range

@@ -138,22 +138,29 @@ TS_API ts_error* ts_gpu_decoder_run_inflating(ts_gpu_decoder* decoder,
 /* Returns the size in bytes of the head for a run of this many images, members and files. */
 TS_API size_t ts_gpu_decoder_reading_head_bytes(int64_t images, int64_t members, int64_t files);
 
-/* An image whose part of its file the device reads from host memory. */
+/* An image whose part of its file, or whose member's input, the device reads from host memory. */
 typedef struct ts_gpu_decode_file {
-  size_t image;        /* index of the image, whose plan ts_image_plan_part wrote */
-  const uint8_t* from; /* the part's bytes, in memory of ts_pinned_register_read_only */
+  size_t image; /* index of the image: it has a member, or ts_image_plan_part wrote its plan */
+  const uint8_t* from; /* the first byte, in memory of ts_pinned_register_read_only */
 } ts_gpu_decode_file;
 
 typedef struct ts_gpu_decode_files {
   const ts_gpu_decode_file* list; /* at most one for each image */
   int64_t count;
-  const uint64_t* key; /* 80 numbers: see the digests of imageloader/internal/digest */
+  const uint64_t* key; /* 80 numbers: see the digests of imageloader/internal/digest. NULL if all
+                          images have members */
 } ts_gpu_decode_files;
 
-/* Does ts_gpu_decoder_run_inflating, but first reads the files. In the staging memory, the room for
- * an image's part has the digests of its pieces of 4,096 bytes instead of the part. If a digest
- * differs, failed is 1 for that image. The files' memory is borrowed as the staging memory is, and
- * may change meanwhile. A decoder of the CPU accepts any memory.
+/* Does ts_gpu_decoder_run_inflating, but first reads the files.
+ *
+ * In the staging memory, the room for an image's part has the digests of its pieces of 4,096 bytes
+ * instead of the part. If a digest differs, failed is 1 for that image.
+ *
+ * The room for a member's input is the input rounded up to a multiple of 16 bytes; what it has is
+ * ignored. The input has no digests: see ts_gpu_decoder_run_inflating for its checksum.
+ *
+ * The files' memory is borrowed as the staging memory is, and may change meanwhile. A decoder of
+ * the CPU accepts any memory.
  *
  * A kernel reads the files and the staging memory between them, without a copy engine. */
 TS_API ts_error* ts_gpu_decoder_run_reading(ts_gpu_decoder* decoder,

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -99,16 +98,63 @@ void check_plans(const ts_gpu_decoder& decoder, const ts_gpu_decoder::Batch& bat
 static_assert(jpeg::kScanSlack == 16 && jpeg::kPlanAlign == 16,
               "the kernel that reads files stores 16 bytes at once, and 16 zeros after a file");
 
-// Checks that the room for a file is its plan's last part. check_plans has checked the plan.
-void check_file(const ts_gpu_decoder::Batch& batch, const ts_gpu_decode_file& file) {
-  require(file.image < static_cast<size_t>(batch.count), "a file's image is none");
-  require(file.from != nullptr, "a file's memory is NULL");
-  const Plan& plan = *reinterpret_cast<const Plan*>(batch.staging + batch.images[file.image].plan);
-  const uint64_t end = plan.scan_at + aligned_plan(plan.scan_bytes) + jpeg::kScanSlack;
+// The room for a file's bytes in the staging memory.
+struct FileRoom {
+  size_t begin;
+  const ts_gpu_decode_file* file;
+  uint32_t bytes;
+  bool digests;  // the room starts with the digests of the bytes
+  size_t end() const { return begin + aligned_plan(bytes) + (digests ? jpeg::kScanSlack : 0); }
+};
+
+// Returns the room for an image's part of a file, after checking that it is its plan's last part.
+// check_plans has checked the plan.
+FileRoom part_room(const ts_gpu_decoder::Batch& batch, const ts_gpu_decode_file& file) {
+  const size_t at = batch.images[file.image].plan;
+  const Plan& plan = *reinterpret_cast<const Plan*>(batch.staging + at);
+  const FileRoom room = {at + plan.scan_at, &file, plan.scan_bytes, true};
   if (plan.scan_at == 0 || plan.scan_at % jpeg::kPlanAlign != 0 || plan.scan_bytes == 0 ||
-      end != plan.bytes || plan.subsequences != 0) {
+      room.end() != at + plan.bytes || plan.subsequences != 0) {
     throw_image(static_cast<int64_t>(file.image), "its plan is not of a part of a file");
   }
+  return room;
+}
+
+// Returns the room for a member's input. Zeros follow the input, so nothing else may be there.
+// check_plans has checked the member.
+FileRoom input_room(const ts_gpu_decoder::Batch& batch, const ts_gpu_decode_member& member,
+                    const ts_gpu_decode_file& file) {
+  const ts_gpu_inflate_range& range = member.range;
+  const FileRoom room = {range.input, &file, static_cast<uint32_t>(range.input_bytes), false};
+  const bool apart = range.window_bytes == 0 || range.window >= room.end() ||
+                     range.window + range.window_bytes <= room.begin;
+  if (room.bytes == 0 || room.end() > batch.bytes || !apart) {
+    throw_image(
+        static_cast<int64_t>(file.image),
+        "its compressed bytes have no room of a multiple of 16 bytes in the staging memory");
+  }
+  return room;
+}
+
+// Returns the rooms for a batch's files, in the order of the staging memory.
+std::vector<FileRoom> file_rooms(const ts_gpu_decoder::Batch& batch) {
+  std::vector<const ts_gpu_decode_member*> members(static_cast<size_t>(batch.count));
+  for (int64_t i = 0; i < batch.member_count; ++i) {
+    members[batch.members[i].image] = &batch.members[i];
+  }
+  std::vector<FileRoom> rooms;
+  for (int64_t i = 0; i < batch.files.count; ++i) {
+    const ts_gpu_decode_file& file = batch.files.list[i];
+    require(file.image < members.size(), "a file's image is none");
+    require(file.from != nullptr, "a file's memory is NULL");
+    const ts_gpu_decode_member* const member = members[file.image];
+    rooms.push_back(member == nullptr ? part_room(batch, file) : input_room(batch, *member, file));
+    require(member != nullptr || batch.files.key != nullptr,
+            "the key of the files' digests is NULL");
+  }
+  std::sort(rooms.begin(), rooms.end(),
+            [](const FileRoom& a, const FileRoom& b) { return a.begin < b.begin; });
+  return rooms;
 }
 
 // Writes the ranges that the device reads after the members' ranges: the files, and the staging
@@ -117,13 +163,7 @@ ReadWork list_reads(const ts_gpu_decoder::Batch& batch) {
   ReadWork work = {};
   const ts_gpu_decode_files& files = batch.files;
   if (files.count == 0) return work;
-  std::memcpy(&work.key, files.key, sizeof work.key);
-  std::vector<std::pair<size_t, const ts_gpu_decode_file*>> order;
-  for (int64_t i = 0; i < files.count; ++i) {
-    check_file(batch, files.list[i]);
-    order.emplace_back(batch.images[files.list[i].image].plan, &files.list[i]);
-  }
-  std::sort(order.begin(), order.end());
+  if (files.key != nullptr) std::memcpy(&work.key, files.key, sizeof work.key);
   const size_t head = head_of(batch);
   auto* const reads = reinterpret_cast<Read*>(batch.staging + head - read_head_bytes(files.count));
   const auto add = [&](Read read, size_t begin, size_t end) {
@@ -138,15 +178,14 @@ ReadWork list_reads(const ts_gpu_decoder::Batch& batch) {
   const auto add_plans = [&](size_t end) {
     add({batch.staging + done, nullptr, 0, 0, 0, 0, 0}, done, end);
   };
-  for (const auto& [at, file] : order) {
-    const Plan& plan = *reinterpret_cast<const Plan*>(batch.staging + at);
-    const size_t begin = at + plan.scan_at;
-    require(begin >= done, "two files are of one image");
-    add_plans(begin);
-    const auto* const digests = reinterpret_cast<const uint64_t*>(batch.staging + begin);
-    add({file->from, digests, 0, 0, 0, static_cast<uint32_t>(file->image), 0}, begin,
-        begin + plan.scan_bytes);
-    done = at + plan.bytes;
+  for (const FileRoom& room : file_rooms(batch)) {
+    require(room.begin >= done, "two files are of one image");
+    add_plans(room.begin);
+    const auto* const digests = reinterpret_cast<const uint64_t*>(batch.staging + room.begin);
+    add({room.file->from, room.digests ? digests : nullptr, 0, 0, 0,
+         static_cast<uint32_t>(room.file->image), 0},
+        room.begin, room.begin + room.bytes);
+    done = room.end();
   }
   add_plans(batch.bytes);
   return work;
@@ -304,8 +343,7 @@ void run(ts_gpu_decoder* decoder, ts_gpu_decoder::Batch batch, ts_tensor* result
   const ts_gpu_decode_files& files = batch.files;
   require(files.count >= 0 && files.count <= batch.count,
           "the number of files is negative, or over count");
-  require(files.count == 0 || (files.list != nullptr && files.key != nullptr),
-          "list or key of the files is NULL");
+  require(files.count == 0 || files.list != nullptr, "list of the files is NULL");
   require(files.count == 0 || batch.bytes <= UINT32_MAX,
           "the staging memory of a batch with files has 4 GiB or more");
   require(batch.bytes >= head_of(batch), "the staging memory has no head");

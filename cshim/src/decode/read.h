@@ -1,5 +1,5 @@
-// The kernel that reads host memory: plans from a batch's pinned memory, and parts of files from
-// their registered mappings. No LibTorch here: read.cu includes it.
+// The kernel that reads host memory: plans from a batch's pinned memory, and parts of files and
+// compressed members from their registered mappings. No LibTorch here: read.cu includes it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,8 +13,9 @@ namespace ts::decode {
 // A range of host memory to read. Zeros follow its bytes, up to a multiple of 16.
 struct Read {
   const uint8_t* from;  // any alignment
-  // The digests of a file's pieces, in host memory. If a piece has another digest, the image is
-  // flagged. Another 16 zeros follow a file's bytes. NULL: the range is not of a file.
+  // The digests of the pieces of a part of a file, in host memory. If a piece has another digest,
+  // the image is flagged. Another 16 zeros follow the part. NULL: the bytes are not compared. They
+  // are of the pinned memory, or of a member, whose checksum the caller compares.
   const uint64_t* digests;
   uint64_t to;     // byte of the staging memory, a multiple of 16
   uint32_t bytes;  // not 0

@@ -846,7 +846,20 @@ void add_file(ts_image_decoder* host, const Bytes& content, size_t at, FileBatch
   staged.result_bytes += job.expected.size();
 }
 
-// A batch whose images are half in files, at every alignment, and in streams and plans.
+// Moves the last member's input to the end of `content`, as the device is to read it.
+void move_input(Random& random, Bytes* content, FileBatch* to) {
+  StagedMembers& batch = to->batch;
+  const ts_gpu_decode_member& member = batch.members.back();
+  uint8_t* const input = batch.staged.memory.data() + member.range.input;
+  content->resize(content->size() + random() % 50);
+  const auto* const from = reinterpret_cast<const uint8_t*>(content->size());  // until it is mapped
+  content->insert(content->end(), input, input + member.range.input_bytes);
+  std::memset(input, kPoison, (member.range.input_bytes + kAlign - 1) / kAlign * kAlign);
+  batch.files.push_back({member.image, from});
+}
+
+// A batch whose images are half in files, at every alignment, and in plans and in streams, of which
+// most are in files too.
 FileBatch draw_files(int32_t device, Random& random, ts_image_decoder* host) {
   FileBatch drawn{new_members(device, kMemberBatch), nullptr, {}};
   StagedMembers& batch = drawn.batch;
@@ -858,6 +871,7 @@ FileBatch draw_files(int32_t device, Random& random, ts_image_decoder* host) {
       EXPECT_TRUE(batch.staged.add(host, batch.jobs.back()));
     } else if (i % 4 == 3) {
       add_member(random, host, &batch);
+      if (random() % 4 != 0) move_input(random, &content, &drawn);
     } else {
       content.resize(content.size() + random() % 300);
       if (i % 8 == 0) content.resize((content.size() + 511) / 512 * 512);  // as in a tar
@@ -887,6 +901,11 @@ TEST_P(DecodeOn, FilesEqualTheHostsDecoder) {
       std::vector<int32_t> failed;
       std::vector<ts_gpu_inflate_result> inflated;
       const Bytes results = run_members(decoder.get(), batch, &failed, &inflated);
+      for (size_t i = 0; i < batch.members.size(); ++i) {
+        ASSERT_EQ(inflated[i].failed, 0) << "round " << round << ", member " << i;
+        ASSERT_EQ(inflated[i].checksum, batch.checksums[i])
+            << "round " << round << ", member " << i;
+      }
       for (size_t i = 0; i < batch.jobs.size(); ++i) {
         ASSERT_EQ(failed[i], 0) << "round " << round << ", image " << i;
         const Bytes& expected = batch.jobs[i].expected;
@@ -896,6 +915,62 @@ TEST_P(DecodeOn, FilesEqualTheHostsDecoder) {
       }
     }
   }
+}
+
+// Members alone need no key. Bytes that change in a member's file have another checksum, or fail.
+TEST_P(DecodeOn, ChangedMembersOfFilesDisturbNoNeighbour) {
+  Random random(93);
+  const Decoder host = new_decoder();
+  const GpuDecoder decoder = new_inflating_decoder(GetParam(), 16 << 20);
+  ASSERT_NE(decoder, nullptr);
+  int64_t found = 0, changes = 0;
+  for (int round = 0; round < 8 * rounds(); ++round) {
+    FileBatch files{draw_members(GetParam(), random, host.get()), nullptr, {}};
+    StagedMembers& batch = files.batch;
+    Bytes content;
+    std::vector<ts_gpu_decode_member> members;
+    members.swap(batch.members);
+    for (const ts_gpu_decode_member& member : members) {
+      batch.members.push_back(member);
+      move_input(random, &content, &files);
+    }
+    content.resize((content.size() + kPiece - 1) / kPiece * kPiece);
+    files.mapped = std::make_unique<MappedFile>(GetParam(), content);
+    std::vector<bool> changed(kMemberBatch);
+    for (size_t i = 0; i < batch.files.size(); ++i) {
+      ts_gpu_decode_file& file = batch.files[i];
+      const auto at = reinterpret_cast<uintptr_t>(file.from);
+      file.from = files.mapped->data() + at;
+      if (i % 2 == 0) continue;
+      Bytes bytes(file.from, file.from + members[i].range.input_bytes);
+      for (int n = uniform(random, 1, 30); n > 0; --n) {
+        bytes[random() % bytes.size()] = static_cast<uint8_t>(random());
+      }
+      files.mapped->write(at, bytes.data(), bytes.size());
+      changed[file.image] = true;
+    }
+    std::vector<int32_t> failed;
+    std::vector<ts_gpu_inflate_result> inflated;
+    const Bytes results = run_members(decoder.get(), batch, &failed, &inflated);
+    for (size_t i = 0; i < members.size(); ++i) {
+      const bool wrong = inflated[i].failed != 0 || inflated[i].checksum != batch.checksums[i];
+      if (changed[members[i].image]) {
+        ++changes;
+        found += wrong;
+        continue;
+      }
+      ASSERT_FALSE(wrong) << "round " << round << ", member " << i;
+    }
+    for (size_t i = 0; i < batch.jobs.size(); ++i) {
+      if (changed[i]) continue;
+      ASSERT_EQ(failed[i], 0) << "round " << round << ", image " << i;
+      const Bytes& expected = batch.jobs[i].expected;
+      const auto* got = results.data() + batch.staged.images[i].result;
+      ASSERT_EQ(std::memcmp(got, expected.data(), expected.size()), 0)
+          << "round " << round << ", image " << i;
+    }
+  }
+  EXPECT_GT(found, changes * 3 / 4);  // changes after the range are not detected
 }
 
 // One changed bit in any read piece flags its image, and no other one.
@@ -909,7 +984,7 @@ TEST_P(DecodeOn, ChangedFilesAreFlagged) {
     const StagedMembers& batch = files.batch;
     std::vector<bool> changed(kMemberBatch);
     for (const ts_gpu_decode_file& file : batch.files) {
-      if (random() % 2 == 0) continue;
+      if (random() % 2 == 0 || file.image % 4 == 3) continue;  // a member has no digests
       const size_t last = files.batch.staged.plan(file.image).scan_bytes - 1;
       const size_t choices[] = {0, last, random() % (last + 1)};
       const uint8_t* const at = file.from + choices[random() % 3];
@@ -934,8 +1009,8 @@ TEST_P(DecodeOn, ChangedFilesAreFlagged) {
 TEST_P(DecodeOn, WrongFilesAreErrors) {
   Random random(92);
   const Decoder host = new_decoder();
-  const FileBatch files = draw_files(GetParam(), random, host.get());
-  const StagedMembers& batch = files.batch;
+  FileBatch files = draw_files(GetParam(), random, host.get());
+  StagedMembers& batch = files.batch;
   const Staged& staged = batch.staged;
   const GpuDecoder decoder = new_inflating_decoder(GetParam(), 16 << 20);
   ASSERT_NE(decoder, nullptr);
@@ -964,10 +1039,33 @@ TEST_P(DecodeOn, WrongFilesAreErrors) {
       "a file's image", [](Files* f) { f->front().image = kMemberBatch; }, key);
   refused(
       "memory is NULL", [](Files* f) { f->front().from = nullptr; }, key);
+  auto& plan = *reinterpret_cast<ts::jpeg::Plan*>(staged.memory.data() + staged.images[0].plan);
+  plan.subsequences = 1;  // as in a plan of a whole scan
   refused(
-      "not of a part of a file", [](Files* f) { f->front().image = 3; }, key);
+      "not of a part of a file", [](Files*) {}, key);
+  plan.subsequences = 0;
   refused(
       "two files", [](Files* f) { f->front().image = f->back().image; }, key);
+  const size_t member = batch.members[0].image;
+  const auto of_member = [&](Files* f) { *f = {{member, files.mapped->data()}}; };
+  ts_gpu_inflate_range& range = batch.members[0].range;
+  const ts_gpu_inflate_range right = range;
+  range.input_bytes = 0;
+  refused("no room of a multiple of 16 bytes", of_member, nullptr);
+  range = right;
+  range.input_bytes = (range.input_bytes - 1) / kAlign * kAlign + 1;  // 15 zeros follow
+  range.window = range.input + range.input_bytes + kAlign - 2;
+  range.window_bytes = 1;
+  refused("no room of a multiple of 16 bytes", of_member, nullptr);
+  range.window = range.input - 1;
+  range.window_bytes = 2;
+  refused("no room of a multiple of 16 bytes", of_member, nullptr);
+  range.window = 0;
+  range.window_bytes = 0;
+  range.input = staged.used / kAlign * kAlign;
+  range.input_bytes = staged.used - range.input;
+  refused("no room", of_member, nullptr);
+  range = right;
   refused(
       "over count", [](Files* f) { f->resize(kMemberBatch + 1, f->back()); }, key);
 }

@@ -2,6 +2,7 @@ package devplan
 
 import (
 	"hash/maphash"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/decodeplan"
@@ -13,7 +14,8 @@ import (
 // checksum of the index or the zip. It also compared the entry points with the bytes, unless the
 // entry points are trusted. The consumer computes the checksum of the inflated bytes, including the
 // tar header, and compares it with the earlier checksum. If the checksums differ, it returns the
-// image to the host.
+// image to the host. The checksum also covers compressed bytes that the consumer's device reads
+// from the mapped archive (decodeplan.Member.From).
 //
 // A zip's first pass needs the host too: whether a member is damaged decides which samples a batch
 // has, and the proof of the entry points is a hash of the image's bytes.
@@ -35,6 +37,7 @@ func packed(x *index.Index, i int, from index.Inflated) (at index.Packed, ok boo
 // PackedReader reads the compressed bytes of a sample. [index.Reader] documents the method.
 type PackedReader interface {
 	ReadPacked(p *index.Packed, window, input []byte) error
+	DevicePacked(p *index.Packed, register func(memory []byte) (release func() error, err error)) []byte
 }
 
 // memberHeads returns the heads for a staging's consumer, or nil if the consumer does not inflate.
@@ -70,8 +73,8 @@ func (p *Planner) MemberHead(i int, to *Staging) *Head {
 	return head
 }
 
-// PlanMember plans an image from its head, and reads the compressed member into the slot. It
-// returns false if the host has to inflate the member.
+// PlanMember plans an image from its head, and reads the compressed member into the slot, unless
+// the consumer's device reads it. It returns false if the host has to inflate the member.
 func (p *Planner) PlanMember(head *Head, m *Image, r PackedReader, to *Staging) (Placed, bool) {
 	at, ok := packed(p.Known, m.Index, head.from)
 	if !ok || p.d == nil {
@@ -88,18 +91,23 @@ func (p *Planner) PlanMember(head *Head, m *Image, r PackedReader, to *Staging) 
 	if len(plan) == 0 {
 		return Placed{}, false
 	}
-	input := decodeplan.Aligned(len(plan))
+	// The window is before the input, because a device that reads the input writes zeros after it.
 	memory, row, fits := to.reserve(decodeplan.Row{Bytes: len(plan), Member: decodeplan.Member{
-		Input: input, InputBytes: at.Input, Window: input + at.Input, WindowBytes: at.Window, SkipBits: at.SkipBits,
+		Window: len(plan), WindowBytes: at.Window, Input: decodeplan.Aligned(len(plan) + at.Window),
+		InputBytes: at.Input, SkipBits: at.SkipBits,
 		Skip: at.Skip, Bytes: at.Lead + int(m.Size), Scan: at.Lead + head.scan, Checksum: head.checksum,
 	}})
 	if !fits {
 		return Placed{}, false
 	}
 	copy(memory, plan)
+	window, input := memory[len(plan):][:at.Window], memory[row.Member.Input:]
+	if from := r.DevicePacked(&at, to.plans.Register); from != nil {
+		row.Member.From, input = unsafe.SliceData(from), nil
+	}
 	// After an error a worker reads the sample again. The second read reports the error with its
 	// description.
-	if r.ReadPacked(&at, memory[row.Member.Window:], memory[input:][:at.Input]) != nil {
+	if r.ReadPacked(&at, window, input) != nil {
 		return Placed{}, false
 	}
 	redo := m.redo()

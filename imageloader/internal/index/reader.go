@@ -236,7 +236,15 @@ func (p *Packed) Within(from Inflated) {
 	p.Input = int(max(0, min(int64(p.Input), from.End-p.input)))
 }
 
-// ReadPacked fills window and input, which must have the sizes in p.
+// DevicePacked returns the compressed bytes that p describes in memory that devices can read, or
+// nil if there is none: see [archive.Reader.DeviceBytes].
+func (r *Reader) DevicePacked(p *Packed, register archive.Register) []byte {
+	defer runtime.KeepAlive(r.x)
+	return r.archive.DeviceBytes(p.shard, p.Input, p.input, register)
+}
+
+// ReadPacked fills window and input, which must have the sizes in p. input is empty if a device
+// reads it.
 func (r *Reader) ReadPacked(p *Packed, window, input []byte) error {
 	defer runtime.KeepAlive(r.x)
 	if n, err := r.x.windows.ReadAt(window, p.window); n < len(window) {
