@@ -25,7 +25,8 @@ type Planner interface {
 	// keeps no entry points.
 	EntryBytes() int
 	// Hold keeps host memory of which plans have parts (File.From, Member.From) until release, even
-	// if the source is closed. A consumer calls release once, when its devices no longer read the memory.
+	// if the source is closed. A consumer calls release once, when its devices no longer read the
+	// memory.
 	Hold() (release func())
 	// FillPlans is like the source's Fill, for a consumer that also lends memory for a slot's
 	// plans. The pixels of a row with a plan are undefined in the slot; labels and other rows are
