@@ -103,13 +103,19 @@ func Image(width, height int, payload []byte) []byte {
 	b = binary.LittleEndian.AppendUint16(b, uint16(width))
 	b = binary.LittleEndian.AppendUint16(b, uint16(height))
 	b = append(b, payload...)
-	return binary.LittleEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
+	return binary.LittleEndian.AppendUint32(b, check(b))
 }
 
 // Sum identifies an image's bytes. The pixels of the image start with it.
 func Sum(data []byte) uint32 {
-	// With its trailer, every whole image has the same CRC-32.
 	return crc32.ChecksumIEEE(data[:max(0, len(data)-trailer)]) ^ 0x5ca1ab1e
+}
+
+// check returns the checksum in an image's trailer. It is not the CRC-32 of an index: a CRC-32 of
+// bytes that end with their own CRC-32 is the same for all bytes, so no index could tell images of
+// one size apart.
+func check(data []byte) uint32 {
+	return crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))
 }
 
 func damaged(what string) error { return imagecapi.NewFailure(CodeDecode, what) }
@@ -149,7 +155,7 @@ func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error 
 		return err
 	}
 	if at := len(data) - trailer; at < headerSize ||
-		crc32.ChecksumIEEE(data[:at]) != binary.LittleEndian.Uint32(data[at:]) {
+		check(data[:at]) != binary.LittleEndian.Uint32(data[at:]) {
 		return damaged("wrong checksum")
 	}
 	Pixels(data, g, dst, stride)
