@@ -166,6 +166,9 @@ func Check(path string, kind Kind) error {
 		return nil
 	}
 	f, err := Open(path)
+	if errors.Is(err, fs.ErrNotExist) { // removed since, or a network disk has told of a file that is gone
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("%w: to replace it, remove it first", err)
 	}

@@ -355,3 +355,34 @@ func TestErrorsSayTheKindOfAFile(t *testing.T) {
 		t.Errorf("Check(%s): got error %v, want ENOTDIR", below, err)
 	}
 }
+
+// TestCheckOfAFileThatIsRemoved: a file may be removed between the two calls of Check that look at
+// it.
+func TestCheckOfAFileThatIsRemoved(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.png")
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := os.WriteFile(path, []byte("\x89PNG\r\n\x1a\n"), 0o666); err != nil {
+				t.Error(err)
+				return
+			}
+			if err := os.Remove(path); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	for i := range 20_000 {
+		if err := Check(path, PNG); err != nil {
+			t.Fatalf("call %d: got %v, want nil: the file is a PNG, or there is none", i, err)
+		}
+	}
+}
