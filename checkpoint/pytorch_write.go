@@ -190,10 +190,7 @@ const replacesComment = "replaces "
 
 // finishPyTorch writes the value, and finishes the main file.
 func (f *unfinished) finishPyTorch(root any) error {
-	replaced, err := f.replacedIDs()
-	if err != nil {
-		return err
-	}
+	replaced := f.replacedIDs()
 	comment := ""
 	if len(replaced) > 0 {
 		comment = replacesComment + strings.Join(replaced, " ")

@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"slices"
 	"strings"
@@ -23,6 +24,7 @@ type Member struct {
 	Data  []byte
 	Bad   bool
 	Label int
+	torn  bool // a zip has another checksum of it
 }
 
 // drawMembers draws the files of an archive: images in the directories of classes, some of them
@@ -44,7 +46,7 @@ func drawMembers(w *world.World) (members []Member, classes []string) {
 		payload := bytes.Repeat([]byte{byte(i), byte(w.Choose("payload", 256))}, larger*(20+w.Choose("size", 700)))
 		m.Data = imagecapi.Image(8+i%5, 6+i%7, payload)
 		if damage > 0 && w.Choose("bad", 6) == 5 {
-			m.spoil(w.Choose("spoil", 4))
+			m.spoil(w.Choose("spoil", 5))
 		}
 		members = append(members, m)
 	}
@@ -63,6 +65,8 @@ func (m *Member) spoil(way int) {
 		m.Data = nil
 	case 3:
 		m.Data = m.Data[:10] // ends in the header
+	case 4:
+		m.torn = true
 	}
 }
 
@@ -291,10 +295,15 @@ func packZip(to io.Writer, members []Member, deflate []bool) error {
 	z := zip.NewWriter(to)
 	for i, m := range members {
 		h := &zip.FileHeader{Name: m.Name, Method: zip.Store}
-		if i < len(deflate) && deflate[i] {
+		create := z.CreateHeader
+		switch {
+		case m.torn:
+			h.CRC32, create = crc32.ChecksumIEEE(m.Data)+1, z.CreateRaw
+			h.CompressedSize64, h.UncompressedSize64 = uint64(len(m.Data)), uint64(len(m.Data))
+		case i < len(deflate) && deflate[i]:
 			h.Method = zip.Deflate
 		}
-		f, err := z.CreateHeader(h)
+		f, err := create(h)
 		if err != nil {
 			return err
 		}

@@ -35,10 +35,10 @@ type job struct {
 	epochs  int
 	calls   int // of an undisturbed process
 	rarity
-	deal    deal
-	latest  map[int]latest // by rank, of the present ranks
-	unclean bool           // a process was killed or met a fault, so its temporary files may be left
-	moved   bool           // the archive was changed
+	deal   deal
+	latest map[int]latest // by rank, of the present ranks
+	killed bool           // a process was killed, so its temporary files may be left
+	moved  bool           // the archive was changed
 }
 
 // rarity says how rare disturbances other than faults are: one in this number; 0: never.
@@ -119,7 +119,7 @@ func draw(w *world.World) (*job, error) {
 		m.Order, o.Shuffle = Permuted, true
 		if j.files.format.gzipped() {
 			m.Buffer = 1 + w.Choose("buffer", 8)
-			m.BufferBytes = []int{1 << 20, 3000, 20_000}[w.Choose("buffer bytes", 3)]
+			m.BufferBytes = []int{1 << 20, 3000, 20_000, 400, 1000}[w.Choose("buffer bytes", 5)]
 			o.ShuffleBuffer, o.ShuffleBytes = m.Buffer, int64(m.BufferBytes)
 		}
 	}
@@ -142,11 +142,13 @@ func (j *job) drawArchive() error {
 		}
 	}
 	f := &j.files
-	if f.format == Parquet {
-		for i := range members {
-			if len(members[i].Data) == 0 { // a row without an image is no sample
-				members[i].spoil(1)
-			}
+	for i := range members {
+		m := &members[i]
+		switch {
+		case f.format == Parquet && len(m.Data) == 0: // a row without an image is no sample
+			m.spoil(1)
+		case f.format != Zip && m.torn: // there is no other checksum than the image's
+			m.spoil(0)
 		}
 	}
 	f.how = f.format.drawPacking(w, members, classes)
@@ -260,6 +262,7 @@ func (j *job) disturb() error {
 	f.Read, f.Write, f.Name = rare("rare reads"), rare("rare writes"), rare("rare names")
 	f.Move = f.Name
 	f.Sync, f.Lock, f.Server = rare("rare syncs"), rare("rare locks"), rare("rare responses")
+	f.Fstat = 5 * f.Name
 	j.rarity = rarity{leaves: rare("rare leaves") / 2, changes: 30}
 	f.Stop = 20 * rare("rare stops")
 	w.Disk.Network = w.Choose("network disk", 3) == 2
@@ -391,7 +394,7 @@ func (j *job) makeIndex() error {
 	path, o := j.place(p)
 	_, err := imageloader.MakeIndex(ctx, path, o, nil)
 	disturbed := p.Killed() || j.faults().disturb(before)
-	j.unclean = j.unclean || disturbed
+	j.killed = j.killed || p.Killed()
 	if err := p.End(); err != nil {
 		return fmt.Errorf("making the index: %w", err)
 	}
@@ -482,12 +485,21 @@ func (j *job) wholeIndex() error {
 // after checks what a training leaves, and that a new process gets the same from it.
 func (j *job) after() error {
 	for _, name := range j.w.Disk.Files() {
-		switch {
-		case j.files.was[name] != nil || strings.HasPrefix(name, folder+"/train/"):
-		case name == j.files.index:
-		case !j.unclean || !strings.HasPrefix(name, j.files.index+".") || !strings.HasSuffix(name, ".tmp"):
+		if j.files.was[name] == nil && !strings.HasPrefix(name, folder+"/train/") && name != j.files.index && !j.mayStay(name) {
 			return fmt.Errorf("a file is left: %s", name)
 		}
 	}
 	return j.reference()
+}
+
+// mayStay reports whether a file may be a temporary file that a killed process or a fault has left.
+func (j *job) mayStay(name string) bool {
+	end, ok := strings.CutPrefix(name, j.files.index+".")
+	switch {
+	case !ok || !strings.HasSuffix(name, ".tmp"):
+		return false
+	case end == "making.tmp": // two processes may have it, and its name is looked up before it is removed
+		return j.killed || j.w.Met("remove", "stat", "fstat", "lock", "open")
+	}
+	return j.killed || j.w.Met("remove")
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,6 +44,7 @@ type session struct {
 	began   faults // before the process
 	kept    kept
 	ordered string // the order of whole epochs; "": not known
+	fills   bool   // the process lends the memory of batches
 }
 
 // kept is the last batch of a loop that the rank has left: it stays valid.
@@ -62,6 +65,7 @@ type progress struct {
 	taken  int      // batches of the epoch that the rank has
 	short  int      // rows of the last batch, if an error has cut it short
 	stray  bool     // the last batch has samples that an error has left in the shuffle buffer
+	strays []int    // the samples of such batches
 }
 
 // start starts an epoch.
@@ -100,6 +104,9 @@ func (r *rank) train() error {
 		if tries > maxTries {
 			r.w.Disk.Faults, r.rarity = world.Faults{}, rarity{}
 		}
+		if err := r.w.Calm(r.replaceIndex); err != nil {
+			return fmt.Errorf("%s: making the index: %w", name, err)
+		}
 		before := r.faults()
 		ctx, cancel := context.WithCancel(context.Background())
 		p := r.w.Start(kill, crash, cancel)
@@ -110,7 +117,7 @@ func (r *rank) train() error {
 			return fmt.Errorf("%s: %w", name, r.err)
 		}
 		disturbed := p.Killed() || r.faults().disturb(before) || r.changed
-		r.unclean = r.unclean || disturbed
+		r.killed = r.killed || p.Killed()
 		if err := p.End(); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -132,6 +139,27 @@ func (r *rank) train() error {
 			return fmt.Errorf("%s: the error does not name the archive: %w", name, r.failure)
 		}
 	}
+}
+
+// replaceIndex makes the index again or removes it, now and then, before a process resumes: another
+// order is then the loader's own.
+func (r *rank) replaceIndex() error {
+	if len(r.states) == 0 || !r.files.format.indexed() || r.options.NoIndex {
+		return nil
+	}
+	switch r.w.Choose("index before a process", 6) {
+	case 4:
+		r.w.Disk.Delete(r.files.index)
+	case 5:
+		p := r.w.Start(0, false, nil)
+		path, o := r.place(p)
+		_, err := imageloader.MakeIndex(context.Background(), path, o, nil)
+		if p.Killed() { // the machine has lost power
+			r.killed, err = true, nil
+		}
+		return errors.Join(err, p.End())
+	}
+	return nil
 }
 
 // faults counts the faults so far.
@@ -208,7 +236,7 @@ func (r *rank) process(p *world.Process, workers int) {
 // processIn is a process of the rank: it opens the loader, resumes, and takes batches to the end of
 // the last epoch. It sets r.failure if it ends early, and r.err if the loader broke a promise.
 func (r *rank) processIn(ctx context.Context, p *world.Process, workers int) {
-	r.failure, r.session = nil, session{began: r.faults()}
+	r.failure, r.session = nil, session{began: r.faults(), fills: r.w.Choose("fill", 3) == 2}
 	if len(r.states) == 0 {
 		r.planIn(r.model.Order) // an earlier process may have shuffled through a buffer
 	}
@@ -318,22 +346,59 @@ func (r *rank) needless(p *world.Process) error {
 	return fmt.Errorf("epoch %d ends with an error after its last batch: %w", r.epoch, r.failure)
 }
 
+// lost returns an error if reading has failed during an epoch that is shuffled through a buffer,
+// and not all samples before the damage were delivered. from is the number of batches before the
+// epoch was read: the check is of epochs that were read from the start.
+func (r *rank) lost(p *world.Process, from int) error {
+	m := &r.model
+	if !r.inBuffer || from > 0 || r.rest != nil || m.World > 1 || m.Repeat > 1 || m.DropLast || m.Policy == Substitute ||
+		p.Killed() || errors.Is(r.failure, imageloader.ErrClosed) || errors.As(r.failure, new(*imageloader.SampleError)) {
+		return nil
+	}
+	delivered := map[int]bool{}
+	for _, row := range slices.Concat(slices.Concat(r.want[:r.taken]...), r.cutShort()) {
+		delivered[row.Index] = true
+	}
+	for _, i := range r.strays {
+		delivered[i] = true
+	}
+	for i, last := 0, slices.Max(append(slices.Collect(maps.Keys(delivered)), -1)); i < last; i++ {
+		if !delivered[i] && !m.Bad[i] {
+			return fmt.Errorf("epoch %d has the sample %d, and lacks %d, which is before: %w", r.epoch, last, i, r.failure)
+		}
+	}
+	return nil
+}
+
+// cutShort returns the rows of the last batch, if an error has cut it short.
+func (r *rank) cutShort() []Row {
+	if r.short == 0 {
+		return nil
+	}
+	return r.want[r.taken][:r.short]
+}
+
 // maxAfterClose is the maximum number of batches that are ready when a loader is closed.
 const maxAfterClose = 4
 
 // takeBatches takes batches until the epoch ends or is left. more is false if the process has
 // ended.
 func (r *rank) takeBatches(ctx context.Context, p *world.Process, l *imageloader.Loader) (left leaving, more bool) {
-	r.short, r.stray = 0, false
+	r.short, r.stray, r.strays = 0, false, nil
+	from := r.taken
 	closed := -1 // batches since the loader was closed; -1: it is open
-	for b, err := range l.Epoch(ctx, r.epoch) {
+	batches := l.Epoch(ctx, r.epoch)
+	if r.fills {
+		batches = r.fill(ctx, l)
+	}
+	for b, err := range batches {
 		if p.Killed() {
 			r.failure = world.ErrKilled
 			return stay, false
 		}
 		if err != nil {
 			if r.failure = r.ended(err); r.failure != nil {
-				r.err = r.needless(p)
+				r.err = errors.Join(r.needless(p), r.lost(p, from))
 			}
 			return stay, r.failure == nil
 		}
@@ -377,8 +442,8 @@ func (r *rank) change() {
 	if r.model.World > 1 || r.changed || r.epochs == 1 && r.taken == len(r.want) {
 		return
 	}
-	kind := r.w.Chance("archive changes", r.changes, 11)
-	inPlace := kind == 11
+	kind := r.w.Chance("archive changes", r.changes, 13)
+	inPlace := kind >= 11
 	if kind == 0 || inPlace && !r.summed() {
 		return
 	}
@@ -401,8 +466,10 @@ func (r *rank) change() {
 
 // writeAll changes the files of the archive. others are those of another version.
 func (r *rank) writeAll(kind int, others map[string][]byte, inPlace bool) {
-	if all := r.files.format.files(); kind == 5 && len(all) > 1 && r.w.Choose("last shard alone", 2) == 1 {
-		delete(others, all[0])
+	if all := r.files.format.files(); kind == 5 && len(all) > 1 {
+		if one := r.w.Choose("one shard alone", 3); one > 0 {
+			delete(others, all[one-1])
+		}
 	}
 	for name, data := range r.files.was {
 		if other, ok := others[name]; ok || kind < 5 {
@@ -430,12 +497,21 @@ func (r *rank) write(name string, data, other []byte, kind int, inPlace bool) {
 	case kind == 4: // the same bytes again
 		r.w.Disk.Write(name, data)
 	case inPlace: // another version
+		was := r.w.Disk.Changed(name)
 		r.w.Disk.Overwrite(name, other)
+		if r.w.Choose("same time", 2) == 1 { // the index alone tells
+			r.w.Disk.Age(name, r.w.Disk.Changed(name).Sub(was))
+		}
 	default:
 		was := r.w.Disk.Changed(name)
 		r.w.Disk.Write(name, other)
-		if len(other) != len(data) && r.w.Choose("same time", 2) == 1 {
-			r.w.Disk.Age(name, r.w.Disk.Changed(name).Sub(was))
+		switch since := r.w.Disk.Changed(name).Sub(was); r.w.Choose("time of the other version", 4) {
+		case 2:
+			if len(other) != len(data) {
+				r.w.Disk.Age(name, since)
+			}
+		case 3:
+			r.w.Disk.Age(name, since+time.Hour)
 		}
 	}
 }
@@ -567,6 +643,7 @@ func (r *rank) checkStray(b *imageloader.Batch) error {
 		if want := imagecapi.Sum(r.members[s.Index].Data); s.Name != r.model.Names[s.Index] || got != want {
 			return fmt.Errorf("epoch %d, a sample left in the buffer: got %+v of the bytes %x, want %x", r.epoch, s, got, want)
 		}
+		r.strays = append(r.strays, s.Index)
 	}
 	return nil
 }

@@ -156,6 +156,11 @@ var regressions = []struct {
 			"fault get train-1.tgz#5=10;archive changes#7=2"},
 	{loadersim.Run, "another stream replaces one whose epoch a bad sample has ended", 1795918556766,
 		"samples#0=11;damage#0=1;bad#4=5;format#0=5;give classes#0=1;epochs#0=2;archive changes#1=9"},
+	{loadersim.Run, "another process removes the index while one looks at it", 5002118,
+		"samples#0=8;damage#0=1;bad#6=5;remote#0=3;batch#0=2;world#0=1;policy#0=1;rare responses#0=3;" +
+			"index#0=6;deal again#0=1;index process#0=5;index process waits#0=1;fault get train.tar#2=6;" +
+			"fault get train.tar#6=10;fault get train.tar#19=4;other world#0=1;rank 0 killed#2=1;" +
+			"rank 0 call#0=5;rank 0 loses power#0=3;index before a process#5=4"},
 	{savesim.Run, "a loss of power brings back files that an index has replaced", 6,
 		"kind#0=3;saves#0=2;tensors#0=2;lives#0=4;rank 0 killed#0=1;rank 0 killed#1=1;" +
 			"rank 0 loses power#1=2;crash name last-000000000004-00001-of-00002.safetensors#0=1"},

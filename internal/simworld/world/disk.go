@@ -28,12 +28,13 @@ type Disk struct {
 
 // Faults says how rare faults are: one call in this number; 0: none.
 type Faults struct {
-	Read  int // EIO, or a short read
+	Read  int // EIO, at once or after some bytes, or a short read
 	Write int // ENOSPC, EIO or a short write
 	Name  int // errors of opening, creating and looking up
 	Move  int // errors of renaming, removing and listing
 	Sync  int // EIO
 	Lock  int // EINTR, or no locks
+	Fstat int // EIO
 
 	Server int // of responses of a server
 	Stop   int // the process is stopped for a while
@@ -359,6 +360,7 @@ type File struct {
 	inode   *inode
 	flags   int
 	at      int64
+	broken  bool // the next read fails
 	closed  bool
 }
 
@@ -537,16 +539,23 @@ func (f *File) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	switch f.chance("read", f.process.world.Disk.Faults.Read, 4) {
-	case 1:
+	left := f.inode.data[min(f.at, int64(len(f.inode.data))):]
+	fault := f.chance("read", f.process.world.Disk.Faults.Read, 4)
+	if fault == 1 || f.broken {
+		f.broken = false
 		return 0, failure("read", f.name, syscall.EIO)
-	case 2, 3, 4: // EINTR is the same: package os repeats the call
-		p = p[:1+len(p)/3]
 	}
-	if f.at >= int64(len(f.inode.data)) {
+	if len(left) == 0 {
 		return 0, io.EOF
 	}
-	n := copy(p, f.inode.data[f.at:])
+	switch fault {
+	case 2: // the bytes after these are on a bad sector
+		f.broken = true
+		left = left[:1+f.process.world.Choose("bytes before a bad sector", len(left))]
+	case 3, 4: // EINTR is the same: package os repeats the call
+		left = left[:1+len(left)/3]
+	}
+	n := copy(p, left)
 	f.at += int64(n)
 	return n, nil
 }
@@ -621,6 +630,9 @@ func (f *File) Seek(offset int64, whence int) (int64, error) {
 func (f *File) Stat() (fs.FileInfo, error) {
 	if err := f.enter("fstat"); err != nil {
 		return nil, err
+	}
+	if f.chance("fstat", f.process.world.Disk.Faults.Fstat, 1) != 0 {
+		return nil, failure("stat", f.name, syscall.EIO)
 	}
 	return f.inode.info(f.name), nil
 }
