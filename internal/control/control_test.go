@@ -94,6 +94,25 @@ func TestOrderlyEnd(t *testing.T) {
 	}
 }
 
+// After all ranks have left, a rank may take long to free its collectives. The hub may close
+// meanwhile, so its silence is no failure.
+func TestRankThatHasLeftSendsNoBeats(t *testing.T) {
+	m := &Member{o: Options{Interval: time.Hour, Silence: time.Hour}, stop: make(chan struct{}), left: make(chan struct{})}
+	m.running.Add(1)
+	go m.beat()
+	close(m.left)
+	ended := make(chan struct{})
+	go func() {
+		m.running.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Fatal("the rank still waits for its next beat, want an end of the beats")
+	}
+}
+
 func TestLostMemberIsNamed(t *testing.T) {
 	_, members := job(t, 3)
 	members[1].Enter("g", Call{Seq: 7, Name: "AllReduce", Line: "train.go:1"})

@@ -339,6 +339,8 @@ func (m *Member) beat() {
 		select {
 		case <-m.stop:
 			return
+		case <-m.left: // the hub may close now
+			return
 		case <-ticker.C:
 		}
 		now := time.Now()
