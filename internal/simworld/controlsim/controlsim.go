@@ -27,11 +27,14 @@ type job struct {
 	steps  []*step
 	faults []*Fault
 	wrong  error
+
+	closing time.Duration // when rank 0 started to close the hub; 0: never
 }
 
 // step is a collective or a barrier of all ranks.
 type step struct {
 	barrier, compare bool
+	queued           bool          // as on a GPU: a rank does not wait for the others
 	work             time.Duration // before the step
 	arrived          int
 	done             chan struct{}
@@ -44,6 +47,7 @@ type rank struct {
 	host   *world.Host
 	dead   chan struct{}
 	phase  Phase
+	joined time.Duration // when it connected to the hub; 0: never
 	left   time.Duration // when it called Part; 0: never
 	member *control.Member
 	hub    *control.Hub
@@ -69,10 +73,11 @@ func Run(w *world.World) error {
 	}
 	for range 1 + w.Choose("steps", 6) {
 		s := &step{barrier: w.Choose("barrier", 3) == 2, compare: w.Choose("compare", 2) == 1, done: make(chan struct{})}
+		s.queued = !s.barrier && w.Choose("queued", 3) == 2
 		s.work = time.Duration(w.Choose("work", 8000)) * time.Millisecond
 		j.steps = append(j.steps, s)
 	}
-	for range 1 + w.Choose("faults", 4)/3 {
+	for range 1 + w.Choose("faults", 3)/2 {
 		j.faults = append(j.faults, j.fault())
 	}
 	return j.run()
@@ -86,9 +91,15 @@ func (j *job) fault() *Fault {
 	if w.Choose("an early fault", 4) == 3 {
 		f.At %= 2 * time.Second
 	}
+	if len(j.faults) > 0 && w.Choose("soon after the first", 3) == 2 {
+		f.At = j.faults[0].At + f.At/10
+	}
 	pause := time.Duration(w.Choose("fault for", 2*int(j.limits.Silence/time.Millisecond))) * time.Millisecond
 	if w.Choose("about as long as the silence", 3) == 2 {
 		pause = j.limits.Silence + pause/8 - j.limits.Silence/8
+	}
+	if !j.possible(f) {
+		f.Kind = None
 	}
 	switch f.Kind {
 	case Stop, Freeze, Stranger:
@@ -101,15 +112,39 @@ func (j *job) fault() *Fault {
 	case Late:
 		f.For = time.Duration(w.Choose("late by", 100_000)) * time.Millisecond
 	case Mismatch:
-		j.steps[f.Step].compare, j.steps[f.Step].barrier = true, true
-	}
-	alone := len(j.ranks) == 1 && (f.Kind >= Hang && f.Kind <= Leave || f.Kind == Stay)
-	second := len(j.faults) > 0 && (f.Kind >= Hang && f.Kind <= Late || f.Kind == Stay || f.Rank == j.faults[0].Rank)
-	if alone || second {
-		f.Kind = None
+		s := j.steps[f.Step]
+		s.compare, s.barrier, s.queued = true, true, false
+	case Break:
+		j.steps[max(0, f.Step-1)].queued = false // so that all ranks enter the step at about the same time
+		j.steps[f.Step].barrier, j.steps[f.Step].queued = false, false
+	case Leave:
+		f.Needed, f.For = j.waits(f.Step)
 	}
 	w.Say("fault %+v", *f)
 	return f
+}
+
+// possible reports whether the job may have a fault, in addition to those that it has.
+func (j *job) possible(f *Fault) bool {
+	if len(j.ranks) == 1 && (f.Kind >= Hang && f.Kind <= Leave || f.Kind == Stay || f.Kind == Stop) {
+		return false
+	}
+	return len(j.faults) == 0 || (f.Kind < Hang || f.Kind == Duplicate) && f.Rank != j.faults[0].Rank &&
+		j.faults[0].Kind != Break
+}
+
+// waits reports whether the ranks wait for each other in a step or after it, and how long they
+// compute before that or before they leave.
+func (j *job) waits(step int) (wait bool, work time.Duration) {
+	for i, s := range j.steps[step:] {
+		if i > 0 {
+			work += s.work
+		}
+		if !s.queued {
+			return true, work
+		}
+	}
+	return false, work + maxLinger
 }
 
 // bound returns the time by which every rank must have ended.
@@ -152,7 +187,10 @@ func (j *job) run() error {
 		return fmt.Errorf("%d sockets are left open", n)
 	}
 	j.w.Network.Shutdown()
+	hub := j.ranks[0]
 	for _, f := range j.faults {
+		f.Served = f.Kind == Late && j.ranks[f.Rank].joined > 0 && j.ranks[f.Rank].joined+slack < j.closing &&
+			!slices.ContainsFunc(j.faults, func(f *Fault) bool { return f.Rank == hub.number })
 		// A fault that the others notice late may come too late.
 		left := j.ranks[f.Rank].left
 		if f.Phase == Running && left > 0 && left < f.At+j.limits.Silence+slack {
@@ -221,9 +259,18 @@ func (j *job) intrude(f *Fault) {
 	if err != nil {
 		return
 	}
+	go m.Arrive("job", j.all, control.Call{Seq: 1, Name: "Init"}, true, j.limits.Timeout)
 	select {
 	case <-m.Failed():
 	case <-time.After(j.limits.Timeout):
+	}
+	want := control.Lost
+	if f.Kind == Duplicate {
+		want = control.Mismatch
+	}
+	if v := m.Verdict(); len(j.faults) == 1 && j.closing == 0 && (f.Kind == Stranger || f.Phase == Running) &&
+		(v == nil || v.Kind != want || !m.Refused()) {
+		j.wrong = fmt.Errorf("a process that is no rank gets %+v, want to be refused with %q", v, want)
 	}
 	m.Close()
 }
@@ -246,12 +293,36 @@ func (r *rank) live() {
 	}
 	if !r.host.Dead() {
 		began := time.Now()
+		deaf := r.deaf()
 		r.close()
-		if took := time.Since(began); r.hub != nil && took > slack && !r.anyAway() {
+		switch took := time.Since(began); {
+		case r.hub == nil:
+		case took > slack && !r.anyAway():
 			r.wrong = fmt.Errorf("the hub closes after %v, although all ranks that live have read the verdict", took)
+		case deaf != nil && !r.host.Dead() && r.deaf() == deaf && r.hasty(took, deaf):
+			r.wrong = fmt.Errorf("the hub closes after %v, although rank %d has not read the verdict", took, deaf.Rank)
 		}
 	}
 	close(r.ended)
+}
+
+// deaf returns the fault that stops a rank of the running job, which cannot read the verdict, or
+// nil.
+func (j *job) deaf() *Fault {
+	for _, f := range j.faults {
+		r := j.ranks[f.Rank]
+		if (f.Kind == Stop || f.Kind == Freeze) && f.Rank > 0 && r.phase == Running && r.host.Stopped() {
+			return f
+		}
+	}
+	return nil
+}
+
+// hasty reports whether a hub that has just taken a time to close should have waited longer for a
+// rank that is stopped: for an interval, and until the rank has been silent for Options.Silence.
+func (j *job) hasty(took time.Duration, f *Fault) bool {
+	silent := f.At + j.limits.Silence*9/10 - 3*j.limits.Interval/2
+	return took < j.limits.Interval*3/4 || time.Since(j.start) < silent
 }
 
 // anyAway reports whether a rank may be unable to read the verdict for a while.
@@ -265,6 +336,9 @@ func (r *rank) close() {
 		r.member.Close()
 	}
 	if r.hub != nil {
+		if r.closing == 0 {
+			r.closing = time.Since(r.start)
+		}
 		r.hub.Close()
 	}
 }
@@ -288,8 +362,12 @@ func (r *rank) mine(kind FaultKind, step int) *Fault {
 	return nil
 }
 
+// maxLinger is the maximum time for which a rank computes before it leaves.
+const maxLinger = 20 * time.Second
+
 // work returns the reason for which the job ends, or nil.
 func (r *rank) work() error {
+	r.pause(time.Duration(r.w.Choose("starts", 3000)) * time.Millisecond)
 	if f := r.mine(Late, -1); f != nil {
 		f.Happened = true
 		r.pause(f.For)
@@ -304,7 +382,7 @@ func (r *rank) work() error {
 		}
 	}
 	if r.w.Choose("lingers before Part", 4) == 3 {
-		r.pause(time.Duration(r.w.Choose("lingers", 20_000)) * time.Millisecond)
+		r.pause(time.Duration(r.w.Choose("lingers", int(maxLinger/time.Millisecond))) * time.Millisecond)
 		if r.host.Dead() {
 			return world.ErrKilled
 		}
@@ -313,8 +391,25 @@ func (r *rank) work() error {
 		f.Happened = true
 		return r.failed()
 	}
+	return r.part("end.go:1")
+}
+
+// part leaves the job. Then the rank may take a while to free its collectives, as on a GPU, and
+// must not hear of a failure.
+func (r *rank) part(at string) error {
 	r.phase, r.left = Leaving, time.Since(r.start)
-	return r.member.Part(context.Background(), "end.go:1", r.limits.Timeout)
+	err := r.member.Part(context.Background(), at, r.limits.Timeout)
+	if err != nil || r.w.Choose("lingers after Part", 4) != 3 {
+		return err
+	}
+	select {
+	case <-r.member.Failed():
+		return r.member.Verdict()
+	case <-r.dead:
+	case <-time.After(time.Duration(r.w.Choose("lingers after Part for", int(2*r.limits.Silence/time.Millisecond))) * time.Millisecond):
+	}
+	r.host.Gate()
+	return nil
 }
 
 // join starts the hub on rank 0, and connects to it.
@@ -325,7 +420,11 @@ func (r *rank) join() (err error) {
 	deadline := time.Now().Add(r.limits.Timeout)
 	for {
 		r.member, err = control.Dial(context.Background(), []string{"rank0"}, token, r.number, r.limits.Options)
-		if err == nil || time.Now().After(deadline) || r.host.Dead() {
+		if err == nil {
+			r.joined = time.Since(r.start)
+			break
+		}
+		if time.Now().After(deadline) || r.host.Dead() {
 			break
 		}
 		r.pause(500 * time.Millisecond)
@@ -351,8 +450,7 @@ func (r *rank) step(i int) (left bool, err error) {
 	}
 	if f := r.mine(Leave, i); f != nil {
 		f.Happened = true
-		r.phase = Leaving
-		return true, r.member.Part(context.Background(), "early.go:1", r.limits.Timeout)
+		return true, r.part("early.go:1")
 	}
 	if f := r.mine(Abort, i); f != nil {
 		f.Happened = true
@@ -365,14 +463,21 @@ func (r *rank) step(i int) (left bool, err error) {
 		}
 		return false, r.failed()
 	}
+	if f := r.mine(Break, i); f != nil {
+		f.Happened = true
+		r.member.Enter("world", call)
+		r.member.Report("world", r.all, call, "connection reset")
+		return false, r.failed()
+	}
 	if f := r.mine(Mismatch, i); f != nil && len(r.ranks) > 1 {
 		f.Happened = true
 		call.What = fmt.Sprintf("float32 [%d], sum", 4+r.number)
 	}
 	r.member.Enter("world", call)
-	if s.barrier {
+	switch {
+	case s.barrier:
 		err = r.member.Arrive("world#b", r.all, call, s.compare, r.limits.Timeout)
-	} else {
+	case !s.queued:
 		err = r.collective(s, call)
 	}
 	r.member.Leave("world", call.Seq)

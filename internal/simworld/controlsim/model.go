@@ -32,6 +32,7 @@ const (
 	Late                // the process starts late
 	Duplicate           // another process has the same rank
 	Stay                // the program does not close its group
+	Break               // a collective of the program fails at once
 	faultKinds
 )
 
@@ -40,10 +41,12 @@ type Fault struct {
 	Kind     FaultKind
 	Rank     int
 	At       time.Duration // since the start of the job
-	For      time.Duration // of Stop, Freeze and the cuts; of Late: how late
-	Step     int           // of Hang, Mismatch, Leave and Abort
+	For      time.Duration // of Stop, Freeze and the cuts; of Late: how late; of Leave: the others compute
+	Step     int           // of Hang, Mismatch, Leave, Abort and Break
 	Phase    Phase         // of the rank when the fault happened
 	Left     bool          // the hub knew before that the rank had left
+	Needed   bool          // of Leave: the others wait for the rank
+	Served   bool          // of Late: the hub was open for a while after the rank had connected
 	Happened bool
 }
 
@@ -105,7 +108,7 @@ func (l *Limits) Ends(f *Fault, rank int) []End {
 	case Mismatch:
 		return []End{{control.Mismatch, -1}}
 	case Leave:
-		return []End{{control.Left, r}}
+		return l.early(f)
 	case Abort:
 		return []End{{control.Aborted, r}}
 	case Late:
@@ -114,18 +117,34 @@ func (l *Limits) Ends(f *Fault, rank int) []End {
 			return []End{{}}
 		case r == 0:
 			return append([]End{{}, {control.Timeout, -1}}, tooLate...)
+		case f.Served:
+			return []End{{}, {control.Timeout, r}}
 		}
 		return append([]End{{}, {control.Timeout, r}}, tooLate...)
-	case Stay:
+	case Stay, Break:
 		return []End{{control.Timeout, r}}
 	case Duplicate:
 		ends := []End{{}}
 		if f.Phase == Joining || f.At < 5*time.Second {
 			ends = append(append(ends, tooLate...), End{control.Mismatch, r})
+			ends = append(ends, End{control.Timeout, r}, End{control.Lost, r}) // the other process has the place
 		}
 		return ends
 	}
 	return []End{{}}
+}
+
+// early returns the ends after a rank has closed its group early. The others notice it when they
+// wait for the rank, unless they compute for too long before.
+func (l *Limits) early(f *Fault) (ends []End) {
+	ends = []End{{}}
+	if f.Needed {
+		ends = []End{{control.Left, f.Rank}}
+	}
+	if f.For+2*slack > l.Timeout {
+		ends = append(ends, End{control.Timeout, -1})
+	}
+	return ends
 }
 
 // joining returns more ends if not all ranks have joined.
@@ -171,7 +190,7 @@ func (l *Limits) away(f *Fault, rank int) (ends []End) {
 	if f.Phase == Joining {
 		ends = append(ends, f.joining()...)
 	}
-	if f.Rank == 0 && (f.For < long || f.Kind == Freeze) { // a rank may give up shortly before the hub continues
+	if f.Rank == 0 && (f.For < l.Silence*5/4+slack/2 || f.Kind == Freeze) { // a rank may give up shortly before the hub continues
 		ends = append(ends, End{control.Lost, -1})
 	}
 	return ends
@@ -186,7 +205,7 @@ func overlap(faults []*Fault) bool {
 
 // disturbs reports whether a fault may give a rank another end than the others.
 func (f *Fault) disturbs(rank int) bool {
-	return f.Kind > Stranger && f.Rank == rank
+	return f.Kind > Stranger && f.Rank == rank && !f.Served
 }
 
 // Check compares the ends of the ranks that live with the faults.
@@ -197,7 +216,7 @@ func (l *Limits) Check(faults []*Fault, ends map[int]End, texts map[int]string) 
 		var allowed []End
 		for _, f := range faults {
 			allowed = append(allowed, l.Ends(f, rank)...)
-			if f.Kind == Late && f.Rank == rank && len(faults) > 1 { // the job may have ended
+			if f.Kind == Late && f.Rank == rank && len(faults) > 1 && !f.Served { // the job may have ended
 				allowed = append(allowed, tooLate...)
 			}
 		}

@@ -203,6 +203,8 @@ var regressions = []struct {
 		"silence#0=6;clock#0=3;steps#0=2;work#0=590;work#2=5875;fault#0=4;fault for#0=21991"},
 	{controlsim.Run, "a rank aborts the job and closes at once", 1646,
 		"fault#0=12;closes after Abort#0=1"},
+	{controlsim.Run, "a rank that frees its collectives for long finds the hub silent", 18,
+		"ranks#0=3;lingers after Part#2=3;lingers after Part for#0=11999"},
 	{controlsim.Run, "a rank behind a cut link finds no hub in place of the verdict", 1796118510054,
 		"silence#0=3;ranks#0=3;clock#3=3;work#0=7070;faults#0=3;fault#0=6;fault of rank#0=1;" +
 			"fault at#0=9905;fault for#0=2514;fault#1=4;fault of rank#1=2;fault at#1=3444;" +

@@ -76,12 +76,17 @@ func (h *Host) Real(d time.Duration) time.Duration {
 	return d * 1000 / time.Duration(h.clock.rate)
 }
 
-// Gate blocks while the host's process is stopped. Every call of the process passes it.
+// Gate blocks while the host's process is stopped. Every call of the process passes it. When the
+// process continues, its goroutines run in any order.
 func (h *Host) Gate() {
 	for h != nil && h.wake != nil && !h.dead {
 		<-h.wake
+		h.world.delay("continue")
 	}
 }
+
+// Stopped reports whether the process is stopped.
+func (h *Host) Stopped() bool { return h.wake != nil }
 
 // Dead reports whether the process was killed.
 func (h *Host) Dead() bool { return h != nil && h.dead }

@@ -92,6 +92,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		return nil, net.ErrClosed
 	case c := <-l.queue:
 		l.host.Gate()
+		l.net.world.delay("accept")
 		return c, nil
 	}
 }
@@ -241,18 +242,19 @@ func (c *Conn) pump() {
 	}
 }
 
-// deliver gives the peer a segment. It returns true after the last one.
+// deliver gives the peer a segment, and often those that follow, as TCP joins small writes. It
+// returns true after the last one.
 func (c *Conn) deliver() (last bool) {
 	c.net.mu.Lock()
 	defer c.net.mu.Unlock()
-	if len(c.out) == 0 { // reset meanwhile
-		return false
+	for n := 1 + c.net.world.small("joined", 3); n > 0 && len(c.out) > 0; n-- { // 0 segments: reset meanwhile
+		s := c.out[0]
+		c.out = c.out[1:]
+		c.peer.arrive(s)
+		last = s.data == nil
 	}
-	s := c.out[0]
-	c.out = c.out[1:]
-	c.peer.arrive(s)
 	c.changed()
-	return s.data == nil
+	return last
 }
 
 // travel waits until the next segment has arrived. It returns false if the connection has ended.
@@ -317,8 +319,9 @@ func (c *Conn) arrive(s segment) {
 	case s.reset:
 		c.reset = true
 		c.out = nil
-	case c.closed && s.data != nil: // nobody will read it
+	case c.closed && s.data != nil: // nobody will read it: what is on its way to the peer is lost too
 		if c.net.cut[[2]string{c.host.Name, c.peer.host.Name}] == nil {
+			c.out = nil
 			c.peer.reset, c.peer.out = true, nil
 			c.peer.changed()
 		}
@@ -357,7 +360,7 @@ func (c *Conn) try(f func() (n int, done bool, err error)) (int, error) {
 	}
 }
 
-// Read reads bytes that have arrived.
+// Read reads bytes that have arrived, sometimes not all.
 func (c *Conn) Read(p []byte) (int, error) {
 	return c.try(func() (n int, done bool, err error) {
 		if err := c.over("read", &c.limits[0]); err != nil {
@@ -366,6 +369,9 @@ func (c *Conn) Read(p []byte) (int, error) {
 		switch {
 		case len(c.in) > 0:
 			n = copy(p, c.in)
+			if c.net.world.small("short read", 4) == 3 {
+				n = 1 + c.net.world.small("bytes read", n)
+			}
 			c.in = slices.Clone(c.in[n:])
 			c.changed()
 			return n, true, nil
@@ -380,6 +386,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 
 // Write sends bytes. It blocks while too many are on their way.
 func (c *Conn) Write(p []byte) (int, error) {
+	c.net.world.delay("write")
 	return c.try(func() (n int, done bool, err error) {
 		if err := c.over("write", &c.limits[1]); err != nil {
 			return 0, true, err

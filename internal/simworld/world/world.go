@@ -193,6 +193,9 @@ func (w *World) delay(name string) {
 	time.Sleep(d)
 }
 
+// small returns a number from 0 to n-1 that is no choice of the story, as the time of a call.
+func (w *World) small(name string, n int) int { return int(w.hash(w.key(name)) % uint64(n)) }
+
 // Wait lets the time of one call pass.
 func (w *World) Wait(name string) { w.delay(name) }
 
