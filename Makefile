@@ -164,7 +164,7 @@ test-image-short: image
 mutate: shim ## leave out each ordering edge in turn: a test must fail (docs/streams.md has the edges that need a GPU)
 	go run ./internal/mutate
 
-# Needs Go alone. go run ./internal/simworld -seed N repeats a seed that fails.
+# Needs Go alone. Prints the first seed, and the command that repeats a seed that fails.
 .PHONY: simulate
 simulate: ## run the loader, checkpoints and lost ranks on SEEDS= simulated machines with faults, kills and losses of power (default 10000)
 	go run ./internal/simworld -seeds $(or $(SEEDS),10000)

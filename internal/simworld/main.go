@@ -1,7 +1,7 @@
 // Simworld runs the product's own code on simulated machines. A seed decides everything about a
 // machine that is not given: its disk and its faults, its processes, and which goroutine continues.
 //
-//	go run ./internal/simworld -seeds 1000     run 1,000 seeds, the first of them by the time of day
+//	go run ./internal/simworld -seeds 1000     run 1,000 seeds, the first of them by the time of day, which it prints
 //	go run ./internal/simworld -seed 17        run one seed; if it fails, shorten it and tell its story
 //	go run ./internal/simworld -faults X       plant the faults that match X: 1,000 seeds must find each
 //
@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -82,6 +83,14 @@ func run() error {
 		if err := r.buildPlanted(work, list); err != nil || *build != "" {
 			return err
 		}
+	} else {
+		path, err := filepath.Abs(r.program)
+		if err != nil {
+			return err
+		}
+		if r.program, err = exec.LookPath(path); err != nil {
+			return fmt.Errorf("-program: %w: make it with -build", err)
+		}
 	}
 	switch {
 	case *plant != "" && seed != 0:
@@ -125,7 +134,16 @@ func (r *runner) run(work string, first, seeds uint64) error {
 		return nil
 	}
 	story := r.shorten(work, seed)
-	return fmt.Errorf("seed %d fails: %w\n%s\nrun it again: go run ./internal/simworld -seed %d", seed, err, story, seed)
+	return fmt.Errorf("seed %d fails: %w\n%s\nrun it again: %s", seed, err, story, again(seed, err))
+}
+
+// again returns the command that repeats a failing seed. The error has the seed's scenario.
+func again(seed uint64, err error) string {
+	command := "go run ./internal/simworld"
+	if m := regexp.MustCompile(fmt.Sprintf(`(?m)^seed %d of (\w+)$`, seed)).FindStringSubmatch(err.Error()); m != nil {
+		command += " -scenario " + m[1]
+	}
+	return fmt.Sprintf("%s -seed %d", command, seed)
 }
 
 // build compiles the program that runs seeds.
@@ -240,13 +258,12 @@ func (r *runner) some(first, seeds uint64) (seed uint64, err error) {
 		}
 		seed = first
 		for line := range strings.Lines(text) {
-			if n, ok := strings.CutPrefix(line, "seed "); ok {
-				if at, e := strconv.ParseUint(strings.TrimSpace(n), 10, 64); e == nil {
-					seed = at
-				}
+			var at uint64
+			if n, _ := fmt.Sscanf(line, "seed %d of", &at); n == 1 {
+				seed = at
 			}
 		}
-		if at := strings.LastIndex(text, "\nseed "); at >= 0 {
+		if at := strings.LastIndex(text, fmt.Sprintf("\nseed %d of ", seed)); at >= 0 {
 			text = text[at+1:]
 		}
 		if half := 10_000; len(text) > 2*half { // the error is at the end

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
@@ -8,19 +9,14 @@ import (
 )
 
 // TestSimulate runs the seeds that once found a fault, and the first seeds. They are the same in
-// every run, so that a change is judged by its own faults: make simulate draws seeds that nobody
-// has run before. go run ./internal/simworld -seed N repeats one that fails.
+// every run. make simulate, a step of .ci/run, draws seeds that nobody has run before.
 func TestSimulate(t *testing.T) {
 	r := runner{out: t.Output(), jobs: 2}
-	seeds := uint64(4000)
-	if testing.Short() {
-		seeds = 400
-	}
 	work := t.TempDir()
 	if err := r.build(work, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.run(work, 1, seeds); err != nil {
+	if err := r.run(work, 1, 300); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := r.test("TestRegressions"); err != nil || !strings.Contains(text, "PASS") {
@@ -47,6 +43,9 @@ func TestFailingSeedIsShortened(t *testing.T) {
 	seed, err := r.all(1, 100)
 	if err == nil {
 		t.Fatalf("100 seeds do not find: %s", all[1].name)
+	}
+	if got, want := again(seed, err), fmt.Sprintf("go run ./internal/simworld -scenario loader -seed %d", seed); got != want {
+		t.Errorf("the command that repeats seed %d is %q, want %q", seed, got, want)
 	}
 	story := r.shorten(work, seed)
 	m := regexp.MustCompile(`^with (\d+) choices:`).FindStringSubmatch(story)

@@ -82,9 +82,6 @@ func TestSeeds(t *testing.T) {
 	}
 	began, calls, simulated := time.Now(), 0, time.Duration(0)
 	for seed := *first; seed < *first+*count; seed++ {
-		if *progress {
-			fmt.Printf("\nseed %d\n", seed)
-		}
 		s := scenarios[seed%uint64(len(scenarios))]
 		if *only != "" {
 			i := slices.IndexFunc(scenarios, func(c struct {
@@ -97,6 +94,9 @@ func TestSeeds(t *testing.T) {
 				t.Fatalf("there is no scenario %q", *only)
 			}
 			s = scenarios[i]
+		}
+		if *progress {
+			fmt.Printf("\nseed %d of %s\n", seed, s.name)
 		}
 		story, err := Run(t, seed, s.run, replay)
 		calls += story.Calls
