@@ -85,7 +85,10 @@ func Run(w *world.World) error {
 		return err
 	}
 	w.Disk.Faults = world.Faults{}
-	return w.Calm(j.after)
+	if err := w.Calm(j.after); err != nil {
+		return err
+	}
+	return w.Calm(j.damaged)
 }
 
 // draw draws an archive and the options of a training.

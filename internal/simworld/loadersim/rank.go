@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -37,6 +35,7 @@ type altered struct {
 	replaced bool // another file has replaced the archive's one file, which stays open
 	epoch    int  // when it was changed
 	other    int  // the kind of change, if the archive has other samples, so that no state fits
+	removes  bool // the archive is removed after each batch
 }
 
 // session is a process of the rank.
@@ -286,9 +285,8 @@ func (r *rank) restore(ctx context.Context, l *imageloader.Loader, saved [][]byt
 			return nil
 		}
 	}
-	var s struct{ Order string }
-	if len(saved) > 0 && json.Unmarshal(saved[0], &s) == nil {
-		r.ordered = s.Order
+	if len(saved) > 0 {
+		r.ordered, _ = orderName(saved[0]) // it was read before
 	}
 	return l.Restore(ctx, states...)
 }
@@ -336,48 +334,6 @@ const (
 	restart // without a state
 )
 
-// needless returns an error if an epoch has ended with one although the rank has all batches, and
-// nothing has happened except that another file has replaced the archive.
-func (r *rank) needless(p *world.Process) error {
-	whole := r.ending == (Ending{Bad: -1}) && r.short == 0 && r.taken == len(r.want)
-	if !r.replaced || r.altered.epoch != r.epoch || !whole || p.Killed() || r.w.Faults() > r.began.all+1 {
-		return nil
-	}
-	return fmt.Errorf("epoch %d ends with an error after its last batch: %w", r.epoch, r.failure)
-}
-
-// lost returns an error if reading has failed during an epoch that is shuffled through a buffer,
-// and not all samples before the damage were delivered. from is the number of batches before the
-// epoch was read: the check is of epochs that were read from the start.
-func (r *rank) lost(p *world.Process, from int) error {
-	m := &r.model
-	if !r.inBuffer || from > 0 || r.rest != nil || m.World > 1 || m.Repeat > 1 || m.DropLast || m.Policy == Substitute ||
-		p.Killed() || errors.Is(r.failure, imageloader.ErrClosed) || errors.As(r.failure, new(*imageloader.SampleError)) {
-		return nil
-	}
-	delivered := map[int]bool{}
-	for _, row := range slices.Concat(slices.Concat(r.want[:r.taken]...), r.cutShort()) {
-		delivered[row.Index] = true
-	}
-	for _, i := range r.strays {
-		delivered[i] = true
-	}
-	for i, last := 0, slices.Max(append(slices.Collect(maps.Keys(delivered)), -1)); i < last; i++ {
-		if !delivered[i] && !m.Bad[i] {
-			return fmt.Errorf("epoch %d has the sample %d, and lacks %d, which is before: %w", r.epoch, last, i, r.failure)
-		}
-	}
-	return nil
-}
-
-// cutShort returns the rows of the last batch, if an error has cut it short.
-func (r *rank) cutShort() []Row {
-	if r.short == 0 {
-		return nil
-	}
-	return r.want[r.taken][:r.short]
-}
-
 // maxAfterClose is the maximum number of batches that are ready when a loader is closed.
 const maxAfterClose = 4
 
@@ -398,7 +354,7 @@ func (r *rank) takeBatches(ctx context.Context, p *world.Process, l *imageloader
 		}
 		if err != nil {
 			if r.failure = r.ended(err); r.failure != nil {
-				r.err = errors.Join(r.needless(p), r.lost(p, from))
+				r.err = errors.Join(r.needless(p, from), r.lost(p, from))
 			}
 			return stay, r.failure == nil
 		}
@@ -439,6 +395,11 @@ func (r *rank) takeBatches(ctx context.Context, p *world.Process, l *imageloader
 // change changes the archive now and then. It does so only if no other process opens the archive at
 // that time: a training on a changed archive from its start on is right.
 func (r *rank) change() {
+	if r.removes {
+		for name := range r.files.was {
+			r.w.Disk.Delete(name)
+		}
+	}
 	if r.model.World > 1 || r.changed || r.epochs == 1 && r.taken == len(r.want) {
 		return
 	}
@@ -655,23 +616,30 @@ func (r *rank) orderOf(state []byte) error {
 	if r.model.Order != Permuted {
 		return nil
 	}
-	var s struct{ Order string }
-	if err := json.Unmarshal(state, &s); err != nil {
+	name, err := orderName(state)
+	if err != nil {
 		return err
 	}
-	if r.ordered != "" && s.Order != r.ordered {
-		return fmt.Errorf("epoch %d is in the order %q, and the one before in %q", r.epoch, s.Order, r.ordered)
+	if r.ordered != "" && name != r.ordered {
+		return fmt.Errorf("epoch %d is in the order %q, and the one before in %q", r.epoch, name, r.ordered)
 	}
-	r.ordered = s.Order
+	r.ordered = name
 	switch {
-	case s.Order == "permutation":
+	case name == "permutation":
 		r.planIn(Permuted)
-	case s.Order == "buffer" && r.buffered():
+	case name == "buffer" && r.buffered():
 		r.planIn(Buffered)
 	default:
-		return fmt.Errorf("the order of the epoch is %q", s.Order)
+		return fmt.Errorf("the order of the epoch is %q", name)
 	}
 	return nil
+}
+
+// orderName returns the order that a state names.
+func orderName(state []byte) (string, error) {
+	var s struct{ Order string }
+	err := json.Unmarshal(state, &s)
+	return s.Order, err
 }
 
 // checkPixels compares the pixels of a row with the model.

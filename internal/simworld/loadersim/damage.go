@@ -1,0 +1,192 @@
+package loadersim
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/simworld/world"
+)
+
+// This file checks how epochs end whose archive cannot be read.
+
+// damaged damages the archive after a loader has opened it, or removes it after the first batch of
+// an epoch, and reads the epoch from its start.
+func (j *job) damaged() error {
+	w := j.w
+	if !j.files.format.gzipped() || j.files.remote || j.model.Order == Drawn {
+		return nil
+	}
+	j.streamOptions()
+	r := &rank{job: j, number: w.Choose("damaged rank", j.model.World)}
+	r.start()
+	p := w.Start(0, false, nil)
+	path, own := j.place(p)
+	own.Rank, own.Workers = r.number, 1+w.Choose("damaged workers", 3)
+	l, err := imageloader.Open(path, own)
+	if err != nil {
+		return err
+	}
+	random, err := r.inAnyOrder(p)
+	if err != nil {
+		return errors.Join(err, l.Close(), p.End())
+	}
+	known := l.Len() >= 0
+	random = random && known
+	if r.removes = w.Choose("removed", 4) == 3; !r.removes {
+		j.damage(random || known && w.Choose("damage within", 3) == 2)
+	}
+	r.session = session{began: j.faults(), fills: w.Choose("fill", 3) == 2}
+	r.takeBatches(context.Background(), p, l)
+	switch err = r.err; {
+	case err == nil && r.failure == nil && !random && !r.removes && r.ending == (Ending{Bad: -1}) && !r.enough():
+		err = fmt.Errorf("epoch %d ends without an error, and the archive is damaged", r.epoch)
+	case err == nil && r.failure != nil && !strings.Contains(r.failure.Error(), "train"):
+		err = fmt.Errorf("the error does not name the archive: %w", r.failure)
+	}
+	return errors.Join(err, l.Close(), p.End())
+}
+
+// streamOptions draws options with which an archive does not stay in memory.
+func (j *job) streamOptions() {
+	j.deal = deal{}
+	w, m, o := j.w, &j.model, &j.options
+	if w.Choose("damaged under Skip", 2) == 1 { // an epoch may end before the damage
+		m.Policy, o.BadSamples = Skip, imageloader.Skip
+		if w.Choose("damaged under DropLast", 2) == 1 {
+			m.World, m.DropLast, m.PadLast = 2, true, false
+			o.World, o.DropLast, o.PadLast = 2, true, false
+		}
+	}
+	o.NoIndex, o.ShuffleBytes = w.Choose("damaged with an index", 3) != 2, 1
+	if m.Order == Permuted {
+		bytes := 0
+		for _, n := range m.Sizes {
+			bytes += n
+		}
+		m.BufferBytes = max(1, bytes/(2+w.Choose("part in memory", 3)))
+		o.ShuffleBytes = int64(m.BufferBytes)
+	}
+}
+
+// inAnyOrder reports whether a loader reads the archive by random access: it then permutes samples.
+func (r *rank) inAnyOrder(p *world.Process) (random bool, err error) {
+	path, o := r.place(p)
+	o.Rank, o.Shuffle, o.BadSamples = r.number, true, imageloader.Substitute
+	l, err := imageloader.Open(path, o)
+	if err != nil {
+		return false, err
+	}
+	random = true // if there is no batch
+	for b, e := range l.Epoch(context.Background(), 0) {
+		if e == nil {
+			state, e := json.Marshal(b.State)
+			name, e2 := orderName(state)
+			random, err = name != "buffer", errors.Join(e, e2)
+		}
+		break
+	}
+	return random, errors.Join(err, l.Close())
+}
+
+// damage changes a byte of the archive's last file, and keeps the file's time. Only the checksums
+// tell: those of the samples if the byte is within, and the one of the last gzip member otherwise.
+func (j *job) damage(within bool) {
+	files := j.files.format.files()
+	last := len(files) - 1
+	was, name := j.files.was[files[last]], files[last]
+	at := len(was) - 8 // the checksum of the last gzip member
+	if within {
+		at = 10 + j.w.Choose("damaged byte of the archive", len(was)-18)
+	}
+	data := bytes.Clone(was)
+	data[at] ^= 0xff // no byte has padding alone
+	g, err := gzip.NewReader(bytes.NewReader(data))
+	if err == nil {
+		_, err = io.Copy(io.Discard, g)
+	}
+	if err == nil { // other bytes of the same meaning
+		data = bytes.Clone(was)
+		data[len(was)-8] ^= 0xff
+	}
+	changed := j.w.Disk.Changed(name)
+	j.w.Disk.Overwrite(name, data)
+	j.w.Disk.Age(name, j.w.Disk.Changed(name).Sub(changed))
+	j.w.Say("byte %d of %s is damaged", at, name)
+}
+
+// enough reports whether the first round of an epoch may have enough samples for the rank without
+// all of the archive, because later samples replace bad ones.
+func (r *rank) enough() bool {
+	m := r.model
+	if r.inBuffer {
+		m.Order = Buffered
+	}
+	turns, fixed := m.turns(m.perRound() * m.Repeat)
+	good := 0
+	for i := r.number; i < m.perRound(); i += m.World {
+		if !m.Bad[m.row(r.epoch, i, 0).Index] {
+			good++
+		}
+	}
+	return fixed && m.Policy == Skip && good > turns
+}
+
+// needless returns an error if an epoch has ended with one although the rank has all batches, and
+// nothing has happened except that another file has replaced the archive, or that it could not be
+// opened again. from is the number of batches before the epoch was read.
+func (r *rank) needless(p *world.Process, from int) error {
+	whole := r.ending == (Ending{Bad: -1}) && r.short == 0 && r.taken == len(r.want)
+	if !whole || p.Killed() {
+		return nil
+	}
+	replaced := r.replaced && r.altered.epoch == r.epoch && r.w.Faults() <= r.began.all+1
+	var failed *fs.PathError
+	one := r.files.format == TarGzip || r.files.format == Parquet // file, which is opened once for each round
+	unopened := one && r.taken > from && errors.As(r.failure, &failed) && (failed.Op == "open" || failed.Op == "stat")
+	if !replaced && !unopened {
+		return nil
+	}
+	return fmt.Errorf("epoch %d ends with an error after its last batch: %w", r.epoch, r.failure)
+}
+
+// lost returns an error if reading has failed during an epoch that is shuffled through a buffer,
+// and not all samples before the damage were delivered. from is the number of batches before the
+// epoch was read: the check is of epochs that were read from the start.
+func (r *rank) lost(p *world.Process, from int) error {
+	m := &r.model
+	if !r.inBuffer || from > 0 || r.rest != nil || m.World > 1 || m.Repeat > 1 || m.DropLast || m.Policy == Substitute ||
+		p.Killed() || errors.Is(r.failure, imageloader.ErrClosed) || errors.As(r.failure, new(*imageloader.SampleError)) {
+		return nil
+	}
+	delivered := map[int]bool{}
+	for _, row := range slices.Concat(slices.Concat(r.want[:r.taken]...), r.cutShort()) {
+		delivered[row.Index] = true
+	}
+	for _, i := range r.strays {
+		delivered[i] = true
+	}
+	for i, last := 0, slices.Max(append(slices.Collect(maps.Keys(delivered)), -1)); i < last; i++ {
+		if !delivered[i] && !m.Bad[i] {
+			return fmt.Errorf("epoch %d has the sample %d, and lacks %d, which is before: %w", r.epoch, last, i, r.failure)
+		}
+	}
+	return nil
+}
+
+// cutShort returns the rows of the last batch, if an error has cut it short.
+func (r *rank) cutShort() []Row {
+	if r.short == 0 {
+		return nil
+	}
+	return r.want[r.taken][:r.short]
+}
