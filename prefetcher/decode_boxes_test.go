@@ -32,7 +32,7 @@ func boxArchive(t *testing.T, photos int, name string) string {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	add, finish := newMemberWriter(file, name)
+	add, finish := newMemberWriter(t, file, name)
 	for i := range photos {
 		width, height := 200+rng.IntN(200), 150+rng.IntN(250)
 		m := image.NewRGBA(image.Rect(0, 0, width, height))

@@ -34,7 +34,8 @@ func awaitMapped(t *testing.T, p *Prefetcher) (epoch int, images int64) {
 
 // mappedArchives are names for decodeArchiveOf. The value says that devices inflate the archive's
 // images.
-var mappedArchives = map[string]bool{"set.tar": false, "stored.zip": false, "set.tgz": true, "deflated.zip": true}
+var mappedArchives = map[string]bool{"set.tar": false, "stored.zip": false, "set.parquet": false, "set.tgz": true,
+	"deflated.zip": true}
 
 // TestCPUDecodeReadsMappings: images that the device reads from the mapping of the archive give the
 // host's batches.

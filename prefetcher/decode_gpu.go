@@ -7,7 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"sync/atomic"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -182,13 +182,17 @@ func (d *gpuDevice) openDecodedSlots(g *gpuDecoding) error {
 
 // fileRegistrar pins parts of files for GPUs.
 type fileRegistrar struct {
-	max  int64        // Options.MaxMappedBytes
-	used atomic.Int64 // bytes of these parts
+	max  int64 // Options.MaxMappedBytes
+	mu   sync.Mutex
+	used int64 // bytes of these parts
 }
 
-// register is decodeplan.Plans.Register.
+// register is decodeplan.Plans.Register. Calls run one at a time, so that together they stay within
+// the limit.
 func (r *fileRegistrar) register(memory []byte) (release func() error, err error) {
-	used, limit := r.used.Load(), r.max
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	used, limit := r.used, r.max
 	if limit == 0 {
 		used, limit = cuda.PinnedBytes(), system.PinnableMemory(os.DirFS("/"))/hostProcesses()
 	}
@@ -203,7 +207,7 @@ func (r *fileRegistrar) register(memory []byte) (release func() error, err error
 	if err != nil {
 		return nil, err
 	}
-	r.used.Add(int64(len(memory)))
+	r.used += int64(len(memory))
 	return p.Close, nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -29,6 +30,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/internal/parquettest"
 	"github.com/torchstream/torchstream/tensor"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -47,7 +49,7 @@ func decodeArchiveOf(t *testing.T, photos int, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write, finish := newMemberWriter(file, name)
+	write, finish := newMemberWriter(t, file, name)
 	add := func(name string, data []byte) {
 		if err := write(name, data); err != nil {
 			t.Fatal(err)
@@ -83,9 +85,27 @@ func decodeArchiveOf(t *testing.T, photos int, name string) string {
 	return path
 }
 
+// newParquetWriter is newMemberWriter for a Parquet file with pages of seven images. The directory
+// of a member is its class, a, b, c or d.
+func newParquetWriter(t *testing.T, to io.Writer) (add func(name string, data []byte) error, finish func() error) {
+	classes := []string{"a", "b", "c", "d"}
+	var rows []parquettest.Row
+	add = func(name string, data []byte) error {
+		label := slices.Index(classes, path.Base(path.Dir(name)))
+		rows = append(rows, parquettest.Row{Path: name, Image: string(data), Label: label})
+		return nil
+	}
+	return add, func() error {
+		_, err := to.Write(parquettest.File(t, rows, parquettest.Layout{Classes: classes, Group: 40, Page: 7}))
+		return err
+	}
+}
+
 // newMemberWriter returns functions that add a member to an archive, and that finish the archive.
-func newMemberWriter(to io.Writer, name string) (add func(name string, data []byte) error, finish func() error) {
+func newMemberWriter(t *testing.T, to io.Writer, name string) (add func(name string, data []byte) error, finish func() error) {
 	switch {
+	case filepath.Ext(name) == ".parquet":
+		return newParquetWriter(t, to)
 	case name == "stored.zip":
 		return newZipWriter(to, zip.Store)
 	case filepath.Ext(name) == ".zip":

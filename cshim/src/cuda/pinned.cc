@@ -40,6 +40,9 @@ ts_pinned* register_memory(uint8_t* data, size_t bytes, unsigned flags) {
     throw ts::Failure(TS_ERROR_OUT_OF_MEMORY,
                       "the driver cannot pin " + std::to_string(bytes) + " bytes of host memory");
   }
+  if (status == cudaErrorNotSupported) {
+    throw ts::Failure(TS_ERROR_UNSUPPORTED, "the driver cannot pin this kind of host memory");
+  }
   ts::require(status != cudaErrorHostMemoryAlreadyRegistered,
               "a part of the memory is pinned already");
   ts::require(status != cudaErrorInvalidValue,
