@@ -33,6 +33,8 @@ type Stats struct {
 	// images without a label; with a List, images that are not listed.
 	Orphans int
 
+	// Workers is Options.Workers. If a prefetcher's device decodes images of an archive with random
+	// access, at least four goroutines plan them, and Workers is their number if it is larger.
 	Workers    int
 	Queue      int   // samples that have been read but not yet taken by a worker
 	QueueBytes int64 // compressed bytes that have been read but not yet decoded, without shuffle buffers
@@ -241,7 +243,7 @@ func (l *Loader) Stats() Stats {
 	s := Stats{
 		Samples: c.Delivered.Samples.Load(), Batches: c.Delivered.Batches.Load(), Bytes: d.Bytes.Load(),
 		Bad: p.Bad, BadBy: p.BadBy, BadNamed: p.BadNamed, Warned: p.Warned, WarnedNamed: p.WarnedNamed,
-		Workers: l.o.Workers, Queue: int(c.Queue.Samples.Load()), QueueBytes: c.Queue.Bytes.Load(),
+		Workers: max(l.o.Workers, int(c.Planners.Load())), Queue: int(c.Queue.Samples.Load()), QueueBytes: c.Queue.Bytes.Load(),
 		Decoded: d.Paths(), Cropped: d.Cropped.Load(), GaveUp: d.GaveUp.Load(),
 		EntriesMade: d.EntriesMade.Load(), EntriesRefused: d.EntriesRefused.Load(),
 		Elapsed: c.Elapsed(), Read: duration(&t.Read), Inflate: duration(&t.Inflate), Decode: duration(&t.Decode),

@@ -9,9 +9,11 @@ import (
 	"encoding/json"
 	"errors"
 	"expvar"
+	"fmt"
 	"image/gif"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -27,6 +29,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/internal/sample"
+	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
 // TestBottleneckNamesTheSlowStage: Bottleneck names the stage that the other stages wait for.
@@ -224,6 +227,44 @@ func TestDecodedCountsTheDecodePaths(t *testing.T) {
 			t.Errorf("epoch %d: reading %v, inflating %v, want got.Read above 0, got.Inflate above 0",
 				epoch, got.Read, got.Inflate)
 		}
+	}
+}
+
+// TestWaitingForWorkersIsNoDecoding: planning goroutines that wait until a worker takes an image
+// that they cannot plan do not decode.
+func TestWaitingForWorkersIsNoDecoding(t *testing.T) {
+	const n, each = 300, 500 * time.Microsecond
+	var members []archivetest.Member
+	for i := range n {
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("c/%d.jpg", i), Data: string(archivetest.Photo(t, 1))})
+	}
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
+	slow := transform.Func(func(*rand.Rand, *transform.Pixels) error {
+		for began := time.Now(); time.Since(began) < each; {
+		}
+		return nil
+	})
+	l, err := Open(path, Options{BatchSize: 8, Workers: 1, Transform: Transform{Size: 32, Ops: []transform.Op{slow}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := collect(t, l, 0, 8); err != nil {
+		t.Fatal(err)
+	}
+	before := l.Stats()
+	c := planned{slots: 3, capacity: 1 << 20}
+	if _, err := c.epoch(t, l, 1); err != nil {
+		t.Fatal(err)
+	}
+	s := l.Stats().Since(before)
+	if s.Samples != n || s.Decode < n*each || s.Decode > 2*s.Elapsed {
+		t.Errorf("one worker decoded %d images for %v in %v, want %d for at least %v and at most twice the time",
+			s.Samples, s.Decode, s.Elapsed, n, n*each)
+	}
+	if s.Read+s.Inflate > 4*s.Elapsed || s.Inflate < 0 || s.Workers != 4 {
+		t.Errorf("%d goroutines read for %v and inflated for %v in %v, want 4 that read at most all the time",
+			s.Workers, s.Read, s.Inflate, s.Elapsed)
 	}
 }
 

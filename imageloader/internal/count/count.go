@@ -44,6 +44,7 @@ type Counters struct {
 	Queue     Queue
 	Decoded   Decoded
 	Times     Times
+	Planners  atomic.Int64 // goroutines that plan images, in the latest epoch that a device decodes
 
 	mu       sync.Mutex
 	problems Problems

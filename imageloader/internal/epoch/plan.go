@@ -62,9 +62,11 @@ type fetchPlanner struct {
 	good    []int         // positions of the samples planned since startGroup or the last resolve
 	bytes   int64         // size of these samples
 	cropped int64         // number of these samples that are cropped
-	waited  time.Duration // r.FileTime() at the start of the current group
+	waited  time.Duration // r.FileTime() at the start of the current group, without other jobs
+	file    time.Duration // r.FileTime() when try returned false
 	idle    time.Time     // when the last group ended
 	began   time.Time     // when the current group started
+	left    time.Time     // when try returned false; zero after the next call
 }
 
 // timedReader measures the time spent reading.
@@ -137,6 +139,7 @@ func (q *fetchPlanner) try(j *job) bool {
 	if q == nil {
 		return false
 	}
+	q.back()
 	if q.plan(j) {
 		q.good = append(q.good, j.position)
 		q.bytes += j.Size
@@ -144,7 +147,19 @@ func (q *fetchPlanner) try(j *job) bool {
 	}
 	// Sending the job to the workers may block, so resolve the planned samples first.
 	q.resolve()
+	q.left, q.file = time.Now(), q.r.FileTime()
 	return false
+}
+
+// back is called after a job for the workers was fetched and sent. That takes its own time, which
+// may include waiting for a worker, so back leaves it out of the group's times.
+func (q *fetchPlanner) back() {
+	if q.left.IsZero() {
+		return
+	}
+	q.began = q.began.Add(time.Since(q.left))
+	q.waited += q.r.FileTime() - q.file
+	q.left = time.Time{}
 }
 
 // plan plans a job's image in the way that reads the least of its file.
@@ -229,6 +244,7 @@ func (q *fetchPlanner) endGroup() {
 		return
 	}
 	q.resolve()
+	q.back()
 	t := &q.p.env.Counters.Times
 	q.idle = time.Now()
 	t.Fetched(q.r.spent, q.r.FileTime()-q.waited)

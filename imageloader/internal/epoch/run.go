@@ -203,6 +203,9 @@ func (p *pass) startFetching(all *sync.WaitGroup) {
 	f.fetches = make(chan []job, workers)
 	// For a gzip file, fetchers also inflate, which takes more than half as long as decoding.
 	fetchers := max(minFetchers, workers)
+	if p.fetchPlans() {
+		p.env.Counters.Planners.Store(int64(fetchers))
+	}
 	f.groups = make(chan []job, cap(f.fetches)+fetchers+1)
 	all.Go(p.list)
 	var fetching sync.WaitGroup
