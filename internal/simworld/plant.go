@@ -73,6 +73,7 @@ type result struct {
 // plant plants faults, one after the other, and runs seeds until one fails. It is an error if a
 // fault is not found that should be, or the reverse.
 func (r *runner) plant(list map[int]*plantedFault, first, seeds uint64) error {
+	fmt.Fprintf(r.out, "seeds from %d on\n", first)
 	results := make([]result, 0, len(list))
 	var mu sync.Mutex
 	numbers := make(chan int)

@@ -64,7 +64,7 @@ func Run(w *world.World) error {
 	if w.Choose("small buffers", 4) == 3 {
 		w.Network.Buffer = 2 << 10
 	}
-	for i := range []int{2, 1, 3, 4}[w.Choose("ranks", 4)] {
+	for i := range []int{2, 1, 3, 4, 2, 3}[w.Choose("ranks", 6)] {
 		rate := []int{1000, 1000, 900, 1100}[w.Choose("clock", 4)]
 		r := &rank{job: j, number: i, host: w.NewHost(fmt.Sprintf("rank%d", i), rate), dead: make(chan struct{}),
 			ended: make(chan struct{})}
@@ -88,6 +88,9 @@ func (j *job) fault() *Fault {
 	w := j.w
 	f := &Fault{Kind: FaultKind(w.Choose("fault", int(faultKinds))), Rank: w.Choose("fault of rank", len(j.ranks)),
 		At: time.Duration(w.Choose("fault at", 30_000)) * time.Millisecond, Step: w.Choose("fault at step", len(j.steps))}
+	if w.Choose("rank 0 is stopped", 8) == 7 { // most rules are about the hub's own pauses
+		f.Kind, f.Rank = Stop, 0
+	}
 	if w.Choose("an early fault", 4) == 3 {
 		f.At %= 2 * time.Second
 	}
@@ -95,14 +98,16 @@ func (j *job) fault() *Fault {
 		f.At = j.faults[0].At + f.At/10
 	}
 	pause := time.Duration(w.Choose("fault for", 2*int(j.limits.Silence/time.Millisecond))) * time.Millisecond
-	if w.Choose("about as long as the silence", 3) == 2 {
+	if w.Choose("about as long as the silence", 3) > 0 {
 		pause = j.limits.Silence + pause/8 - j.limits.Silence/8
 	}
 	if !j.possible(f) {
 		f.Kind = None
 	}
 	switch f.Kind {
-	case Stop, Freeze, Stranger:
+	case Stranger:
+		f.For = 2 * j.limits.Silence
+	case Stop, Freeze:
 		f.For = pause
 	case Cut, CutTo, CutFrom:
 		f.For = pause

@@ -41,7 +41,7 @@ type Fault struct {
 	Kind     FaultKind
 	Rank     int
 	At       time.Duration // since the start of the job
-	For      time.Duration // of Stop, Freeze and the cuts; of Late: how late; of Leave: the others compute
+	For      time.Duration // of Stop, Freeze, Stranger and the cuts; of Late: how late; of Leave: the others compute
 	Step     int           // of Hang, Mismatch, Leave, Abort and Break
 	Phase    Phase         // of the rank when the fault happened
 	Left     bool          // the hub knew before that the rank had left
@@ -187,6 +187,7 @@ func (l *Limits) away(f *Fault, rank int) (ends []End) {
 	default:
 		ends = append(ends, silent)
 	}
+	ends = append(ends, l.expired(f, rank)...)
 	if f.Phase == Joining {
 		ends = append(ends, f.joining()...)
 	}
@@ -194,6 +195,15 @@ func (l *Limits) away(f *Fault, rank int) (ends []End) {
 		ends = append(ends, End{control.Lost, -1})
 	}
 	return ends
+}
+
+// expired returns more ends of rank 0 if the deadline of a message to itself may have passed while
+// it was stopped.
+func (l *Limits) expired(f *Fault, rank int) []End {
+	if f.Kind == Stop && f.Rank == 0 && rank == 0 && f.For > l.Silence*7/8 {
+		return []End{{control.Lost, 0}}
+	}
+	return nil
 }
 
 // overlap reports whether two ranks were away at the same time, so that perhaps nobody has noticed.
