@@ -124,21 +124,26 @@ func (j *job) damage(within bool) {
 	j.w.Say("byte %d of %s is damaged", at, name)
 }
 
-// enough reports whether the first round of an epoch may have enough samples for the rank without
-// all of the archive, because later samples replace bad ones.
+// enough reports whether the first round of an epoch has a sample for the rank after all that it
+// needs under Skip: the epoch may then end before the archive does.
 func (r *rank) enough() bool {
 	m := r.model
 	if r.inBuffer {
 		m.Order = Buffered
 	}
-	turns, fixed := m.turns(m.perRound() * m.Repeat)
-	good := 0
+	left, fixed := m.turns(m.perRound() * m.Repeat)
+	if !fixed || m.Policy != Skip {
+		return false
+	}
 	for i := r.number; i < m.perRound(); i += m.World {
+		if left == 0 {
+			return true
+		}
 		if !m.Bad[m.row(r.epoch, i, 0).Index] {
-			good++
+			left--
 		}
 	}
-	return fixed && m.Policy == Skip && good > turns
+	return false
 }
 
 // needless returns an error if an epoch has ended with one although the rank has all batches, and
