@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -81,6 +82,16 @@ func readIDs(path string) (partIDs, error) {
 	return ids, nil
 }
 
+// readReplaced returns the ids that the main file at the path names, which a save will replace. If
+// the file cannot be read, the save must fail: no record would have the ids.
+func readReplaced(path string) (partIDs, error) {
+	ids, err := readIDs(path)
+	if err != nil {
+		return partIDs{}, fmt.Errorf("the file that the save replaces: %w: save again, or remove it", err)
+	}
+	return ids, nil
+}
+
 func indexIDs(f *os.File, path string) (ids partIDs, err error) {
 	index, err := parseIndex(f)
 	if err != nil {
@@ -154,7 +165,11 @@ func newMain(path string, kind safefile.Kind, parts bool) (*unfinished, error) {
 	if err != nil {
 		return nil, err
 	}
-	existing, _ := readIDs(path) // replacedIDs reads it again
+	existing, err := readReplaced(path) // replacedIDs reads it again
+	if err != nil {
+		f.abandon() // it has no parts yet
+		return nil, err
+	}
 	if parts || len(existing.replaced) > 0 {
 		// A loss of power must not leave parts whose id no main file has, nor bring back a main
 		// file without its parts: the process that replaced it may have died before its sync.
@@ -175,13 +190,15 @@ func newMain(path string, kind safefile.Kind, parts bool) (*unfinished, error) {
 func (f *unfinished) id() string { return strings.TrimPrefix(f.file.Name(), f.path+unfinishedInfix) }
 
 // replacedIDs returns the ids of parts that nobody needs once f has its final name: the ids that
-// the file at the path names, except those whose parts newMain has removed. If the file cannot be
-// read, its parts stay.
-func (f *unfinished) replacedIDs() []string {
-	existing, _ := readIDs(f.path)
+// the file at the path names, except those whose parts newMain has removed.
+func (f *unfinished) replacedIDs() ([]string, error) {
+	existing, err := readReplaced(f.path)
+	if err != nil {
+		return nil, err
+	}
 	return append(existing.own, slices.DeleteFunc(existing.replaced, func(id string) bool {
 		return slices.Contains(f.removed, id)
-	})...)
+	})...), nil
 }
 
 // finishMain renames the main file to its final name, and removes the parts that it replaces. After

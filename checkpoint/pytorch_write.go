@@ -190,7 +190,10 @@ const replacesComment = "replaces "
 
 // finishPyTorch writes the value, and finishes the main file.
 func (f *unfinished) finishPyTorch(root any) error {
-	replaced := f.replacedIDs()
+	replaced, err := f.replacedIDs()
+	if err != nil {
+		return err
+	}
 	comment := ""
 	if len(replaced) > 0 {
 		comment = replacesComment + strings.Join(replaced, " ")

@@ -111,15 +111,17 @@ func (w *RankWriter) Write(rank int, parts []torch.Named) error {
 	return nil
 }
 
-// checkMain returns an error if rank 0 has called Abandon, since it does not wait forever.
+// checkMain returns an error if rank 0 has called Abandon, since it does not wait forever, or may
+// have called it.
 func (w *RankWriter) checkMain(rank int) error {
-	f, err := os.Open(w.unfinished()) // on a network disk, Lstat may find a file that is gone
+	err := lookUp(w.unfinished())
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("checkpoint: save %s: rank 0 has given the checkpoint up before rank %d had "+
 			"written its file", w.path, rank)
 	}
-	if err == nil {
-		f.Close() // only opened
+	if err != nil {
+		return fmt.Errorf("checkpoint: save %s: rank %d cannot see whether rank 0 has given the checkpoint up: %w",
+			w.path, rank, err)
 	}
 	return nil
 }

@@ -3,10 +3,12 @@
 package checkpoint_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/torchstream/torchstream/checkpoint"
@@ -70,6 +72,24 @@ func TestFailedSaveWithALongNameLeavesNoFile(t *testing.T) {
 	}
 	if names := files(t, dir); len(names) != 0 {
 		t.Errorf("the folder has %v, want no file", names)
+	}
+}
+
+// The old index cannot be read, so a new one could not record the ids of its files, and nobody would
+// remove them. The save fails, and leaves the old index.
+func TestSaveOverAnUnreadableIndexIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "m.safetensors.index.json")
+	if err := os.Symlink("/proc/self/mem", path); err != nil { // reading its first byte returns EIO
+		t.Fatal(err)
+	}
+	one := []torch.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
+	err := checkpoint.SaveSharded(path, one, nil, 8)
+	if !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "remove it") {
+		t.Errorf("saving over an index that cannot be read: got error %v, want EIO with the path and what to do", err)
+	}
+	if names := files(t, dir); !slices.Equal(names, []string{filepath.Base(path)}) {
+		t.Errorf("the folder has %v, want the old index alone", names)
 	}
 }
 

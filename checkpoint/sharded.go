@@ -149,6 +149,10 @@ func (f *File) openShard(file string, names []string) error {
 // folder, and their names contain a number unique to this call. [Open] takes the path of
 // the index.
 //
+// The metadata (may be nil) goes into the index. SaveSharded sets two keys of it itself:
+// "total_size", the bytes of all tensors, and "torchstream.replaced", the numbers of replaced
+// checkpoints whose files it may still have to remove. [File.Metadata] does not return the latter.
+//
 // SaveSharded replaces the old index when all files are on the disk. Then it removes the files that
 // an earlier SaveSharded wrote for the old index. A program that dies before the replacement leaves
 // the old checkpoint whole. The next SaveSharded to the path removes what a killed one left, and
@@ -208,7 +212,10 @@ func saveSharded(path string, tensors []torch.Named, metadata map[string]string,
 // finishIndex writes the index, and finishes the main file.
 func (f *unfinished) finishIndex(index shardIndex) error {
 	delete(index.Metadata, replacedKey)
-	replaced := f.replacedIDs()
+	replaced, err := f.replacedIDs()
+	if err != nil {
+		return err
+	}
 	if len(replaced) > 0 {
 		index.Metadata[replacedKey] = strings.Join(replaced, " ")
 	}

@@ -128,7 +128,7 @@ func createBeside(path string) (*os.File, error) {
 		// Another process may remove the file as a leftover before it is locked. On a file system
 		// without locks, removeUnfinished cannot lock either, so an error here is harmless.
 		locked := system.TryLock(file.Fd())
-		_, err = os.Lstat(file.Name())
+		err = lookUp(file.Name())
 		if err == nil && !errors.Is(locked, syscall.EWOULDBLOCK) {
 			return file, nil
 		}
@@ -139,6 +139,19 @@ func createBeside(path string) (*os.File, error) {
 		}
 		file.Close()
 	}
+}
+
+// lookUp returns an error if there is no file with the name, or if that cannot be seen. It opens the
+// file, because a network disk may answer Lstat for a file that is gone.
+func lookUp(name string) error {
+	f, err := os.OpenFile(name, os.O_RDONLY|system.NoFollow|system.NonBlock, 0)
+	if errors.Is(err, fs.ErrPermission) { // the file may belong to another user
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // unfinishedInfix separates the final name from the number in a temporary file's name.

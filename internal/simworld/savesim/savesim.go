@@ -216,11 +216,10 @@ func (j *job) checkModes(files []string) error {
 }
 
 // mayLeave reports whether parts of a checkpoint may stay that no file names: two processes saved
-// at once; a rank was killed, or could not remove its file durably, after rank 0 had given up; a
-// save could not read the file that it replaced; or a loss of power tore a rename.
+// at once; a rank was killed, or could not remove its file durably, after rank 0 had given up; or a
+// loss of power tore a rename.
 func (j *job) mayLeave() bool {
-	return j.loose || j.kind.format == ofRanks && j.w.Met("remove", "sync") || j.w.Disk.Torn ||
-		j.w.Met("open", "stat", "read", "readat")
+	return j.loose || j.kind.format == ofRanks && j.w.Met("remove", "sync") || j.w.Disk.Torn
 }
 
 // live runs processes that save, at the same time: the ranks of a job, or one process or two that
@@ -301,8 +300,7 @@ func (l *life) end(p *world.Process, failed error) error {
 	if err := p.End(); err != nil {
 		return err
 	}
-	stale := l.apart && l.w.Disk.Network // a process may not see that another has removed its file
-	disturbed := stale || l.dead || l.parts || l.w.Faults() > l.faults
+	disturbed := l.dead || l.parts || l.w.Faults() > l.faults
 	switch {
 	case errors.As(failed, &broken{}):
 		return failed
