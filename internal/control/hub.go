@@ -38,14 +38,13 @@ type served struct {
 
 // peer is the hub's state of one rank.
 type peer struct {
-	conn   net.Conn // nil before the hello and after the end of the connection
-	out    chan message
-	name   string // "rank 2 (pid 41 on node7)"
-	heard  time.Time
-	calls  map[string]Call
-	callAt time.Time // when the message with calls arrived
-	left   string    // source line that closed the group ("train.go:88"), or ""
-	until  time.Time // if left is set: the deadline for the other ranks to leave
+	conn  net.Conn // nil before the hello and after the end of the connection
+	out   chan message
+	name  string // "rank 2 (pid 41 on node7)"
+	heard time.Time
+	calls map[string]Call
+	left  string    // source line that closed the group ("train.go:88"), or ""
+	until time.Time // if left is set: the deadline for the other ranks to leave
 }
 
 type arrivalKey struct {
@@ -347,7 +346,7 @@ func (h *Hub) receive(rank int, m message) {
 	}
 	switch m.Kind {
 	case kindBeat:
-		p.calls, p.callAt = m.Calls, p.heard
+		p.calls = m.Calls
 	case kindArrive:
 		if m.Call != nil {
 			h.arrive(rank, m)
@@ -362,7 +361,7 @@ func (h *Hub) receive(rank int, m message) {
 	case kindAbort:
 		h.judge(&Verdict{Aborted, rank, fmt.Sprintf("%s has ended the job: %s", p.name, m.Text)})
 	case kindLeave:
-		p.calls, p.callAt, p.left, p.until = m.Calls, p.heard, m.Text, p.heard.Add(m.Timeout)
+		p.calls, p.left, p.until = m.Calls, m.Text, p.heard.Add(m.Timeout)
 		if h.allLeft() {
 			for r := range h.ranks {
 				h.send(r, message{Kind: kindLeave})

@@ -46,12 +46,11 @@ func (h *hubState) hear(kind string) {
 // memberCalls holds the rank's latest calls, and the barriers that the rank has entered.
 type memberCalls struct {
 	calls   map[string]Call              // the latest call of each group
-	begun   map[string]time.Time         // by group, when the call in calls was entered
 	waiting map[arrivalKey]chan struct{} // closed when all ranks have arrived
 }
 
 func (c *memberCalls) enter(group string, call Call) {
-	c.calls[group], c.begun[group] = call, time.Now()
+	c.calls[group] = call
 }
 
 // leave marks the call with the number seq as done, unless the rank has entered a later call.
@@ -60,16 +59,6 @@ func (c *memberCalls) leave(group string, seq uint64) {
 		call.Done = true
 		c.calls[group] = call
 	}
-}
-
-// aged returns the calls and sets their ages.
-func (c *memberCalls) aged() map[string]Call {
-	calls := maps.Clone(c.calls)
-	for group, call := range calls {
-		call.Age = time.Since(c.begun[group])
-		calls[group] = call
-	}
-	return calls
 }
 
 // arrived ends the wait of the Arrive with the key.
@@ -100,7 +89,7 @@ func Dial(ctx context.Context, addresses []string, token string, rank int, o Opt
 	m := &Member{
 		o: o, rank: rank, conn: conn, out: make(chan message, queueLength), stop: make(chan struct{}),
 		failed: make(chan struct{}), left: make(chan struct{}), hub: hubState{heard: time.Now()},
-		memberCalls: memberCalls{calls: map[string]Call{}, begun: map[string]time.Time{},
+		memberCalls: memberCalls{calls: map[string]Call{},
 			waiting: map[arrivalKey]chan struct{}{}},
 	}
 	m.out <- message{Kind: kindHello, Token: token, Rank: rank,
@@ -227,7 +216,7 @@ func (m *Member) status(msg message) message {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	msg.Calls = m.aged()
+	msg.Calls = maps.Clone(m.calls)
 	return msg
 }
 

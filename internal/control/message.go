@@ -14,12 +14,11 @@ import (
 
 // Call is one call of a rank in a group.
 type Call struct {
-	Seq  uint64        // number of the collective in the group, from 1
-	Name string        // "AllReduce"
-	What string        // operands, which must be equal on all ranks: "float32 [2 3], sum"
-	Line string        // line of the program: "train.go:88"
-	Done bool          // the rank has left the call
-	Age  time.Duration // time since the rank entered the call
+	Seq  uint64 // number of the collective in the group, from 1
+	Name string // "AllReduce"
+	What string // operands, which must be equal on all ranks: "float32 [2 3], sum"
+	Line string // line of the program: "train.go:88"
+	Done bool   // the rank has left the call
 }
 
 func (c Call) String() string {
