@@ -37,9 +37,9 @@
 // ".tmp-" and 12 hexadecimal digits, and with "-abandoned" after it if their save has ended.
 //
 // If two programs save to one path at the same time, the save that ends last replaces the other
-// one's checkpoint, which was whole too. If that was in several files, some of them may stay, and no
-// later save removes them: a lock on the folder could prevent this, but network disks have none, and
-// a program that flock(1) starts with a lock on the folder would wait for itself.
+// one's checkpoint, which was whole too. If that was in several files, some of them may stay, and
+// no later save removes them: a lock on the folder could prevent this, but network disks have none,
+// and a program that flock(1) starts with a lock on the folder would wait for flock.
 //
 // Files that this package writes have checksums. Reading verifies them, and other programs ignore
 // them.

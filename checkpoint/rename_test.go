@@ -75,8 +75,8 @@ func TestFailedSaveWithALongNameLeavesNoFile(t *testing.T) {
 	}
 }
 
-// The old index cannot be read, so a new one could not record the ids of its files, and nobody would
-// remove them. The save fails, and leaves the old index.
+// The old index cannot be read, so a new one could not record the ids of its files, and nobody
+// would remove them. The save fails, and leaves the old index.
 func TestSaveOverAnUnreadableIndexIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "m.safetensors.index.json")

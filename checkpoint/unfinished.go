@@ -141,8 +141,8 @@ func createBeside(path string) (*os.File, error) {
 	}
 }
 
-// lookUp returns an error if there is no file with the name, or if that cannot be seen. It opens the
-// file, because a network disk may answer Lstat for a file that is gone.
+// lookUp returns an error if there is no file with the name, or if that cannot be seen. It opens
+// the file, because a network disk may answer Lstat for a file that is gone.
 func lookUp(name string) error {
 	f, err := os.OpenFile(name, os.O_RDONLY|system.NoFollow|system.NonBlock, 0)
 	if errors.Is(err, fs.ErrPermission) { // the file may belong to another user
