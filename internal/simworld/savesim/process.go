@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/torchstream/torchstream/checkpoint"
 	"github.com/torchstream/torchstream/internal/simworld/world"
@@ -51,7 +52,7 @@ func (p *process) run() error {
 
 // save saves the next version.
 func (p *process) save() error {
-	if p.kind.format == ofRanks {
+	if p.format == ofRanks {
 		return p.saveTogether()
 	}
 	v := p.model.Start()
@@ -81,7 +82,7 @@ func (p *process) end(v Version, err error) {
 // process could not look at the new name afterwards.
 func (p *process) unseen(err error) bool {
 	var failed *fs.PathError
-	return errors.As(err, &failed) && failed.Op == "rename" && p.w.Met("open", "stat")
+	return errors.As(err, &failed) && failed.Op == "rename" && (p.w.Met("open", "stat") || p.w.Disk.Away)
 }
 
 // write writes a version in one process.
@@ -95,7 +96,7 @@ func (p *process) write(v Version) error {
 		tensors = append(tensors, torch.Named{Name: tensorName(i), Tensor: t})
 	}
 	metadata := map[string]string{"step": strconv.Itoa(int(v))}
-	if p.kind.format == sharded {
+	if p.format == sharded {
 		return checkpoint.SaveSharded(p.path(), tensors, metadata, 1500)
 	}
 	return checkpoint.Save(p.path(), tensors, metadata)
@@ -148,16 +149,47 @@ func (p *process) saveTogether() (err error) {
 	if err != nil {
 		return err
 	}
-	err = w.Write(p.rank, divided.Parts(value))
-	if errors.Is(err, checkpoint.ErrNotDurable) {
-		return broken{fmt.Errorf("before the commit, the checkpoint is said to be in place: %w", err)}
-	}
+	err = p.writeFile(w, first.Version, divided.Parts(value))
 	_, lost := p.gather("")
 	if err = errors.Join(err, lost); err == nil && p.rank == 0 {
 		committed = w.Commit(value, divided)
 		err = committed
+		if err == nil && p.unwritten == first.Version && !p.w.Met("remove") && !p.w.Disk.Away {
+			return broken{fmt.Errorf("version %d is committed, and a rank could not write its file", first.Version)}
+		}
 	}
 	return p.agree(err)
+}
+
+// writeFile writes the rank's file of a version, while the ranks may part.
+func (p *process) writeFile(w *checkpoint.RankWriter, v Version, parts []torch.Named) error {
+	if p.disturbed && p.rank > 0 && p.w.Choose("ranks part while one writes", 8) == 7 {
+		p.part(time.Duration(1+p.w.Choose("ranks part after", 300)) * time.Microsecond)
+	}
+	faults := p.w.Faults()
+	p.writing[p.rank] = true
+	err := w.Write(p.rank, p.parts(parts))
+	p.writing[p.rank] = false
+	if errors.Is(err, checkpoint.ErrNotDurable) {
+		return broken{fmt.Errorf("before the commit, the checkpoint is said to be in place: %w", err)}
+	}
+	if err != nil && !p.Killed() {
+		p.unwritten = v
+		// The file may stay if rank 0 has given up.
+		p.loose = p.loose || p.rank > 0 && p.w.Faults() > faults
+	}
+	return err
+}
+
+// parts returns the parts that a rank writes. A program with a fault may leave the last one out.
+func (p *process) parts(all []torch.Named) []torch.Named {
+	last := len(all) - 1
+	if last < 0 || all[last].Tensor.Elements() == 0 || !p.disturbed || p.w.Choose("a part is left out", 40) != 39 {
+		return all
+	}
+	p.w.Say("%s leaves a part out", p.Root)
+	p.short = true
+	return all[:last]
 }
 
 // tell returns rank 0's message, or its error.
@@ -253,6 +285,26 @@ func (j *job) readTensor(f *checkpoint.File, v Version, i, n int) error {
 		if want := content(v, i, int(part[0]), int(part[1])); err != nil || !bytes.Equal(got, want) {
 			return broken{fmt.Errorf("the elements %v of tensor %d of version %d are %x, want %x (%v)", part, i, v, got, want, err)}
 		}
+	}
+	return nil
+}
+
+// checkRecord checks that the checkpoint of an undisturbed save names no replaced one but the last:
+// the save could remove the files of all others.
+func (j *job) checkRecord() error {
+	text, _ := j.w.Disk.Read(folder + "/" + j.kind.name)
+	_, record, _ := bytes.Cut(text, []byte("replaces "))
+	if j.kind.format == sharded {
+		var index struct {
+			Metadata map[string]any `json:"metadata"`
+		}
+		if err := json.Unmarshal(text, &index); err != nil {
+			return fmt.Errorf("%s: %w", j.kind.name, err)
+		}
+		record = fmt.Append(nil, index.Metadata["torchstream.replaced"])
+	}
+	if ids := bytes.Fields(record); len(ids) > 1 {
+		return fmt.Errorf("%s names the replaced checkpoints %s, want only the last", j.kind.name, ids)
 	}
 	return nil
 }

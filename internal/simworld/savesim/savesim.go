@@ -42,11 +42,12 @@ type job struct {
 	sizes []int // of the tensors, in bytes
 	saves int   // in a life
 	calls int   // of an undisturbed process
-	last  int   // number of ranks of the last checkpoint
+	last  int   // number of ranks of the last checkpoint; 0: it is one file
 	mode  fs.FileMode
 	loose bool // parts may stay: see mayLeave
 
-	killed bool // some process was killed
+	killed    bool    // some process was killed
+	unwritten Version // the last version of which a rank could not write its file
 }
 
 // Run draws a training and runs it.
@@ -62,7 +63,7 @@ func Run(w *world.World) error {
 	rare := func(name string) int { return []int{0, 200, 40, 12, 0, 0}[w.Choose(name, 6)] }
 	f := world.Faults{Read: rare("rare reads"), Write: rare("rare writes"), Name: rare("rare names"),
 		Move: rare("rare moves"), Sync: rare("rare syncs"), Lock: rare("rare locks")}
-	w.Disk.Network = w.Choose("network disk", 4) == 3
+	w.Disk.Network = w.Choose("network disk", 3) == 2
 	w.Say("%s, sizes %v, %d saves, faults %+v", j.kind.name, j.sizes, j.saves, f)
 	for range 1 + w.Choose("lives", 5) {
 		w.Disk.Faults = f
@@ -195,7 +196,7 @@ func (j *job) after() error {
 	if !slices.Equal(got, main) {
 		return fmt.Errorf("the files %q are left, want %q", got, main)
 	}
-	if err := j.checkModes(want); err != nil {
+	if err := errors.Join(j.checkModes(want), j.checkRecord()); err != nil {
 		return err
 	}
 	return j.powerFails()
@@ -216,27 +217,28 @@ func (j *job) checkModes(files []string) error {
 }
 
 // mayLeave reports whether parts of a checkpoint may stay that no file names: two processes saved
-// at once; a rank was killed, or could not remove its file durably, after rank 0 had given up; or a
-// loss of power tore a rename.
+// at once; a rank was killed while it wrote, or could not remove its file durably, after rank 0 had
+// given up; or a loss of power tore a rename.
 func (j *job) mayLeave() bool {
-	return j.loose || j.kind.format == ofRanks && j.w.Met("remove", "sync") || j.w.Disk.Torn
+	return j.loose || j.w.Disk.Torn
 }
 
 // live runs processes that save, at the same time: the ranks of a job, or one process or two that
-// know nothing of each other.
+// know nothing of each other. A checkpoint in one file may replace one of ranks.
 func (j *job) live(ranks int, disturbed bool) error {
-	l := &life{job: j, ranks: ranks, disturbed: disturbed, faults: j.w.Faults()}
-	if j.kind.format != ofRanks {
+	l := &life{job: j, format: j.kind.format, ranks: ranks, disturbed: disturbed, faults: j.w.Faults()}
+	if l.format == ofRanks && j.calls > 0 && j.w.Choose("one file", 3) == 2 {
+		l.format = pytorch
+	}
+	if l.format != ofRanks {
 		l.ranks = 1
 		if disturbed && ranks == 4 {
 			l.ranks, l.apart, j.loose = 2, true, true
 		}
 	}
-	l.group = newGroup(l.ranks)
+	l.group, l.writing = newGroup(l.ranks), make([]bool, l.ranks)
 	if disturbed && j.w.Choose("ranks part", 6) == 5 {
-		at := time.Duration(1+j.w.Choose("ranks part at", 4000)) * time.Microsecond
-		l.parts = true
-		time.AfterFunc(at, func() { j.w.Say("the ranks part"); l.group.fail() })
+		l.part(time.Duration(1+j.w.Choose("ranks part at", 4000)) * time.Microsecond)
 	}
 	done := make(chan error, l.ranks)
 	processes := make([]*world.Process, l.ranks)
@@ -253,20 +255,32 @@ func (j *job) live(ranks int, disturbed bool) error {
 	if !disturbed {
 		j.calls = max(j.calls, processes[0].Calls())
 	}
-	j.last = l.ranks
+	j.last = 0
+	if l.format == ofRanks {
+		j.last = l.ranks
+	}
 	return errors.Join(errs...)
 }
 
 // life is the time from a start of the job to its end.
 type life struct {
 	*job
+	format    format
 	ranks     int
 	apart     bool // the processes know nothing of each other
 	disturbed bool
-	parts     bool
-	dead      bool // some process was killed
-	faults    int  // of the world before
+	split     bool   // the ranks have parted
+	short     bool   // a rank has left a part out
+	dead      bool   // some process was killed
+	writing   []bool // by rank, whether it writes its file
+	faults    int    // of the world before
 	group     *group
+}
+
+// part lets the collectives fail after a time, as if a rank were lost that continues.
+func (l *life) part(after time.Duration) {
+	l.split = true
+	time.AfterFunc(after, func() { l.w.Say("the ranks part"); l.group.fail() })
 }
 
 func (l *life) start(rank int) *world.Process {
@@ -278,14 +292,14 @@ func (l *life) start(rank int) *world.Process {
 	}
 	p := l.w.Start(kill, crash, func() {
 		l.killed, l.dead = true, true
-		l.loose = l.loose || rank > 0 && l.group.lost()
+		l.loose = l.loose || rank > 0 && l.writing[rank] && l.group.lost()
 		if crash {
 			l.model.PowerFails()
 		}
 		l.group.fail()
 	})
-	if kill > 0 && l.w.Choose(name+" is killed after a rename", 3) == 2 {
-		p.KillAfterRename(1 + l.w.Choose(name+" rename", 6))
+	if kill > 0 && l.w.Choose(name+" is killed after a rename", 3) != 0 {
+		p.KillAfterRename([]int{1, 2, 1, 3, 1, 5}[l.w.Choose(name+" rename", 6)])
 	}
 	l.w.Say("%s starts as %s", name, p.Root)
 	return p
@@ -300,7 +314,7 @@ func (l *life) end(p *world.Process, failed error) error {
 	if err := p.End(); err != nil {
 		return err
 	}
-	disturbed := l.dead || l.parts || l.w.Faults() > l.faults
+	disturbed := l.dead || l.split || l.short || l.w.Faults() > l.faults
 	switch {
 	case errors.As(failed, &broken{}):
 		return failed

@@ -196,6 +196,12 @@ var regressions = []struct {
 	{savesim.Run, "a loss of power keeps parts without their main file", 476,
 		"kind#0=3;starts without a checkpoint#0=1;rank 0 killed#0=1;rank 0 call#0=18;" +
 			"rank 0 loses power#0=2;crash name last.safetensors.index.json.tmp-000000000003#0=1"},
+	{savesim.Run, "a save cannot read the index that it replaces", 122,
+		"kind#0=3;saves#0=1;tensors#0=2;size#0=5;size#1=6;size#2=1;rare reads#0=3;rare writes#0=5;" +
+			"rare names#0=4;rare moves#0=4;rare syncs#0=4;rare locks#0=3;network disk#0=1;ranks#0=2;" +
+			"ranks part#0=4;fault lock last-000000000009-00002-of-00003.safetensors.tmp-00000000000b#0=1;" +
+			"fault read last.safetensors.index.json#4=2;bytes before a bad sector#0=220;" +
+			"fault readat last.safetensors.index.json#2=1"},
 	{controlsim.Run, "a rank that was stopped blames rank 0", 257,
 		"clock#1=3;steps#0=5;work#0=3107;work#1=3719;work#2=6133;work#3=5347;fault#0=4;" +
 			"fault of rank#0=1;fault at#0=18588;fault for#0=11999;jitter#4=291"},

@@ -18,6 +18,7 @@ type Disk struct {
 	Faults  Faults
 	Network bool              // names and attributes may be a few seconds old, unless the file was opened since
 	Torn    bool              // a loss of power has kept the removal of a renamed file's old name alone
+	Away    bool              // a server has renamed a file and then has not answered some calls
 	Other   map[string][]byte // other versions of files, which servers may have
 
 	world   *World
@@ -296,6 +297,11 @@ func (w *World) find(op, name string) (p *Process, at string, n *inode, err erro
 	if err := p.enter(op + " " + path.Base(at)); err != nil {
 		return nil, "", nil, failure(op, name, err)
 	}
+	if p.away > 0 && w.calm == 0 {
+		p.away--
+		w.faults++
+		return nil, "", nil, failure(op, name, syscall.EIO)
+	}
 	return p, at, w.Disk.names[at], nil
 }
 
@@ -444,7 +450,7 @@ func (w *World) Rename(from, to string) error {
 		return err
 	}
 	_, target, _ := w.process(path.Clean(to))
-	fault := w.Chance("fault rename "+path.Base(target), w.Disk.Faults.Move, 4)
+	fault := w.Chance("fault rename "+path.Base(target), w.Disk.Faults.Move, 5)
 	if fault == 1 || fault == 2 {
 		return failure("rename", from, syscall.EIO)
 	}
@@ -463,6 +469,9 @@ func (w *World) Rename(from, to string) error {
 	case 3: // the server has got the request twice
 		return failure("rename", from, syscall.ENOENT)
 	case 4: // the server's answer comes too late
+		return failure("rename", from, syscall.EIO)
+	case 5: // it answers none of the next calls either
+		p.away, w.Disk.Away = 2+w.Choose("calls without an answer", 4), true
 		return failure("rename", from, syscall.EIO)
 	}
 	p.remember(target, n.info(to))

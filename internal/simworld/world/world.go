@@ -260,17 +260,23 @@ var ErrKilled = errors.New("the simulated process is killed")
 type Process struct {
 	Root string // for example "/p3": the process sees the file /data/a.tar as /p3/data/a.tar
 
-	world      *World
-	calls      int
-	killAt     int    // the call that kills the process; 0: none
-	renames    int    // number of files that it has renamed
-	killAfter  int    // the rename after whose call the process is killed; 0: none
-	onKill     func() // called once, when the process is killed
-	crash      bool   // the whole machine loses power
+	world *World
+	calls int
+	fate
+	away       int // number of the next calls that name a file and get no answer
+	renames    int // number of files that it has renamed
 	dead       bool
 	asleep     time.Time // until then the process is stopped, as by SIGSTOP
 	open       map[*File]bool
 	attributes map[string]remembered // attributes that a network disk may return again
+}
+
+// fate says how a process is killed.
+type fate struct {
+	killAt    int    // the call that kills the process; 0: none
+	killAfter int    // the rename after whose call the process is killed; 0: none
+	onKill    func() // called once, when the process is killed
+	crash     bool   // the whole machine loses power
 }
 
 // Start starts a process. If killAt is not 0, the process is killed at its call with that number,
@@ -281,7 +287,7 @@ func (w *World) Start(killAt int, crash bool, onKill func()) *Process {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.next++
-	p := &Process{Root: fmt.Sprintf("/p%d", w.next), world: w, killAt: killAt, crash: crash, onKill: onKill,
+	p := &Process{Root: fmt.Sprintf("/p%d", w.next), world: w, fate: fate{killAt: killAt, crash: crash, onKill: onKill},
 		open: map[*File]bool{}, attributes: map[string]remembered{}}
 	w.procs = append(w.procs, p)
 	return p
