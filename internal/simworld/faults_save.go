@@ -223,7 +223,4 @@ var saveFaults = []fault{
 	{"a tensor is read from the file's start", checksumsFile,
 		"func(p []byte, at int64) error { return f.readFull(p, f.data+e.begin+at) }",
 		"func(p []byte, at int64) error { return f.readFull(p, e.begin+at) }", ""},
-	{"a save does not look what it replaces", unfinishedFile,
-		"	if err := safefile.Check(path, kind); err != nil {\n		return nil, err\n	}\n", "",
-		"the check before the rename refuses the file too"},
 }
