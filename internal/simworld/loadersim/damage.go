@@ -19,8 +19,8 @@ import (
 
 // This file checks how epochs end whose archive cannot be read.
 
-// damaged damages the archive after a loader has opened it, or removes it after the first batch of
-// an epoch, and reads the epoch from its start.
+// damaged damages the archive after a loader has opened it, or removes or replaces it after the
+// first batch of an epoch, and reads the epoch from its start.
 func (j *job) damaged() error {
 	w := j.w
 	if !j.files.format.gzipped() || j.files.remote || j.model.Order == Drawn {
@@ -42,18 +42,45 @@ func (j *job) damaged() error {
 	}
 	known := l.Len() >= 0
 	random = random && known
-	if r.removes = w.Choose("removed", 4) == 3; !r.removes {
+	if how := w.Choose("removed", 5); how >= 3 {
+		r.next = j.longer(how == 4)
+	} else {
 		j.damage(random || known && w.Choose("damage within", 3) == 2)
 	}
 	r.session = session{began: j.faults(), fills: w.Choose("fill", 3) == 2}
 	r.takeBatches(context.Background(), p, l)
 	switch err = r.err; {
-	case err == nil && r.failure == nil && !random && !r.removes && r.ending == (Ending{Bad: -1}) && !r.enough():
+	case err == nil && r.failure == nil && !random && r.next == nil && r.ending == (Ending{Bad: -1}) && !r.enough():
 		err = fmt.Errorf("epoch %d ends without an error, and the archive is damaged", r.epoch)
 	case err == nil && r.failure != nil && !strings.Contains(r.failure.Error(), "train"):
 		err = fmt.Errorf("the error does not name the archive: %w", r.failure)
 	}
 	return errors.Join(err, l.Close(), p.End())
+}
+
+// longer returns longer files of the archive, because its size changes the order of an epoch, or
+// none.
+func (j *job) longer(any bool) map[string][]byte {
+	files := map[string][]byte{}
+	for name, data := range j.files.was {
+		if any {
+			files[name] = append(bytes.Clone(data), make([]byte, 2048)...)
+		}
+	}
+	return files
+}
+
+// writeNext replaces or removes the archive, if the rank should do so after each batch.
+func (r *rank) writeNext() {
+	if r.next == nil {
+		return
+	}
+	for name := range r.files.was {
+		r.w.Disk.Delete(name)
+	}
+	for name, data := range r.next {
+		r.w.Disk.Write(name, data)
+	}
 }
 
 // streamOptions draws options with which an archive does not stay in memory.
@@ -65,6 +92,7 @@ func (j *job) streamOptions() {
 		if w.Choose("damaged under DropLast", 2) == 1 {
 			m.World, m.DropLast, m.PadLast = 2, true, false
 			o.World, o.DropLast, o.PadLast = 2, true, false
+			m.Order, o.Shuffle = Permuted, true
 		}
 	}
 	o.NoIndex, o.ShuffleBytes = w.Choose("damaged with an index", 3) != 2, 1

@@ -32,10 +32,10 @@ type rank struct {
 // altered says how the archive was changed.
 type altered struct {
 	changed  bool
-	replaced bool // another file has replaced the archive's one file, which stays open
-	epoch    int  // when it was changed
-	other    int  // the kind of change, if the archive has other samples, so that no state fits
-	removes  bool // the archive is removed after each batch
+	replaced bool              // another file has replaced the archive's one file, which stays open
+	epoch    int               // when it was changed
+	other    int               // the kind of change, if the archive has other samples, so that no state fits
+	next     map[string][]byte // if not nil, the archive's files after each batch
 }
 
 // session is a process of the rank.
@@ -395,11 +395,7 @@ func (r *rank) takeBatches(ctx context.Context, p *world.Process, l *imageloader
 // change changes the archive now and then. It does so only if no other process opens the archive at
 // that time: a training on a changed archive from its start on is right.
 func (r *rank) change() {
-	if r.removes {
-		for name := range r.files.was {
-			r.w.Disk.Delete(name)
-		}
-	}
+	r.writeNext()
 	if r.model.World > 1 || r.changed || r.epochs == 1 && r.taken == len(r.want) {
 		return
 	}
