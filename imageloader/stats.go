@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/count"
+	"github.com/torchstream/torchstream/imageloader/internal/epoch"
 )
 
 // Stats holds the counts and times of a Loader since Open, over all epochs. Counting is always on,
@@ -33,9 +34,7 @@ type Stats struct {
 	// images without a label; with a List, images that are not listed.
 	Orphans int
 
-	// Workers is Options.Workers. If a prefetcher's device decodes images of an archive with random
-	// access, at least four goroutines plan them, and Workers is their number if it is larger.
-	Workers    int
+	Workers    int   // Options.Workers
 	Queue      int   // samples that have been read but not yet taken by a worker
 	QueueBytes int64 // compressed bytes that have been read but not yet decoded, without shuffle buffers
 
@@ -51,9 +50,13 @@ type Stats struct {
 	Elapsed time.Duration // time that epochs ran; concurrent epochs count separately
 	Read    time.Duration // waiting for the disk or the network
 	Inflate time.Duration // inflating, including the checksums and headers of a compressed archive
-	// Decode is the time for header, decode, crop, resize, and the operations of the transform. For
-	// images that the prefetcher's device decodes, it is the time to plan that work.
+	// Decode is the time of the workers for header, decode, crop, resize, and the operations of the
+	// transform. For images of a stream that the prefetcher's device decodes, it is the time to plan
+	// that work.
 	Decode time.Duration
+	// Plan is the time to plan what the prefetcher's device decodes, if the archive has random
+	// access. Other goroutines than the workers plan: Options.Workers of them, and at least four.
+	Plan time.Duration
 
 	// time that workers, or planning goroutines, wait for samples: high if reading or the consumer
 	// is the bottleneck
@@ -108,6 +111,7 @@ func (s Stats) Since(before Stats) Stats {
 	s.Read -= before.Read
 	s.Inflate -= before.Inflate
 	s.Decode -= before.Decode
+	s.Plan -= before.Plan
 	s.WaitData -= before.WaitData
 	s.WaitSlot -= before.WaitSlot
 	s.ConsumerWait -= before.ConsumerWait
@@ -135,7 +139,13 @@ func (s Stats) Bottleneck() (Stage, string) {
 		return "", "too few batches to say what the bottleneck is"
 	}
 	busy, idle, slot := s.Decode.Seconds()/workers, s.WaitData.Seconds()/workers, s.WaitSlot.Seconds()/s.Elapsed.Seconds()
+	planners := epoch.Fetchers(s.Workers)
+	planning := s.Plan.Seconds() / (float64(planners) * s.Elapsed.Seconds())
 	switch {
+	case planning >= 0.75 && planning > busy:
+		return Decoding, fmt.Sprintf("planning for the device that decodes is the bottleneck: %d goroutines are "+
+			"busy %.0f %% of the time: give the process more CPUs (GOMAXPROCS, the cgroup's quota, "+
+			"Options.Workers)", planners, 100*planning)
 	case busy >= 0.75:
 		return Decoding, fmt.Sprintf("decoding is the bottleneck: the %d workers are busy %.0f %% of the "+
 			"time: give the process more CPUs (GOMAXPROCS, the cgroup's quota, "+
@@ -170,7 +180,7 @@ func (s Stats) LogValue() slog.Value {
 		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers),
 		slog.Int("ignored", s.Ignored), slog.Int("orphans", s.Orphans),
 		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read),
-		slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode),
+		slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode), slog.Duration("plan", s.Plan),
 		slog.Duration("wait_data", s.WaitData), slog.Duration("wait_slot", s.WaitSlot),
 		slog.Duration("consumer_wait", s.ConsumerWait),
 		slog.Int64("cropped", s.Cropped), slog.Int64("gave_up", s.GaveUp),
@@ -223,6 +233,7 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		Read         float64              `json:"read_seconds"`
 		Inflate      float64              `json:"inflate_seconds"`
 		Decode       float64              `json:"decode_seconds"`
+		Plan         float64              `json:"plan_seconds"`
 		WaitData     float64              `json:"wait_data_seconds"`
 		WaitSlot     float64              `json:"wait_slot_seconds"`
 		ConsumerWait float64              `json:"consumer_wait_seconds"`
@@ -231,7 +242,7 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named(s.BadNamed), s.Warned, named(s.WarnedNamed),
 		s.Ignored, s.Orphans, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused,
 		s.TranscodedBytes, s.Workers, s.Queue, s.QueueBytes,
-		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(),
+		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.Plan.Seconds(),
 		s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
 }
 
@@ -243,10 +254,11 @@ func (l *Loader) Stats() Stats {
 	s := Stats{
 		Samples: c.Delivered.Samples.Load(), Batches: c.Delivered.Batches.Load(), Bytes: d.Bytes.Load(),
 		Bad: p.Bad, BadBy: p.BadBy, BadNamed: p.BadNamed, Warned: p.Warned, WarnedNamed: p.WarnedNamed,
-		Workers: max(l.o.Workers, int(c.Planners.Load())), Queue: int(c.Queue.Samples.Load()), QueueBytes: c.Queue.Bytes.Load(),
+		Workers: l.o.Workers, Queue: int(c.Queue.Samples.Load()), QueueBytes: c.Queue.Bytes.Load(),
 		Decoded: d.Paths(), Cropped: d.Cropped.Load(), GaveUp: d.GaveUp.Load(),
 		EntriesMade: d.EntriesMade.Load(), EntriesRefused: d.EntriesRefused.Load(),
 		Elapsed: c.Elapsed(), Read: duration(&t.Read), Inflate: duration(&t.Inflate), Decode: duration(&t.Decode),
+		Plan:     duration(&t.Plan),
 		WaitData: duration(&t.WaitData), WaitSlot: duration(&t.WaitSlot), ConsumerWait: duration(&t.ConsumerWait),
 	}
 	if p := l.points.Load(); p != nil {

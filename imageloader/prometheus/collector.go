@@ -78,6 +78,8 @@ func NewCollector(source Source, labels client.Labels) *Collector {
 		func(s *imageloader.Stats) float64 { return s.Inflate.Seconds() })
 	count("decode_seconds_total", "Time that all workers spent on decoding and transforms.",
 		func(s *imageloader.Stats) float64 { return s.Decode.Seconds() })
+	count("plan_seconds_total", "Time that all goroutines spent on planning what a device decodes.",
+		func(s *imageloader.Stats) float64 { return s.Plan.Seconds() })
 	count("wait_data_seconds_total", "Time that all workers waited for samples.",
 		func(s *imageloader.Stats) float64 { return s.WaitData.Seconds() })
 	count("wait_slot_seconds_total", "Time that samples waited for a free slot.",

@@ -24,7 +24,7 @@ func TestScrapeHasTheValuesOfStats(t *testing.T) {
 		Queue: 5, QueueBytes: 678,
 		Orphans: 9, Decoded: map[imageloader.DecodePath]int64{imageloader.ByPNG: 7,
 			imageloader.ByEntryPoints: 600}, Inflate: 3 * time.Second,
-		Elapsed: 2 * time.Second, Read: time.Second, Decode: 7 * time.Second, WaitSlot: time.Second / 2,
+		Elapsed: 2 * time.Second, Read: time.Second, Decode: 7 * time.Second, Plan: time.Minute, WaitSlot: time.Second / 2,
 	}
 	c := NewCollector(s, client.Labels{"loader": "train"})
 	registry := client.NewPedanticRegistry()

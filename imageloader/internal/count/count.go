@@ -44,7 +44,6 @@ type Counters struct {
 	Queue     Queue
 	Decoded   Decoded
 	Times     Times
-	Planners  atomic.Int64 // goroutines that plan images, in the latest epoch that a device decodes
 
 	mu       sync.Mutex
 	problems Problems
@@ -72,7 +71,7 @@ type Decoded struct {
 }
 
 // Times are sums over goroutines, in nanoseconds.
-type Times struct{ Read, Inflate, Decode, WaitData, WaitSlot, ConsumerWait atomic.Int64 }
+type Times struct{ Read, Inflate, Decode, Plan, WaitData, WaitSlot, ConsumerWait atomic.Int64 }
 
 // By counts n images that were decoded by path p.
 func (d *Decoded) By(p DecodePath, n int64) {

@@ -248,7 +248,7 @@ func (q *fetchPlanner) endGroup() {
 	t := &q.p.env.Counters.Times
 	q.idle = time.Now()
 	t.Fetched(q.r.spent, q.r.FileTime()-q.waited)
-	t.Decode.Add(int64(q.idle.Sub(q.began) - q.r.spent))
+	t.Plan.Add(int64(q.idle.Sub(q.began) - q.r.spent))
 	q.r.spent = 0
 }
 

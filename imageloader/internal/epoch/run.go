@@ -67,6 +67,10 @@ type Delivery struct {
 // goroutines keep several requests in the disk's queue, and a goroutine costs next to nothing.
 const minFetchers = 4
 
+// Fetchers returns the number of goroutines that read samples by random access, and plan them for a
+// device. For a gzip file they also inflate, which takes more than half as long as decoding.
+func Fetchers(workers int) int { return max(minFetchers, workers) }
+
 // pass is one run over an epoch. The goroutines of the epoch share it.
 type pass struct {
 	config *Config
@@ -201,11 +205,7 @@ func (p *pass) random() bool { return p.source.Known != nil && p.source.Known.Ra
 func (p *pass) startFetching(all *sync.WaitGroup) {
 	workers, f := p.config.Threads.Workers, &p.flow
 	f.fetches = make(chan []job, workers)
-	// For a gzip file, fetchers also inflate, which takes more than half as long as decoding.
-	fetchers := max(minFetchers, workers)
-	if p.fetchPlans() {
-		p.env.Counters.Planners.Store(int64(fetchers))
-	}
+	fetchers := Fetchers(workers)
 	f.groups = make(chan []job, cap(f.fetches)+fetchers+1)
 	all.Go(p.list)
 	var fetching sync.WaitGroup
