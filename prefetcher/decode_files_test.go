@@ -12,6 +12,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/system"
 )
 
 // awaitMapped runs epochs until the device reads all images that it can: the file is registered in
@@ -193,6 +194,26 @@ func sanitizeMappings(t *testing.T, path string) {
 	}
 }
 
+// mappedPage returns a mapping of the first page of a file until the test ends.
+func mappedPage(t *testing.T, path string) []byte {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	page, err := system.MapFile(f.Fd(), os.Getpagesize())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := system.UnmapFile(page); err != nil {
+			t.Error(err)
+		}
+	})
+	return page
+}
+
 // TestMaxMappedBytesLimitsMappings: with a negative value the host reads all files, and a part over
 // the limit is refused before its pages are read.
 func TestMaxMappedBytesLimitsMappings(t *testing.T) {
@@ -201,7 +222,18 @@ func TestMaxMappedBytesLimitsMappings(t *testing.T) {
 		t.Errorf("101 bytes of at most 100: %v, want an error with Options.MaxMappedBytes", err)
 	}
 	cudatest.RequireGPUs(t, 1)
-	l := newLoader(t, decodeArchive(t, 30), imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
+	path := decodeArchive(t, 30)
+	r.max = int64(os.Getpagesize())
+	for i := range 2 { // a part that is released does not count
+		release, err := r.register(mappedPage(t, path))
+		if err == nil {
+			err = release()
+		}
+		if err != nil {
+			t.Errorf("part %d of a page, of at most a page: %v, want no error", i, err)
+		}
+	}
+	l := newLoader(t, path, imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
 	p := newFeed(t, l, Options{Decode: Device, MaxMappedBytes: -1})
 	for epoch := range 5 {
 		epochValues(t, p, epoch)

@@ -187,8 +187,8 @@ type fileRegistrar struct {
 	used int64 // bytes of these parts
 }
 
-// register is decodeplan.Plans.Register. Calls run one at a time, so that together they stay within
-// the limit.
+// register is decodeplan.Plans.Register. Calls run one at a time, so that the parts of this
+// prefetcher stay within the limit.
 func (r *fileRegistrar) register(memory []byte) (release func() error, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -208,7 +208,15 @@ func (r *fileRegistrar) register(memory []byte) (release func() error, err error
 		return nil, err
 	}
 	r.used += int64(len(memory))
-	return p.Close, nil
+	return func() error {
+		err := p.Close()
+		if err == nil {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.used -= int64(len(memory))
+		}
+		return err
+	}, nil
 }
 
 // hostProcesses returns the number of processes that may use GPUs of this host: torchrun's number,
