@@ -15,6 +15,10 @@ import (
 // Batch.State), because a prefetcher and the loader itself are batches ahead of the consumer. Save
 // the state of the last batch that the program has used. Restore continues after it.
 //
+// If an error ends an epoch within a batch, the loader first delivers the samples before it as a
+// short batch, with the state of the batch before: Batches is not larger. A program that resumes
+// should not train on a short batch of this kind, since it gets the samples again.
+//
 // A State is saved as JSON (json.Marshal and json.Unmarshal), about 1,000 bytes. It is a value that
 // may be copied and kept without limit.
 type State struct {

@@ -505,6 +505,7 @@ func (r *runner) train(ctx context.Context) error {
 	if r.state == nil {
 		skip = r.at.Batches
 	}
+	before := r.batchesBefore()
 	var refused error // set if the model cannot train on a batch of one sample
 	for batch, err := range r.Feed.Epoch(r.job.feedContext(ctx), r.at.Epoch) {
 		if err != nil {
@@ -512,6 +513,12 @@ func (r *runner) train(ctx context.Context) error {
 		}
 		if refused != nil {
 			return refused // it was not the last batch
+		}
+		if after, known := batchesAfter(batch.Info); known {
+			if after == before { // an error cut the batch short: a resumed run gets the whole batch
+				continue
+			}
+			before = after
 		}
 		if skip > 0 {
 			skip--
@@ -538,6 +545,29 @@ func (r *runner) train(ctx context.Context) error {
 			"batches of the interrupted run", skip)
 	}
 	return nil
+}
+
+// batchesBefore returns the number of batches of the epoch before the first that the feed gives.
+func (r *runner) batchesBefore() int {
+	switch {
+	case r.state != nil:
+		return r.state.Batches()
+	case r.at.Samples != nil:
+		return r.at.Samples.Batches()
+	}
+	return 0
+}
+
+// batchesAfter returns the number of batches of the epoch up to and with a batch. A batch that an
+// error cuts short does not count. known is false if the source of the batch does not say.
+func batchesAfter(info any) (n int, known bool) {
+	switch info := info.(type) {
+	case imageloader.Info:
+		return info.State.Batches(), true
+	case prefetcher.SampleInfo:
+		return info.State.Batches(), true
+	}
+	return 0, false
 }
 
 // step trains on a batch. It queues work for the device and does not wait for it.
