@@ -33,9 +33,9 @@
 //
 // A file appears under its name only when it is complete and on the disk. It replaces only a file
 // of the same kind, and none that it cannot read. If a process is killed while it saves, the old
-// file remains. Unfinished files may remain too; the next save to the path removes them. Their names
-// are the file's name with ".tmp-" and 12 hexadecimal digits, and with "-abandoned" after it if
-// their save has ended.
+// file remains. Unfinished files may remain too; the next save to the path removes them. Their
+// names are the file's name with ".tmp-" and 12 hexadecimal digits, and with "-abandoned" after it
+// if their save has ended.
 //
 // If two programs save to one path at the same time, the save that ends last replaces the other
 // one's checkpoint, which was whole too. If that was in several files, some of them may stay, and

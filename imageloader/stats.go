@@ -51,8 +51,8 @@ type Stats struct {
 	Read    time.Duration // waiting for the disk or the network
 	Inflate time.Duration // inflating, including the checksums and headers of a compressed archive
 	// Decode is the time of the workers for header, decode, crop, resize, and the operations of the
-	// transform. For images of a stream that the prefetcher's device decodes, it is the time to plan
-	// that work.
+	// transform. For images of a stream that the prefetcher's device decodes, it is the time to
+	// plan that work.
 	Decode time.Duration
 	// Plan is the time to plan what the prefetcher's device decodes, if the archive has random
 	// access. Other goroutines than the workers plan: Options.Workers of them, and at least four.

@@ -17,8 +17,8 @@ TS_API ts_error* ts_pinned_new(size_t bytes, ts_pinned** pinned);
 
 /* Pins existing memory: `bytes` bytes from `data` on, borrowed until ts_pinned_destroy, which
  * unpins and does not free it. The memory must not move. Returns TS_ERROR_INVALID_ARGUMENT if part
- * of it is already pinned, and TS_ERROR_UNSUPPORTED if the driver cannot pin such memory. Blocks for
- * milliseconds. */
+ * of it is already pinned, and TS_ERROR_UNSUPPORTED if the driver cannot pin such memory. Blocks
+ * for milliseconds. */
 TS_API ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned);
 
 /* Lets the kernels of all GPUs read existing memory at its address, such as a mapping of a file.
