@@ -300,6 +300,7 @@ func (w *World) find(op, name string) (p *Process, at string, n *inode, err erro
 	if p.away > 0 && w.calm == 0 {
 		p.away--
 		w.faults++
+		w.unanswered = append(w.unanswered, op)
 		return nil, "", nil, failure(op, name, syscall.EIO)
 	}
 	return p, at, w.Disk.names[at], nil

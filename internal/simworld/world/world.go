@@ -48,7 +48,8 @@ type record struct {
 	calls  int
 	faults int
 
-	transient int // faults of servers after which the same request succeeds
+	transient  int      // faults of servers after which the same request succeeds
+	unanswered []string // calls without an answer, after a rename
 }
 
 // Choice is one decision: the value for the name's k-th question.
@@ -129,12 +130,13 @@ func (w *World) Chance(name string, rarity, kinds int) int {
 // Faults returns the number of faults so far.
 func (w *World) Faults() int { return w.faults }
 
-// Met reports whether a call with one of these names has met a fault.
+// Met reports whether a call with one of these names has met a fault, or got no answer.
 func (w *World) Met(calls ...string) bool {
-	return slices.ContainsFunc(w.made, func(c Choice) bool {
+	met := func(call string) bool { return slices.Contains(calls, call) }
+	return slices.ContainsFunc(w.unanswered, met) || slices.ContainsFunc(w.made, func(c Choice) bool {
 		fault, ok := strings.CutPrefix(c.Name, "fault ")
 		call, _, _ := strings.Cut(fault, " ")
-		return ok && slices.Contains(calls, call)
+		return ok && met(call)
 	})
 }
 
