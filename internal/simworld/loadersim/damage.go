@@ -194,9 +194,14 @@ func (r *rank) needless(p *world.Process, from int) error {
 
 // lost returns an error if reading has failed during an epoch that is shuffled through a buffer,
 // and not all samples before the damage were delivered. from is the number of batches before the
-// epoch was read: the check is of epochs that were read from the start.
-func (r *rank) lost(p *world.Process, from int) error {
+// epoch was read: the check is of epochs that were read from the start. known says that the loader
+// had an index: it may then read the samples one by one in the order of the epoch, so that the
+// first one that it cannot read ends the epoch, and the buffer leaves nothing.
+func (r *rank) lost(p *world.Process, from int, known bool) error {
 	m := &r.model
+	if known && len(r.strays) == 0 {
+		return nil
+	}
 	if !r.inBuffer || from > 0 || r.rest != nil || m.World > 1 || m.Repeat > 1 || m.DropLast || m.Policy == Substitute ||
 		p.Killed() || errors.Is(r.failure, imageloader.ErrClosed) || errors.As(r.failure, new(*imageloader.SampleError)) {
 		return nil

@@ -341,7 +341,7 @@ const maxAfterClose = 4
 // ended.
 func (r *rank) takeBatches(ctx context.Context, p *world.Process, l *imageloader.Loader) (left leaving, more bool) {
 	r.short, r.stray, r.strays = 0, false, nil
-	from := r.taken
+	from, known := r.taken, l.Len() >= 0
 	closed := -1 // batches since the loader was closed; -1: it is open
 	batches := l.Epoch(ctx, r.epoch)
 	if r.fills {
@@ -354,7 +354,7 @@ func (r *rank) takeBatches(ctx context.Context, p *world.Process, l *imageloader
 		}
 		if err != nil {
 			if r.failure = r.ended(err); r.failure != nil {
-				r.err = errors.Join(r.needless(p, from), r.lost(p, from))
+				r.err = errors.Join(r.needless(p, from), r.lost(p, from, known))
 			}
 			return stay, r.failure == nil
 		}

@@ -113,7 +113,7 @@ func TestSeeds(t *testing.T) {
 	fmt.Printf("\n%d seeds, %d calls, %v simulated in %v\n", *count, calls, simulated.Round(time.Second), took.Round(time.Millisecond))
 }
 
-// regressions are the choices of runs that once found a fault of the product.
+// regressions are the choices of runs that once found a fault of the product, or of its model.
 var regressions = []struct {
 	scenario func(*world.World) error
 	name     string
@@ -161,6 +161,11 @@ var regressions = []struct {
 			"index#0=6;deal again#0=1;index process#0=5;index process waits#0=1;fault get train.tar#2=6;" +
 			"fault get train.tar#6=10;fault get train.tar#19=4;other world#0=1;rank 0 killed#2=1;" +
 			"rank 0 call#0=5;rank 0 loses power#0=3;index before a process#5=4"},
+	{loadersim.Run, "a server does not answer the calls that remove the lock of an index", 1795947169972947,
+		"remote#0=3;rare names#0=2;fault rename train.remote.tsidx#0=5;calls without an answer#0=3"},
+	{loadersim.Run, "a sample that is read out of the archive's order ends an epoch", 1795947169906843,
+		"size#1=510;size#4=615;size#5=404;format#0=5;remote#0=3;give classes#0=1;epochs#0=1;order#0=3;" +
+			"buffer#0=5;buffer bytes#0=1;rare responses#0=2;fault get train-1.tgz#12=12"},
 	{savesim.Run, "a loss of power brings back files that an index has replaced", 6,
 		"kind#0=3;saves#0=2;tensors#0=2;lives#0=4;rank 0 killed#0=1;rank 0 killed#1=1;" +
 			"rank 0 loses power#1=2;crash name last-000000000004-00001-of-00002.safetensors#0=1"},
