@@ -34,7 +34,7 @@ func (j *job) damaged() error {
 	own.Rank, own.Workers = r.number, 1+w.Choose("damaged workers", 3)
 	l, err := imageloader.Open(path, own)
 	if err != nil {
-		return err
+		return errors.Join(err, p.End())
 	}
 	random, err := r.inAnyOrder(p)
 	if err != nil {
@@ -42,30 +42,48 @@ func (j *job) damaged() error {
 	}
 	known := l.Len() >= 0
 	random = random && known
-	if how := w.Choose("removed", 5); how >= 3 {
-		r.next = j.longer(how == 4)
-	} else {
-		j.damage(random || known && w.Choose("damage within", 3) == 2)
-	}
+	within := r.spoil(random, known)
 	r.session = session{began: j.faults(), fills: w.Choose("fill", 3) == 2}
 	r.takeBatches(context.Background(), p, l)
-	switch err = r.err; {
-	case err == nil && r.failure == nil && !random && r.next == nil && r.ending == (Ending{Bad: -1}) && !r.enough():
-		err = fmt.Errorf("epoch %d ends without an error, and the archive is damaged", r.epoch)
-	case err == nil && r.failure != nil && !strings.Contains(r.failure.Error(), "train"):
-		err = fmt.Errorf("the error does not name the archive: %w", r.failure)
+	if err = r.err; err == nil {
+		err = r.endedDamaged(random, within)
 	}
 	return errors.Join(err, l.Close(), p.End())
 }
 
-// longer returns longer files of the archive, because its size changes the order of an epoch, or
-// none.
-func (j *job) longer(any bool) map[string][]byte {
+// spoil damages the archive, or lets the rank remove or replace it. within is false if the damage
+// is the checksum at the archive's end.
+func (r *rank) spoil(random, known bool) (within bool) {
+	switch r.w.Choose("removed", 5) {
+	case 3:
+		r.next = map[string][]byte{}
+	case 4:
+		r.next = r.longer()
+	default:
+		within = random || known && r.w.Choose("damage within", 3) == 2
+		r.damage(within)
+	}
+	return within
+}
+
+// endedDamaged returns an error if an epoch of a damaged archive has not ended as it should.
+func (r *rank) endedDamaged(random, within bool) error {
+	switch {
+	case r.failure == nil && !random && r.next == nil && r.ending == (Ending{Bad: -1}) && !r.enough():
+		return fmt.Errorf("epoch %d ends without an error, and the archive is damaged", r.epoch)
+	case r.failure != nil && !strings.Contains(r.failure.Error(), "train"):
+		return fmt.Errorf("the error does not name the archive: %w", r.failure)
+	case r.failure != nil && r.next == nil && !within:
+		return r.lostBeforeEnd()
+	}
+	return nil
+}
+
+// longer returns longer files of the archive, because its size changes the order of an epoch.
+func (j *job) longer() map[string][]byte {
 	files := map[string][]byte{}
 	for name, data := range j.files.was {
-		if any {
-			files[name] = append(bytes.Clone(data), make([]byte, 2048)...)
-		}
+		files[name] = append(bytes.Clone(data), make([]byte, 2048)...)
 	}
 	return files
 }
@@ -137,14 +155,14 @@ func (j *job) damage(within bool) {
 		at = 10 + j.w.Choose("damaged byte of the archive", len(was)-18)
 	}
 	data := bytes.Clone(was)
-	data[at] ^= 0xff // no byte has padding alone
+	data[at] ^= 0xff // also changes bits that mean something: padding is shorter than a byte
 	g, err := gzip.NewReader(bytes.NewReader(data))
 	if err == nil {
 		_, err = io.Copy(io.Discard, g)
 	}
 	if err == nil { // other bytes of the same meaning
-		data = bytes.Clone(was)
-		data[len(was)-8] ^= 0xff
+		at, data = len(was)-8, bytes.Clone(was)
+		data[at] ^= 0xff
 	}
 	changed := j.w.Disk.Changed(name)
 	j.w.Disk.Overwrite(name, data)
@@ -206,19 +224,44 @@ func (r *rank) lost(p *world.Process, from int, known bool) error {
 		p.Killed() || errors.Is(r.failure, imageloader.ErrClosed) || errors.As(r.failure, new(*imageloader.SampleError)) {
 		return nil
 	}
-	delivered := map[int]bool{}
-	for _, row := range slices.Concat(slices.Concat(r.want[:r.taken]...), r.cutShort()) {
-		delivered[row.Index] = true
-	}
-	for _, i := range r.strays {
-		delivered[i] = true
-	}
+	delivered := r.delivered()
 	for i, last := 0, slices.Max(append(slices.Collect(maps.Keys(delivered)), -1)); i < last; i++ {
 		if !delivered[i] && !m.Bad[i] {
 			return fmt.Errorf("epoch %d has the sample %d, and lacks %d, which is before: %w", r.epoch, last, i, r.failure)
 		}
 	}
 	return nil
+}
+
+// lostBeforeEnd returns an error if the first round of an epoch, which fails at the archive's last
+// checksum, has not delivered all good samples of the rank.
+func (r *rank) lostBeforeEnd() error {
+	m := r.model
+	if m.DropLast || errors.As(r.failure, new(*imageloader.SampleError)) {
+		return nil
+	}
+	if r.inBuffer {
+		m.Order = Buffered
+	}
+	delivered := r.delivered()
+	for i := r.number; i < m.perRound(); i += m.World {
+		if row := m.row(r.epoch, i, 0); !m.Bad[row.Index] && !delivered[row.Index] {
+			return fmt.Errorf("epoch %d lacks the sample %d, which is before the damage: %w", r.epoch, row.Index, r.failure)
+		}
+	}
+	return nil
+}
+
+// delivered returns the samples of the batches that the rank has got of an epoch.
+func (r *rank) delivered() map[int]bool {
+	samples := map[int]bool{}
+	for _, row := range slices.Concat(slices.Concat(r.want[:r.taken]...), r.cutShort()) {
+		samples[row.Index] = true
+	}
+	for _, i := range r.strays {
+		samples[i] = true
+	}
+	return samples
 }
 
 // cutShort returns the rows of the last batch, if an error has cut it short.
