@@ -131,7 +131,7 @@ func (j *job) fault() *Fault {
 
 // possible reports whether the job may have a fault, in addition to those that it has.
 func (j *job) possible(f *Fault) bool {
-	if len(j.ranks) == 1 && (f.Kind >= Hang && f.Kind <= Leave || f.Kind == Stay || f.Kind == Stop) {
+	if len(j.ranks) == 1 && (f.Kind >= Hang && f.Kind <= Leave || f.Kind == Stay) {
 		return false
 	}
 	return len(j.faults) == 0 || (f.Kind < Hang || f.Kind == Duplicate) && f.Rank != j.faults[0].Rank &&
@@ -192,10 +192,9 @@ func (j *job) run() error {
 		return fmt.Errorf("%d sockets are left open", n)
 	}
 	j.w.Network.Shutdown()
-	hub := j.ranks[0]
 	for _, f := range j.faults {
 		f.Served = f.Kind == Late && j.ranks[f.Rank].joined > 0 && j.ranks[f.Rank].joined+slack < j.closing &&
-			!slices.ContainsFunc(j.faults, func(f *Fault) bool { return f.Rank == hub.number })
+			!slices.ContainsFunc(j.faults, func(other *Fault) bool { return other.Rank == 0 })
 		// A fault that the others notice late may come too late.
 		left := j.ranks[f.Rank].left
 		if f.Phase == Running && left > 0 && left < f.At+j.limits.Silence+slack {

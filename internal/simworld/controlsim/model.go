@@ -125,7 +125,7 @@ func (l *Limits) Ends(f *Fault, rank int) []End {
 		return []End{{control.Timeout, r}}
 	case Duplicate:
 		ends := []End{{}}
-		if f.Phase == Joining || f.At < 5*time.Second {
+		if f.Phase == Joining {
 			ends = append(append(ends, tooLate...), End{control.Mismatch, r})
 			ends = append(ends, End{control.Timeout, r}, End{control.Lost, r}) // the other process has the place
 		}

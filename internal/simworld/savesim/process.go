@@ -176,7 +176,7 @@ func (p *process) writeFile(w *checkpoint.RankWriter, v Version, parts []torch.N
 	if err != nil && !p.Killed() {
 		p.unwritten = v
 		// The file may stay if rank 0 has given up.
-		p.loose = p.loose || p.rank > 0 && p.w.Faults() > faults
+		p.loose = p.loose || p.rank > 0 && p.w.Faults() > faults && p.group.lost()
 	}
 	return err
 }
