@@ -92,8 +92,8 @@ func NewHub(listener net.Listener, size int, token string, o Options) *Hub {
 
 // Close closes all connections and waits for the hub's goroutines. Queued messages are still sent.
 // Close waits for each rank to read its last message, until the rank has been silent for
-// Options.Silence, and at least for Options.Interval. Close the member of rank 0 first: its last
-// message may end the job.
+// Options.Silence, or for Options.Interval if that is longer; it returns as soon as all have read
+// it. Close the member of rank 0 first: its last message may end the job.
 func (h *Hub) Close() {
 	h.mu.Lock()
 	select {
@@ -247,7 +247,8 @@ func (h *Hub) write(rank int, conn net.Conn, out <-chan message) {
 }
 
 // patience returns the time until which the hub waits for a rank to read its last message: a rank
-// that is silent for longer may never do so. A rank that was silent for longer may just continue.
+// that is silent for longer may never do so. A rank that was silent for longer may have just been
+// continued.
 func (h *Hub) patience(rank int) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
