@@ -144,7 +144,7 @@ func (f *result) wrong() error {
 		return fmt.Errorf("%s: %w", f.name, f.err)
 	case f.seeds == 0 && f.missed == "":
 		return fmt.Errorf("%s: not found", f.name)
-	case f.seeds > 0 && f.missed != "":
+	case f.seeds > 0 && f.missed != "" && f.missed != rare:
 		return fmt.Errorf("%s: found, although %s", f.name, f.missed)
 	}
 	return nil
