@@ -103,7 +103,7 @@ func (r *rank) train() error {
 		if tries > maxTries {
 			r.w.Disk.Faults, r.rarity = world.Faults{}, rarity{}
 		}
-		if err := r.w.Calm(r.replaceIndex); err != nil {
+		if err := r.replaceIndex(); err != nil {
 			return fmt.Errorf("%s: making the index: %w", name, err)
 		}
 		before := r.faults()
@@ -123,7 +123,7 @@ func (r *rank) train() error {
 		if err := r.wholeIndex(); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		if err := r.w.Calm(r.refusals); err != nil {
+		if err := r.refusals(); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		r.mend()
@@ -151,6 +151,7 @@ func (r *rank) replaceIndex() error {
 		r.w.Disk.Delete(r.files.index)
 	case 5:
 		p := r.w.Start(0, false, nil)
+		p.Calm()
 		path, o := r.place(p)
 		_, err := imageloader.MakeIndex(context.Background(), path, o, nil)
 		if p.Killed() { // the machine has lost power
@@ -180,6 +181,7 @@ func (r *rank) refusals() error {
 	}
 	what, states := "the archive has other samples", r.states
 	p := r.w.Start(0, false, nil)
+	p.Calm()
 	path, o := r.place(p)
 	o.Rank = r.number
 	if r.other == 0 {

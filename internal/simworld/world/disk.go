@@ -297,7 +297,7 @@ func (w *World) find(op, name string) (p *Process, at string, n *inode, err erro
 	if err := p.enter(op + " " + path.Base(at)); err != nil {
 		return nil, "", nil, failure(op, name, err)
 	}
-	if p.away > 0 && w.calm == 0 {
+	if p.away > 0 && !p.undisturbed() {
 		p.away--
 		w.faults++
 		w.unanswered = append(w.unanswered, op)
@@ -312,10 +312,10 @@ func (w *World) Stat(name string) (fs.FileInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	if w.Chance("fault stat "+path.Base(at), 10*w.Disk.Faults.Name, 1) != 0 {
+	if p.chance("fault stat "+path.Base(at), 10*w.Disk.Faults.Name, 1) != 0 {
 		return nil, failure("stat", name, syscall.EIO)
 	}
-	if old, ok := p.attributes[at]; w.Disk.Network && ok && time.Now().Before(old.until) && w.calm == 0 {
+	if old, ok := p.attributes[at]; w.Disk.Network && ok && time.Now().Before(old.until) && !p.undisturbed() {
 		if old.info == nil {
 			return nil, failure("stat", name, syscall.ENOENT)
 		}
@@ -377,7 +377,7 @@ func (w *World) Open(name string, flags int, mode fs.FileMode) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch w.Chance("fault open "+path.Base(at), w.Disk.Faults.Name, 3) {
+	switch p.chance("fault open "+path.Base(at), w.Disk.Faults.Name, 3) {
 	case 1:
 		return nil, failure("open", name, syscall.EIO)
 	case 2:
@@ -432,7 +432,7 @@ func (w *World) Remove(name string) error {
 	if err != nil {
 		return err
 	}
-	if w.Chance("fault remove "+path.Base(at), w.Disk.Faults.Move, 1) != 0 {
+	if p.chance("fault remove "+path.Base(at), w.Disk.Faults.Move, 1) != 0 {
 		return failure("remove", name, syscall.EIO)
 	}
 	if n == nil {
@@ -451,7 +451,7 @@ func (w *World) Rename(from, to string) error {
 		return err
 	}
 	_, target, _ := w.process(path.Clean(to))
-	fault := w.Chance("fault rename "+path.Base(target), w.Disk.Faults.Move, 5)
+	fault := p.chance("fault rename "+path.Base(target), w.Disk.Faults.Move, 5)
 	if fault == 1 || fault == 2 {
 		return failure("rename", from, syscall.EIO)
 	}
@@ -497,20 +497,20 @@ func (w *World) MkdirAll(name string, mode fs.FileMode) error {
 
 // ReadDir lists a folder in the order of names.
 func (w *World) ReadDir(name string) ([]fs.DirEntry, error) {
-	_, at, n, err := w.find("readdir", name)
+	p, at, n, err := w.find("readdir", name)
 	if err != nil {
 		return nil, err
 	}
 	if n == nil {
 		return nil, failure("open", name, w.missing(at))
 	}
-	if w.Chance("fault readdir "+path.Base(at), w.Disk.Faults.Move, 1) != 0 {
+	if p.chance("fault readdir "+path.Base(at), w.Disk.Faults.Move, 1) != 0 {
 		return nil, failure("readdir", name, syscall.EIO)
 	}
 	var list []fs.DirEntry
-	for p, n := range w.Disk.names {
-		if p != "/" && path.Dir(p) == at {
-			list = append(list, fs.FileInfoToDirEntry(n.info(p)))
+	for name, n := range w.Disk.names {
+		if name != "/" && path.Dir(name) == at {
+			list = append(list, fs.FileInfoToDirEntry(n.info(name)))
 		}
 	}
 	slices.SortFunc(list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
@@ -532,7 +532,7 @@ func (f *File) enter(op string) error {
 }
 
 func (f *File) chance(what string, rarity, kinds int) int {
-	return f.process.world.Chance("fault "+what+" "+path.Base(f.name), rarity, kinds)
+	return f.process.chance("fault "+what+" "+path.Base(f.name), rarity, kinds)
 }
 
 // Name returns the path with which the file was opened.

@@ -15,14 +15,14 @@ import (
 // RoundTrip answers a request for a range of a file on the simulated disk, as a server of files
 // does. World is an http.RoundTripper for URLs whose path is the one of a process.
 func (w *World) RoundTrip(r *http.Request) (*http.Response, error) {
-	_, at, n, err := w.find("get", r.URL.Path)
+	p, at, n, err := w.find("get", r.URL.Path)
 	if err != nil {
 		return nil, err
 	}
 	if err := r.Context().Err(); err != nil {
 		return nil, err
 	}
-	a := &answer{w: w, r: r, header: http.Header{}, fault: w.Chance("fault get "+path.Base(at), w.Disk.Faults.Server, 12)}
+	a := &answer{w: w, r: r, header: http.Header{}, fault: p.chance("fault get "+path.Base(at), w.Disk.Faults.Server, 12)}
 	if n == nil {
 		return a.text(http.StatusNotFound), nil
 	}

@@ -267,6 +267,7 @@ type Process struct {
 	fate
 	away       int // number of the next calls that name a file and get no answer
 	renames    int // number of files that it has renamed
+	calm       bool
 	dead       bool
 	asleep     time.Time // until then the process is stopped, as by SIGSTOP
 	open       map[*File]bool
@@ -297,6 +298,20 @@ func (w *World) Start(killAt int, crash bool, onKill func()) *Process {
 
 // KillAfterRename kills the process at its first call after it has renamed n files.
 func (p *Process) KillAfterRename(n int) { p.killAfter = n }
+
+// Calm lets the process meet no faults. Other processes meet theirs.
+func (p *Process) Calm() { p.calm = true }
+
+// undisturbed reports whether the process meets no faults.
+func (p *Process) undisturbed() bool { return p.calm || p.world.calm > 0 }
+
+// chance is World.Chance for a call of the process.
+func (p *Process) chance(name string, rarity, kinds int) int {
+	if p.calm {
+		return 0
+	}
+	return p.world.Chance(name, rarity, kinds)
+}
 
 // Calls returns the number of calls that the process has made.
 func (p *Process) Calls() int { return p.calls }
@@ -366,7 +381,7 @@ func (p *Process) enter(name string) error {
 		}
 		return ErrKilled
 	}
-	if w.Chance("stop "+p.Root, w.Disk.Faults.Stop, 1) != 0 {
+	if p.chance("stop "+p.Root, w.Disk.Faults.Stop, 1) != 0 {
 		p.asleep = time.Now().Add(time.Duration(1+w.Choose("stopped for", 100)) * time.Second)
 	}
 	w.delay(name)
