@@ -268,7 +268,7 @@ func TestEvaluateSkipsBadImages(t *testing.T) {
 	good := encoded.String()
 	archive := clitest.WriteTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/bad.png": good[:50]})
 	args := []string{"evaluate", "-checkpoint", checkpoint, "-archive", archive, "-device", "cpu"}
-	fix := "`torchstream inspect -fix OUT " + archive + "` writes an archive without"
+	fix := "`torchstream inspect -fix OUT.tgz " + archive + "` writes an archive without"
 	status, stdout, stderr := command(t, args...)
 	if says := "(" + fix + " the bad members, -bad-samples skip leaves them out)\n"; status != 1 ||
 		stdout != "" || !strings.HasSuffix(stderr, says) {

@@ -894,7 +894,7 @@ func printBad(w io.Writer, path string, s imageloader.Stats, p imageloader.BadSa
 	}
 	done := map[imageloader.BadSamplePolicy]string{imageloader.Skip: "left out",
 		imageloader.Substitute: "replaced by others"}[p]
-	fmt.Fprintf(w, "%s: %s %s%s: %s: `torchstream inspect -fix OUT %[1]s` writes an archive without\n",
+	fmt.Fprintf(w, "%s: %s %s%s: %s: `torchstream inspect -fix OUT.tgz %[1]s` writes an archive without\n",
 		printable.ArchiveName(path), printable.Counted(s.Bad, "bad image", "bad images"), done, note, listed(names))
 }
 

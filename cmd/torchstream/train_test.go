@@ -566,7 +566,7 @@ func TestTrainBadImage(t *testing.T) {
 	if fileExists(out) {
 		t.Errorf("the refused archive left %s, want no folder", out)
 	}
-	says := "(`torchstream inspect -fix OUT " + archive +
+	says := "(`torchstream inspect -fix OUT.tgz " + archive +
 		"` writes an archive without the bad members, -bad-samples skip leaves them out)\n"
 	if status != 1 || !strings.Contains(stderr, `"b/bad.png": damaged: `) ||
 		!strings.HasSuffix(stderr, says) || strings.Contains(stderr, "Options.") ||
@@ -577,7 +577,7 @@ func TestTrainBadImage(t *testing.T) {
 	bad := &imageloader.SampleError{File: "x.tar", Name: "a/1.png", Reason: imageloader.Empty}
 	err := errors.Join(fmt.Errorf("train: %w (Go)", bad), errors.New("disk is full"))
 	if got, want := cli.Advised(err, "train"), "train: "+bad.Error()+
-		" (`torchstream inspect -fix OUT x.tar` writes an archive without the bad members)\ndisk is full"; got != want {
+		" (`torchstream inspect -fix OUT.tgz x.tar` writes an archive without the bad members)\ndisk is full"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
@@ -647,7 +647,7 @@ func TestTrainSkipsBadImages(t *testing.T) {
 		map[string]string{"a/1.png": good, "a/2.png": good, "a/text.png": "Photographs", "b/1.png": good,
 			"b/2.png": good, "b/bad.png": good[:50]})
 	test := clitest.WriteTar(t, map[string]string{"a/1.png": good, "b/1.png": good, "b/cut.png": good[:50]})
-	next := ": `torchstream inspect -fix OUT %s` writes an archive without\n"
+	next := ": `torchstream inspect -fix OUT.tgz %s` writes an archive without\n"
 	for policy, says := range map[string]string{"skip": "4 bad images left out",
 		"substitute": "4 bad images replaced by others"} {
 		// Two epochs have two bad images each. A batch has all images, so one of them is good.

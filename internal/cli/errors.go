@@ -129,6 +129,6 @@ func advised(err error, command string) string {
 	if errors.As(err, &SkippableError{}) {
 		skip = ", -bad-samples skip leaves them out"
 	}
-	return fmt.Sprintf("%s%v (`torchstream inspect -fix OUT %s` writes an archive without the bad "+
+	return fmt.Sprintf("%s%v (`torchstream inspect -fix OUT.tgz %s` writes an archive without the bad "+
 		"members%s)%s", before, bad, printable.Name(bad.File), skip, more)
 }
