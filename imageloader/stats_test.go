@@ -233,15 +233,35 @@ func TestDecodedCountsTheDecodePaths(t *testing.T) {
 	}
 }
 
+// onePhotograph returns a tar with n copies of a photograph.
+func onePhotograph(t *testing.T, n int) []byte {
+	t.Helper()
+	members := make([]archivetest.Member, n)
+	for i := range members {
+		members[i] = archivetest.Member{Name: fmt.Sprintf("c/%d.jpg", i), Data: string(archivetest.Photo(t, 1))}
+	}
+	return archivetest.Tar(t, members...)
+}
+
+// plannedStats returns the Stats of an epoch that c receives, after one in which the workers have
+// found the entry points.
+func plannedStats(t *testing.T, l *Loader, c planned) Stats {
+	t.Helper()
+	if _, err := collect(t, l, 0, 8); err != nil {
+		t.Fatal(err)
+	}
+	before := l.Stats()
+	if _, err := c.epoch(t, l, 1); err != nil {
+		t.Fatal(err)
+	}
+	return l.Stats().Since(before)
+}
+
 // TestWaitingForWorkersIsNoDecoding: planning goroutines that wait until a worker takes an image
 // that they cannot plan do not decode.
 func TestWaitingForWorkersIsNoDecoding(t *testing.T) {
 	const n, each = 300, 500 * time.Microsecond
-	var members []archivetest.Member
-	for i := range n {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("c/%d.jpg", i), Data: string(archivetest.Photo(t, 1))})
-	}
-	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
+	path := archivetest.WriteFile(t, "a.tar", onePhotograph(t, n))
 	slow := transform.Func(func(*rand.Rand, *transform.Pixels) error {
 		for began := time.Now(); time.Since(began) < each; {
 		}
@@ -252,15 +272,7 @@ func TestWaitingForWorkersIsNoDecoding(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := collect(t, l, 0, 8); err != nil {
-		t.Fatal(err)
-	}
-	before := l.Stats()
-	c := planned{slots: 3, capacity: 1 << 20}
-	if _, err := c.epoch(t, l, 1); err != nil {
-		t.Fatal(err)
-	}
-	s := l.Stats().Since(before)
+	s := plannedStats(t, l, planned{slots: 3, capacity: 1 << 20})
 	if s.Samples != n || s.Decode < n*each || s.Decode > 2*s.Elapsed {
 		t.Errorf("one worker decoded %d images for %v in %v, want %d for at least %v and at most twice the time",
 			s.Samples, s.Decode, s.Elapsed, n, n*each)
@@ -285,11 +297,7 @@ func (f slowFile) ReadAt(p []byte, at int64) (int, error) {
 // TestWaitingForFilesIsNoInflating: the file's time of a sample that workers decode counts once, as
 // reading.
 func TestWaitingForFilesIsNoInflating(t *testing.T) {
-	var members []archivetest.Member
-	for i := range 60 {
-		members = append(members, archivetest.Member{Name: fmt.Sprintf("c/%d.jpg", i), Data: string(archivetest.Photo(t, 1))})
-	}
-	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, onePhotograph(t, 60)))
 	file := func(path string) (archive.File, error) {
 		f, err := os.Open(path)
 		return slowFile{f}, err
@@ -299,15 +307,8 @@ func TestWaitingForFilesIsNoInflating(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := collect(t, l, 0, 8); err != nil {
-		t.Fatal(err)
-	}
-	before := l.Stats()
-	c := planned{slots: 3, capacity: 1 << 20, hostRows: 64}
-	if _, err := c.epoch(t, l, 1); err != nil {
-		t.Fatal(err)
-	}
-	if s := l.Stats().Since(before); s.Inflate <= 0 || s.Read <= 0 {
+	s := plannedStats(t, l, planned{slots: 3, capacity: 1 << 20, hostRows: 64})
+	if s.Inflate <= 0 || s.Read <= 0 {
 		t.Errorf("reading takes %v and inflating %v, want both above 0", s.Read, s.Inflate)
 	}
 }

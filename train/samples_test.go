@@ -2,6 +2,8 @@ package train_test
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,5 +71,67 @@ func TestResumeNeedsSameOptionsOfSamples(t *testing.T) {
 	first.Workers = 3 // does not change the batches
 	if err := run(first, false); err != nil {
 		t.Errorf("the same options: %v, want no error", err)
+	}
+}
+
+// TestResumeOfSamplesIsExact: a run over a SampleSource that is stopped after any step, or ended by
+// an error of a sample, resumes with the bits of an undisturbed run.
+func TestResumeOfSamplesIsExact(t *testing.T) {
+	const epochs, size = 2, 2
+	n := len(rankedOutputs)
+	perEpoch := (n + size - 1) / size
+	run := func(dir string, stop, bad int) (bits []float32, steps int, err error) {
+		t.Helper()
+		model := identity(t, cuda.CPU)
+		opt, err := optim.NewSGD(nn.Parameters(model), optim.SGDOptions{LR: 0.1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer opt.Close()
+		source, err := prefetcher.Samples(n, []torch.Spec{
+			{Name: "outputs", DType: torch.Float32, Shape: []int64{4}}, {Name: "labels", DType: torch.Float32, Shape: []int64{4}},
+		}, func(i int, s *prefetcher.Sample) error {
+			if i == bad {
+				return errors.New("unreadable")
+			}
+			copy(s.Float32("outputs"), rankedOutputs[i][:])
+			copy(s.Float32("labels"), rankedLabels[i][:])
+			return nil
+		}, prefetcher.SamplesOptions{BatchSize: size, Shuffle: true, Seed: 7})
+		if err != nil {
+			t.Fatal(err)
+		}
+		report, err := train.Run(t.Context(), train.Config{Model: model, Optimizer: opt, Epochs: epochs, MultiLabel: true,
+			Feed: feedOn(t, cuda.CPU, source), Dir: dir, Resume: true, SaveSteps: 1, OnStep: func(s train.Step) error {
+				if s.Step == stop {
+					return errors.New("stopped")
+				}
+				return nil
+			}})
+		if err != nil {
+			return nil, 0, err
+		}
+		bits, err = nn.Parameters(model)[0].NoGrad().Float32s()
+		return bits, report.Steps, err
+	}
+	want, steps, err := run(t.TempDir(), 0, -1)
+	if err != nil || steps != epochs*perEpoch {
+		t.Fatalf("undisturbed: %d steps, error %v, want %d and none", steps, err, epochs*perEpoch)
+	}
+	check := func(what string, stop, bad int) {
+		t.Helper()
+		dir := t.TempDir()
+		if _, _, err := run(dir, stop, bad); err == nil {
+			t.Errorf("%s: no error, want one", what)
+		}
+		if got, n, err := run(dir, 0, -1); err != nil || n != steps || !slices.Equal(got, want) {
+			t.Errorf("%s: resumed, %d steps, parameters %v, error %v, want %d, %v and none", what, n, got, err, steps, want)
+		}
+	}
+	for stop := 2; stop <= steps; stop++ { // its own state is not saved: the hook comes first
+		check(fmt.Sprintf("stopped at step %d", stop), stop, -1)
+	}
+	for bad := range n {
+		check(fmt.Sprintf("sample %d unreadable", bad), 0, bad)
 	}
 }

@@ -300,7 +300,7 @@ type runner struct {
 	folder    runFolder
 }
 
-// runFolder is a run's hold on Config.Dir, and what the run has made there so far.
+// runFolder holds Config.Dir for a run, and records the folders and files that the run has made.
 type runFolder struct {
 	first bool            // the folder has only this run's initial last.pt
 	claim *safefile.Claim // on the folder
@@ -501,11 +501,10 @@ func waitShare(before, after prefetcher.Stats, seconds float64) float64 {
 
 // train loops over the batches.
 func (r *runner) train(ctx context.Context) error {
-	skip := 0
-	if r.state == nil {
-		skip = r.at.Batches
+	skip, before := r.at.Batches, 0 // without a loader, the feed gives the batches from the first on
+	if r.state != nil {
+		skip, before = 0, r.state.Batches()
 	}
-	before := r.batchesBefore()
 	var refused error // set if the model cannot train on a batch of one sample
 	for batch, err := range r.Feed.Epoch(r.job.feedContext(ctx), r.at.Epoch) {
 		if err != nil {
@@ -545,17 +544,6 @@ func (r *runner) train(ctx context.Context) error {
 			"batches of the interrupted run", skip)
 	}
 	return nil
-}
-
-// batchesBefore returns the number of batches of the epoch before the first that the feed gives.
-func (r *runner) batchesBefore() int {
-	switch {
-	case r.state != nil:
-		return r.state.Batches()
-	case r.at.Samples != nil:
-		return r.at.Samples.Batches()
-	}
-	return 0
 }
 
 // batchesAfter returns the number of batches of the epoch up to and with a batch. A batch that an

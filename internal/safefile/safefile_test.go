@@ -332,7 +332,7 @@ func TestReplaceThatFailsKeepsTheFile(t *testing.T) {
 	}
 }
 
-// The error for an irregular file says what it is.
+// The error for a file that is not a regular one names its kind.
 func TestErrorsSayTheKindOfAFile(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "socket")
 	l, err := net.Listen("unix", socket)

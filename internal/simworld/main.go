@@ -1,7 +1,7 @@
 // Simworld runs the product's own code on simulated machines. A seed decides everything about a
 // machine that is not given: its disk and its faults, its processes, and which goroutine continues.
 //
-//	go run ./internal/simworld -seeds 1000     run 1,000 seeds, the first of them by the time of day, which it prints
+//	go run ./internal/simworld -seeds 1000     run 1,000 seeds; prints the first, which is the time of day
 //	go run ./internal/simworld -seed 17        run one seed; if it fails, shorten it and tell its story
 //	go run ./internal/simworld -faults X       plant the faults that match X: 1,000 seeds must find each
 //

@@ -144,8 +144,8 @@ func (r *rank) inAnyOrder(p *world.Process) (random bool, err error) {
 	return random, errors.Join(err, l.Close())
 }
 
-// damage changes a byte of the archive's last file, and keeps the file's time. Only the checksums
-// tell: those of the samples if the byte is within, and the one of the last gzip member otherwise.
+// damage changes a byte of the archive's last file, and keeps the file's time. Only checksums show
+// the change: the samples' checksums if within is set, and otherwise the last gzip member's.
 func (j *job) damage(within bool) {
 	files := j.files.format.files()
 	last := len(files) - 1

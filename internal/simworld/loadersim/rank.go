@@ -423,7 +423,7 @@ func (r *rank) change() {
 	r.writeAll(kind, files, inPlace)
 }
 
-// writeAll changes the files of the archive. others are those of another version.
+// writeAll changes the files of the archive. others has the files of another version.
 func (r *rank) writeAll(kind int, others map[string][]byte, inPlace bool) {
 	if all := r.files.format.files(); kind == 5 && len(all) > 1 {
 		if one := r.w.Choose("one shard alone", 3); one > 0 {
